@@ -1,0 +1,131 @@
+"""`metrics.jsonl`: one JSON line per logged step, appended by the trainer, tailed by everybody else.
+
+A line is `{"step":12,"t":1700000000.1,"loss":2.1,"lr":0.003}`; `t` is seconds since the epoch, the rest are channels
+(loss in nats). Appending is a single `os.write` on an `O_APPEND` descriptor without fsync: metrics may lose their
+last seconds in a power cut, training never waits for a disk (DESIGN §5.1). JSON has no NaN: non-finite values are
+the strings `"NaN"`, `"Infinity"`, `"-Infinity"`, so that `jq` reads every line. Logs of other tools: `readers`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time as clock
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_RESERVED = frozenset(("step", "t"))
+
+
+class Point(NamedTuple):
+    """One logged step: `row` counts accepted lines from 0, `time` is seconds since the epoch or None.
+
+    A tuple, not a dataclass: half a million of them are made when a finished run is scanned.
+    """
+
+    row: int
+    step: int
+    time: float | None
+    values: Mapping[str, float]
+
+
+class MetricsWriter:
+    """Append points to `metrics.jsonl`; each `write` is one line in one system call.
+
+    A half line left by a crash is closed with a newline first, so it can spoil no line but itself.
+    Raises OSError when the file cannot be opened or written; a short write (disk full) raises too.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = clock.time) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._keys: dict[str, str] = {}
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def write(self, step: int, values: Mapping[str, float], *, time: float | None = None) -> None:
+        """Append one line; a value of None means "not recorded" and is left out."""
+        parts = [f'{{"step":{step:d},"t":{self._clock() if time is None else time:.6f}']
+        keys = self._keys
+        for name, value in values.items():
+            if value is None:
+                continue
+            key = keys.get(name) or self._key(name)
+            number = value if type(value) is int else float(value)
+            parts.append(key + (repr(number) if number - number == 0 else _format_non_finite(number)))
+        line = "".join(parts).encode() + b"}\n"
+        if os.write(self._fd, line) != len(line):
+            raise OSError(f"short write to `{self.path}`: the line of step {step} is incomplete (disk full?)")
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _key(self, name: str) -> str:
+        if name in _RESERVED:
+            raise ValueError(f"channel name `{name}` is reserved for the line itself: expected another name")
+        self._keys[name] = f",{json.dumps(name)}:"
+        return self._keys[name]
+
+
+def _format_non_finite(number: float) -> str:
+    if math.isnan(number):
+        return '"NaN"'
+    return '"Infinity"' if number > 0 else '"-Infinity"'
+
+
+def parse_line(line: str | bytes, row: int = 0) -> Point | None:
+    """Return the point of one line, or None where the line is torn, garbage or has no integer `step`."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    step, time = record.pop("step", None), record.pop("t", None)
+    if type(step) is not int:
+        if type(step) is not float or not step.is_integer():
+            return None
+        step = int(step)
+    return Point(row, step, time if type(time) is float or type(time) is int else None, _numbers(record))
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, float]:
+    """Keep what is a number; null is "not recorded", text other than the three non-finite names is no channel."""
+    for value in record.values():
+        if type(value) is not float and type(value) is not int:
+            break
+    else:
+        return record
+    kept: dict[str, float] = {}
+    for name, value in record.items():
+        if type(value) is float or type(value) is int:
+            kept[name] = value
+        elif type(value) is str and value in NON_FINITE:
+            kept[name] = NON_FINITE[value]
+    return kept
+
+
+def read_metrics(path: str | os.PathLike[str]) -> Iterator[Point]:
+    """Yield the points of a `metrics.jsonl` in file order; torn and garbage lines are passed over."""
+    row = 0
+    with open(path, "rb") as lines:
+        for line in lines:
+            point = parse_line(line, row)
+            if point is not None:
+                row += 1
+                yield point
