@@ -1,0 +1,50 @@
+"""`chronicle init`: create a run's journal and a `chronicle.toml` that names it. Twice is fine."""
+
+from pathlib import Path
+
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.result import CommandResult
+from chronicle.journal import JournalWriter, read_journal
+
+__all__ = ["init"]
+
+
+def init(
+    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+) -> CommandResult:
+    """Create the journal of a run, and `chronicle.toml` when there is none.
+
+    Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
+    """
+    settings = settings_from(run, logs, checkpoints)
+    paths = settings.paths
+    lines = []
+    if read_journal(paths).entries:
+        lines.append(f"run `{settings.run}` already has a journal: {paths.journal_dir}")
+    else:
+        with JournalWriter(paths) as writer:
+            writer.append("run.init", title=f"run {settings.run}", data={"checkpoints": _text(settings.checkpoints_dir)})
+        lines.append(f"journal of run `{settings.run}`: {paths.journal_dir}")
+    config = Path.cwd() / "chronicle.toml"
+    if not config.exists():
+        config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
+        lines.append(f"settings: {config}")
+    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _text(settings.checkpoints_dir)}
+    return CommandResult(text="\n".join(lines), data=data)
+
+
+def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:
+    lines = [f'run = "{run}"', f'logs = "{_relative(logs_dir)}"']
+    lines.append(f'checkpoints = "{_relative(checkpoints_dir)}"' if checkpoints_dir else '# checkpoints = "checkpoints"')
+    return "\n".join(lines) + "\n"
+
+
+def _relative(path: Path) -> str:
+    try:
+        return path.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,104 @@
+"""One line of the journal: its fields, and its two directions `to_json` / `from_json`.
+
+The envelope is fixed and versioned; what a kind carries lies in `data`. An unknown *version* is refused, an unknown
+*kind* is kept and shown: a newer program may have written it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chronicle.errors import JournalError
+
+__all__ = ["FIRST_PREV", "VERSION", "Entry"]
+
+VERSION = 1
+FIRST_PREV = "0" * 64  # `prev` of a writer's first line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry. `prev` is the sha256 of this writer's previous line; `refs` are ids this entry speaks of."""
+
+    id: str  # ULID: 48 bits of milliseconds, 80 random, Crockford base 32
+    ts: str  # RFC 3339 with offset
+    run: str
+    writer: str
+    seq: int
+    prev: str
+    kind: str
+    step: int | None = None  # optimizer steps completed
+    launch: int | None = None
+    title: str = ""
+    refs: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    v: int = VERSION
+
+    def to_json(self) -> str:
+        """The line without its newline: compact, keys in a fixed order, non-ASCII kept readable."""
+        record: dict[str, Any] = {"v": self.v, "id": self.id, "ts": self.ts, "run": self.run, "kind": self.kind}
+        if self.step is not None:
+            record["step"] = self.step
+        if self.launch is not None:
+            record["launch"] = self.launch
+        if self.title:
+            record["title"] = self.title
+        if self.refs:
+            record["refs"] = list(self.refs)
+        if self.data:
+            record["data"] = self.data
+        record |= {"writer": self.writer, "seq": self.seq, "prev": self.prev}
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Entry":
+        """Parse one line; raises `JournalError` saying what is wrong with it."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            raise JournalError(f"not JSON: {problem}") from problem
+        if not isinstance(record, dict):
+            raise JournalError(f"expected an object, found {type(record).__name__}")
+        version = record.get("v")
+        if version != VERSION:
+            raise JournalError(
+                f"entry version {version!r}: this program reads version {VERSION}", "use a newer `chronicle`"
+            )
+        try:
+            return cls(
+                id=_text(record, "id"),
+                ts=_text(record, "ts"),
+                run=_text(record, "run"),
+                writer=_text(record, "writer"),
+                seq=_number(record, "seq"),
+                prev=_text(record, "prev"),
+                kind=_text(record, "kind"),
+                step=None if record.get("step") is None else _number(record, "step"),
+                launch=None if record.get("launch") is None else _number(record, "launch"),
+                title=str(record.get("title", "")),
+                refs=tuple(str(r) for r in record.get("refs", ())),
+                data=_mapping(record.get("data", {})),
+            )
+        except TypeError as problem:
+            raise JournalError(f"malformed entry: {problem}") from problem
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        raise JournalError(f"field `{key}` is {value!r}: expected text")
+    return value
+
+
+def _number(record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise JournalError(f"field `{key}` is {value!r}: expected a whole number")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise JournalError(f"field `data` is {value!r}: expected an object")
+    return value

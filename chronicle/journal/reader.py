@@ -1,0 +1,142 @@
+"""Read a run's journal: every writer's file, merged into one order, with every problem named and nothing dropped.
+
+An unterminated last line is a write that was cut short; a bad middle line, a broken chain or a gap in the numbers is a
+problem with file and line. Order: by time, then writer, then number; a writer's own order always holds, and an entry
+never comes before what it refers to, so that a skewed clock cannot put a receipt before its intent.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chronicle.errors import JournalError
+from chronicle.journal.entries import FIRST_PREV, Entry
+from chronicle.paths import RunPaths
+
+__all__ = ["Journal", "Problem", "read_journal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something wrong in the journal files themselves."""
+
+    check: str  # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable
+    path: Path
+    line: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """All entries of a run in order, and the problems met while reading them."""
+
+    run: str
+    entries: tuple[Entry, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    heads: tuple[tuple[str, str], ...] = ()  # (writer, sha256 of its last line)
+
+    def of_kind(self, *kinds: str) -> Iterator[Entry]:
+        """Entries of these kinds, in order."""
+        return (entry for entry in self.entries if entry.kind in kinds)
+
+    def find(self, entry_id: str) -> Entry:
+        """The entry with this id or unambiguous prefix (at least 4 characters, or the whole tail); raises `JournalError`."""
+        wanted = entry_id.upper()
+        hits = [e for e in self.entries if e.id == wanted or e.id.startswith(wanted) or e.id.endswith(wanted)]
+        if len(wanted) >= 4 and len(hits) == 1:
+            return hits[0]
+        if len(wanted) >= 4 and hits:
+            raise JournalError(f"entry `{entry_id}` is ambiguous: " + ", ".join(e.id for e in hits[:5]))
+        raise JournalError(f"no entry `{entry_id}` in run `{self.run}`", "`chronicle log` lists the ids")
+
+
+def read_journal(paths: RunPaths) -> Journal:
+    """Read everything there is; a run without a journal is an empty journal, not an error."""
+    writers: list[list[Entry]] = []
+    problems: list[Problem] = []
+    heads: list[tuple[str, str]] = []
+    for path in sorted(paths.journal_dir.glob("*.jsonl")):
+        entries, head = _read_file(path, paths.run, problems)
+        if entries:
+            writers.append(entries)
+            heads.append((path.stem, head))
+    entries = _causal(heapq.merge(*writers, key=lambda e: (e.ts, e.writer, e.seq)))
+    problems += _duplicates(entries, paths.journal_dir)
+    return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
+
+
+def _read_file(path: Path, run: str, problems: list[Problem]) -> tuple[list[Entry], str]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as problem:
+        problems.append(Problem(check="unreadable", path=path, line=0, message=problem.strerror or str(problem)))
+        return [], FIRST_PREV
+    if lines[-1]:
+        text = f"last line ends without a newline after {len(lines[-1])} bytes: a write was cut short"
+        problems.append(Problem(check="torn-line", path=path, line=len(lines), message=text))
+    entries: list[Entry] = []
+    prev, expected_seq, broken = FIRST_PREV, 0, False
+    for number, raw in enumerate(lines[:-1], start=1):
+        try:
+            entry = Entry.from_json(raw.decode("utf-8", "strict"))
+        except (JournalError, UnicodeDecodeError) as problem:
+            problems.append(Problem(check="bad-line", path=path, line=number, message=str(problem)))
+            prev, broken = hashlib.sha256(raw).hexdigest(), True
+            continue
+        problems += _chain_problems(entry, prev, expected_seq, broken, run, path, number)
+        entries.append(entry)
+        prev, expected_seq, broken = hashlib.sha256(raw).hexdigest(), entry.seq + 1, False
+    return entries, prev
+
+
+def _chain_problems(
+    entry: Entry, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, line: int
+) -> Iterator[Problem]:
+    if entry.prev != prev and not (after_bad_line and entry.seq == seq):
+        text = f"entry {entry.seq} says prev {entry.prev[:12]}…, the line before hashes to {prev[:12]}…"
+        yield Problem(check="broken-chain", path=path, line=line, message=text)
+    if entry.seq != seq and not after_bad_line:
+        text = f"entry number {entry.seq} where {seq} was expected"
+        yield Problem(check="gap", path=path, line=line, message=text)
+    if entry.run != run:
+        text = f"entry belongs to run `{entry.run}`, this is `{run}`"
+        yield Problem(check="foreign-run", path=path, line=line, message=text)
+
+
+def _causal(merged: Iterable[Entry]) -> list[Entry]:
+    """Hold an entry back until all entries of this journal that it refers to have come."""
+    entries = list(merged)
+    position = {entry.id: index for index, entry in enumerate(entries)}
+    late = [i for i, e in enumerate(entries) if any(position.get(ref, -1) > i for ref in e.refs)]
+    if not late:
+        return entries
+    out: list[Entry] = []
+    done: set[str] = set()
+    waiting: list[Entry] = []
+    for entry in entries:
+        waiting.append(entry)
+        progress = True
+        while progress:
+            progress = False
+            blocked_writers: set[str] = set()
+            for candidate in list(waiting):
+                ready = all(ref in done or ref not in position for ref in candidate.refs)
+                if ready and candidate.writer not in blocked_writers:
+                    waiting.remove(candidate)
+                    out.append(candidate)
+                    done.add(candidate.id)
+                    progress = True
+                else:
+                    blocked_writers.add(candidate.writer)
+    return out + waiting  # references in a circle: keep them, in time order
+
+
+def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.id in seen:
+            text = f"entry id {entry.id} occurs twice"
+            yield Problem(check="duplicate-id", path=directory / f"{entry.writer}.jsonl", line=entry.seq + 1, message=text)
+        seen.add(entry.id)

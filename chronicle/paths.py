@@ -1,0 +1,74 @@
+"""Where the parts of one run lie on disk (`docs/design.md` §3). Pure path arithmetic: nothing here touches the disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RunPaths"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The files of one run below its directory `logs/<run>/`."""
+
+    run_dir: Path
+
+    @property
+    def run(self) -> str:
+        """Name of the run: the name of its directory."""
+        return self.run_dir.name
+
+    @property
+    def journal_dir(self) -> Path:
+        """One append-only, hash-chained `<writer>.jsonl` per writer: the truth."""
+        return self.run_dir / "journal"
+
+    @property
+    def heartbeats_dir(self) -> Path:
+        """`<host>.json`, rewritten every 30 s by the supervisor on that host."""
+        return self.run_dir / "heartbeats"
+
+    @property
+    def launches_dir(self) -> Path:
+        """One directory a launch, named by its number."""
+        return self.run_dir / "launches"
+
+    def launch_dir(self, launch: int) -> Path:
+        """Directory of one launch: `launches/0001`."""
+        return self.launches_dir / f"{launch:04d}"
+
+    def metrics_path(self, launch: int) -> Path:
+        """The per-step log of one launch."""
+        return self.launch_dir(launch) / "metrics.jsonl"
+
+    def rank_log(self, launch: int, rank: int) -> Path:
+        """What one rank printed."""
+        return self.launch_dir(launch) / f"rank-{rank}.log"
+
+    def supervisor_log(self, launch: int) -> Path:
+        """Everything the launcher and its ranks printed, as it came."""
+        return self.launch_dir(launch) / "supervisor.log"
+
+    @property
+    def objects_dir(self) -> Path:
+        """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
+        return self.run_dir / "objects"
+
+    @property
+    def contract_path(self) -> Path:
+        """What the next launch must find in memory."""
+        return self.run_dir / "contract.json"
+
+    @property
+    def chronicle_md(self) -> Path:
+        """The rendered story; generated, never edited."""
+        return self.run_dir / "CHRONICLE.md"
+
+    @property
+    def plots_dir(self) -> Path:
+        """Pictures of the rendered story."""
+        return self.run_dir / "plots"
+
+    @property
+    def report_html(self) -> Path:
+        """The self-contained page."""
+        return self.run_dir / "report.html"

@@ -1,0 +1,155 @@
+"""Settings with their origin: `chronicle.toml` or `[tool.chronicle]` < `CHRONICLE_*` < flags.
+
+The file is found upward from the working directory, like `.git`; relative paths in it are relative to it. Nothing is
+guessed: which run is meant is an error with the candidates when it is not clear.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import SettingsError, UsageProblem
+from chronicle.paths import RunPaths
+
+__all__ = ["Settings", "load_settings"]
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+PATH_KEYS = ("logs", "checkpoints")
+TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
+KEYS = PATH_KEYS + TEXT_KEYS
+VARIABLES = {
+    "logs": "CHRONICLE_LOGS",
+    "run": "CHRONICLE_RUN",
+    "checkpoints": "CHRONICLE_CHECKPOINTS",
+    "mlflow_uri": "CHRONICLE_MLFLOW_URI",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a command works on. `origin` maps each key to where its value came from."""
+
+    logs_dir: Path
+    run: str
+    checkpoints_dir: Path | None
+    mlflow_uri: str | None = None
+    hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> RunPaths:
+        """The run's files."""
+        return RunPaths(self.logs_dir / self.run)
+
+    def need_checkpoints(self) -> Path:
+        """The checkpoints directory; raises `UsageProblem` when none is known, with the ways to say it."""
+        if self.checkpoints_dir is None:
+            raise UsageProblem(
+                f"no checkpoints directory is known for run `{self.run}`",
+                "name it with --checkpoints DIR, or `checkpoints = \"…\"` in chronicle.toml",
+            )
+        if not self.checkpoints_dir.is_dir():
+            origin = self.origin.get("checkpoints", "default")
+            raise UsageProblem(
+                f"checkpoints directory `{self.checkpoints_dir}` does not exist (from {origin})",
+                "name the right one with --checkpoints DIR",
+            )
+        return self.checkpoints_dir
+
+
+def load_settings(
+    cwd: Path,
+    environ: Mapping[str, str],
+    *,
+    run: str | None = None,
+    logs: Path | None = None,
+    checkpoints: Path | None = None,
+) -> Settings:
+    """Settings for a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change."""
+    values: dict[str, Any] = {"logs": cwd / "logs"}
+    origin = dict.fromkeys(KEYS, "default")
+    _take(values, origin, *_read_file(cwd))
+    _take_environment(values, origin, environ, cwd)
+    flags = {"run": run, "logs": logs and cwd / logs, "checkpoints": checkpoints and cwd / checkpoints}
+    _take(values, origin, {key: value for key, value in flags.items() if value is not None}, "flag")
+    logs_dir = Path(values["logs"])
+    name = values.get("run")
+    if name is None:
+        name, origin["run"] = _only_run(logs_dir, cwd)
+    if not RUN_NAME.fullmatch(name):
+        raise SettingsError(
+            f"run name `{name}` (from {origin['run']}): expected letters, digits, `.`, `_`, `-`, at most 100",
+            "choose another with --run NAME",
+        )
+    if values.get("checkpoints") is None and (cwd / "checkpoints").is_dir():
+        values["checkpoints"] = cwd / "checkpoints"
+    hooks = {key: values[key] for key in ("on_notice", "on_warn", "on_propose") if values.get(key)}
+    return Settings(
+        logs_dir=logs_dir,
+        run=name,
+        checkpoints_dir=None if values.get("checkpoints") is None else Path(values["checkpoints"]),
+        mlflow_uri=values.get("mlflow_uri"),
+        hooks=hooks,
+        origin=origin,
+    )
+
+
+def _take(values: dict[str, Any], origin: dict[str, str], new: Mapping[str, Any], source: str) -> None:
+    for key, value in new.items():
+        values[key] = value
+        origin[key] = source
+
+
+def _take_environment(
+    values: dict[str, Any], origin: dict[str, str], environ: Mapping[str, str], cwd: Path
+) -> None:
+    for key, variable in VARIABLES.items():
+        if environ.get(variable):
+            value = environ[variable]
+            _take(values, origin, {key: cwd / value if key in PATH_KEYS else value}, variable)
+
+
+def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
+    for directory in (cwd, *cwd.parents):
+        for name in ("chronicle.toml", "pyproject.toml"):
+            path = directory / name
+            if path.is_file():
+                table = _parse(path)
+                if name == "pyproject.toml":
+                    table = table.get("tool", {}).get("chronicle")
+                    if table is None:
+                        continue
+                return _checked(table, path), str(path)
+    return {}, "default"
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise SettingsError(f"cannot read `{path}`: {problem}") from problem
+
+
+def _checked(table: Any, path: Path) -> dict[str, Any]:
+    values = {}
+    for key, value in table.items():
+        if key not in KEYS:
+            raise SettingsError(f"unknown setting `{key}` in `{path}`: expected one of {', '.join(KEYS)}")
+        if not isinstance(value, str):
+            raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected a string")
+        values[key] = path.parent / value if key in PATH_KEYS else value
+    return values
+
+
+def _only_run(logs_dir: Path, cwd: Path) -> tuple[str, str]:
+    runs = sorted(p.parent.name for p in logs_dir.glob("*/journal") if p.is_dir())
+    if len(runs) > 1:
+        listed = ", ".join(runs[:8]) + (f", … ({len(runs)} in all)" if len(runs) > 8 else "")
+        raise UsageProblem(f"several runs in `{logs_dir}`: {listed}", "say which with --run NAME")
+    if runs:
+        return runs[0], "the only run"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", cwd.name).strip("-._") or "run"
+    return name[:100], "name of the working directory"
