@@ -1,0 +1,116 @@
+"""The LR oracle says, without torch, what torch will do for the next hundred steps."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+
+from rollback.lr import SchedulerClass, Unknown, infer_scheduler_class, next_lrs
+from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, lrs, plateau, train_step
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def _saved(optimizer: Any, scheduler: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return copy.deepcopy(scheduler.state_dict()), copy.deepcopy(optimizer.state_dict()["param_groups"])
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("saved_at", [0, 1, 10, 12, 25])
+def test_next_hundred_lrs_are_bit_identical_to_torch(name: str, saved_at: int) -> None:
+    """Same operations in the same order: not close, equal."""
+    model, optimizer, scheduler = build(COMPUTED[name])
+    for _ in range(saved_at):
+        train_step(model, optimizer, scheduler)
+    state, groups = _saved(optimizer, scheduler)
+    expected = [lrs(optimizer)]
+    for _ in range(99):
+        train_step(model, optimizer, scheduler)
+        expected.append(lrs(optimizer))
+    assert next_lrs(state, groups, 100) == tuple(expected)
+
+
+@pytest.mark.parametrize("saved_at", [0, 7])
+def test_plateau_follows_the_metrics_it_is_given(saved_at: int) -> None:
+    metrics = [1.0, 0.9] + [0.91] * 20 + [0.5] + [0.6] * 75
+    model, optimizer, scheduler = build(plateau)
+    for metric in metrics[:saved_at]:
+        train_step(model, optimizer, scheduler, metric)
+    state, groups = _saved(optimizer, scheduler)
+    expected = [lrs(optimizer)]
+    for metric in metrics[saved_at : saved_at + 80]:
+        train_step(model, optimizer, scheduler, metric)
+        expected.append(lrs(optimizer))
+    assert len(set(expected)) > 3
+    assert next_lrs(state, groups, 81, metrics=metrics[saved_at:]) == tuple(expected)
+
+
+def test_plateau_without_metrics_is_unknown() -> None:
+    _, optimizer, scheduler = build(plateau)
+    answer = next_lrs(*_saved(optimizer, scheduler), 5)
+    assert isinstance(answer, Unknown) and "metric" in answer.reason
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_is_not_saved_is_unknown_not_guessed(name: str) -> None:
+    model, optimizer, scheduler = build(FUNCTIONS[name])
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+    answer = next_lrs(*_saved(optimizer, scheduler), 20)
+    assert isinstance(answer, Unknown) and "not saved" in answer.reason
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_prepared_scheduler_of_two_processes_is_stepped_twice_per_optimizer_step(name: str) -> None:
+    """`AcceleratedScheduler` steps `num_processes` times: the rows are every second LR."""
+    model, optimizer, scheduler = build(COMPUTED[name])
+    for _ in range(6):
+        train_step(model, optimizer, scheduler)
+    state, groups = _saved(optimizer, scheduler)
+    single = next_lrs(state, groups, 41)
+    assert not isinstance(single, Unknown)
+    assert next_lrs(state, groups, 21, scheduler_steps=2) == single[::2]
+
+
+@pytest.mark.parametrize("name", [*COMPUTED, *FUNCTIONS])
+def test_class_is_told_by_the_keys(name: str) -> None:
+    _, _, scheduler = build((COMPUTED | FUNCTIONS)[name])
+    expected = {"MultiplicativeLR": "LambdaLR"}.get(type(scheduler).__name__, type(scheduler).__name__)
+    assert infer_scheduler_class(scheduler.state_dict()) == SchedulerClass(expected)
+
+
+def test_a_subclass_with_further_float_fields_is_not_taken_for_its_base() -> None:
+    _, _, scheduler = build(COMPUTED["step"])
+    state = scheduler.state_dict() | {"my_floor": 1e-5}
+    assert infer_scheduler_class(state) is None
+    assert isinstance(next_lrs(state, [{"lr": 1e-3}], 3), Unknown)
+
+
+@pytest.mark.parametrize("field, message", [("base_lrs", "edited before"), ("_last_lr", "disagree")])
+def test_state_that_does_not_reproduce_its_own_lr_is_unknown(field: str, message: str) -> None:
+    """The seed's edit leaves such states behind: nothing is foretold from them."""
+    model, optimizer, scheduler = build(COMPUTED["cosine"])
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+    state, groups = _saved(optimizer, scheduler)
+    state[field] = [value * 0.5 for value in state[field]]
+    answer = next_lrs(state, groups, 5)
+    assert isinstance(answer, Unknown) and message in answer.reason
+
+
+def test_deepspeed_scheduler_is_unknown_with_the_place_where_its_lrs_are() -> None:
+    answer = next_lrs({"last_batch_iteration": 9}, [{"lr": 1e-3}], 5)
+    assert isinstance(answer, Unknown) and "config" in answer.reason
+
+
+def test_oracle_leaves_its_arguments_alone() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, optimizer, scheduler = build(COMPUTED["sequential_before"])
+    state, groups = _saved(optimizer, scheduler)
+    before = copy.deepcopy((state, groups))
+    next_lrs(state, groups, 50)
+    assert (state, groups) == before
