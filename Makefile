@@ -1,0 +1,57 @@
+# make demo   the product's main job on a real trainer (about 5 minutes after the install)
+# make test   what the tests need, and the tests
+# make check  lint, types, import contracts and the tests: what .ci/run runs
+#
+# TORCH=torch==2.13.0   another torch          TORCH_INDEX=URL   another index for it (CPU box: PyTorch's CPU index)
+# PYTHON=python3.12     another interpreter    ACCEPT_CUDA=1     CUDA packages on a box without a GPU
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+ACCEPT_CUDA ?=
+LAUNCHER ?= torchrun
+BIN := $(VENV)/bin
+INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" --accept-cuda "$(ACCEPT_CUDA)"
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help demo test test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install:
+	@$(INSTALL) --extras dev
+
+install-dev: install
+
+demo: install
+	@$(BIN)/python examples/demo.py --launcher $(LAUNCHER)
+
+test: install
+	$(PYTEST) -m "not slow or sample"
+
+test-all: install
+	$(PYTEST)
+
+lint: install
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/mypy
+
+imports: install
+	$(BIN)/lint-imports --no-cache
+
+check: lint types imports test
+
+bench-detector: install
+	$(BIN)/python -m benchmarks.detector
+
+planted-bugs: install
+	$(BIN)/python -m benchmarks.planted_bugs
+
+crash-sweep: install
+	$(BIN)/python -m benchmarks.crash_sweep
+
+clean:
+	rm -rf demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis
