@@ -1,0 +1,90 @@
+"""May a launch of this run start now? Refuses over a live launch, over orphans, and over an unfinished rollback.
+
+Also closes launches that ended without a word: an unended `launch.start` of this machine whose processes are gone gets
+a `launch.end` that says it was inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chronicle.errors import Refusal
+from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
+from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_launches
+from chronicle.launch.processes import read_boot_id
+from chronicle.launch.provenance import host_name
+from chronicle.paths import RunPaths
+
+__all__ = ["LaunchRefused", "close_lost_launches", "ensure_startable", "find_open_intent"]
+
+INTENTS = {"rollback.intent", "undo.intent"}
+RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
+
+
+class LaunchRefused(Refusal):
+    """`chronicle run` did not start anything."""
+
+    exit_code = 125
+
+
+def ensure_startable(paths: RunPaths, journal: Journal, *, now: float, force: str | None = None) -> None:
+    """Raise `LaunchRefused` with what is in the way; `force` (a reason) overrides a launch that seems alive elsewhere."""
+    intent = find_open_intent(journal.entries)
+    if intent is not None:
+        raise LaunchRefused(
+            f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was begun and not finished",
+            "finish or revert it first: `chronicle recover`",
+        )
+    launches = list_launches(journal.entries)
+    _refuse_alive_here(journal.run, find_alive(paths, launches))
+    if force is None:
+        _refuse_alive_elsewhere(paths, launches, now)
+
+
+def find_open_intent(entries: Sequence[Entry]) -> Entry | None:
+    """The first intent that no receipt answers. Pure."""
+    answered = {ref for entry in entries if entry.kind in RECEIPTS for ref in _answers(entry)}
+    return next((entry for entry in entries if entry.kind in INTENTS and entry.id not in answered), None)
+
+
+def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter) -> list[int]:
+    """Write the missing end of launches of this machine whose supervisor is gone; returns their numbers."""
+    closed = []
+    for facts in list_launches(journal.entries):
+        if facts.ended or facts.host != host_name() or facts.supervisor_alive(read_boot_id()):
+            continue
+        data = {"exit_code": None, "signal": None, "host": facts.host, "inferred": True}
+        title = f"launch {facts.number} ended without a word: its supervisor is gone"
+        writer.append("launch.end", launch=facts.number, title=title, data=data)
+        closed.append(facts.number)
+    return closed
+
+
+def _answers(receipt: Entry) -> tuple[str, ...]:
+    intent = receipt.data.get("intent")
+    return (*receipt.refs, intent) if isinstance(intent, str) else receipt.refs
+
+
+def _refuse_alive_here(run: str, alive: Sequence[Found]) -> None:
+    if not alive:
+        return
+    listed = ", ".join(f"{one.process.pid} ({one.role.value} of launch {one.launch})" for one in alive[:6])
+    more = f" and {len(alive) - 6} more" if len(alive) > 6 else ""
+    if any(one.role is Role.SUPERVISOR for one in alive):
+        hint = "wait for it, or end it: `kill " + str(alive[0].process.pid) + "`"
+    else:
+        hint = "`chronicle ps` shows them, `chronicle sweep --yes` ends the orphans"
+    raise LaunchRefused(f"processes of run `{run}` are alive here: {listed}{more}", hint)
+
+
+def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], now: float) -> None:
+    beats = {(beat.launch, beat.host): beat for beat in read_heartbeats(paths.heartbeats_dir)}
+    for facts in launches:
+        beat = beats.get((facts.number, facts.host))
+        if facts.ended or facts.host == host_name() or beat is None or beat.age(now) >= FRESH_SECONDS:
+            continue
+        raise LaunchRefused(
+            f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
+            f'it counts as ended after {FRESH_SECONDS:.0f} s without one; or say `--force "why it is not"`',
+        )

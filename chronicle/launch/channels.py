@@ -1,0 +1,238 @@
+"""All that is printed under a launch, from pipe and sockets to logs and live view.
+
+    launcher ── pipe ──┬──────────────────────────> live view, supervisor.log   (raw, as it came)
+                       └─ lines with a rank prefix > rank-<r>.log                (torchrun --tee, srun --label)
+    rank r ── socket ── rank-<r>.log, and "[r] line" > live view, supervisor.log (`rank_output.open_rank_output`)
+
+Who reads the pipes also reads the sockets: one thread, one selector.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from chronicle.launch.output import LiveView, LogFile, split_lines
+
+__all__ = ["Channels", "rank_prefix_of"]
+
+READ_BYTES = 1 << 16
+HELLO_BYTES = 4096
+TEE_PREFIX = re.compile(rb"\[[^\]\d]{0,40}(\d+)\]:")
+SRUN_PREFIX = re.compile(rb" *(\d+): ")
+
+
+def rank_prefix_of(command: Sequence[str]) -> re.Pattern[bytes] | None:
+    """How lines of this launcher name their rank, where they do; anything else would be a guess."""
+    if Path(command[0]).name == "srun":
+        return SRUN_PREFIX
+    return TEE_PREFIX if any(word == "--tee" or word.startswith("--tee=") for word in command) else None
+
+
+class Channels:
+    """Pipes of the launcher and sockets of its ranks, read in the supervisor's loop."""
+
+    def __init__(
+        self,
+        launch_dir: Path,
+        selector: selectors.BaseSelector,
+        *,
+        clock: Callable[[], float],
+        complain: Callable[[str], None],
+        rank_prefix: re.Pattern[bytes] | None = None,
+        on_rank: Callable[[int, int], None] = lambda rank, pid: None,
+        view_fds: tuple[int, int] = (1, 2),
+    ) -> None:
+        self._dir = launch_dir
+        self._selector = selector
+        self._clock = clock
+        self._complain = complain
+        self._rank_prefix = rank_prefix
+        self._on_rank = on_rank
+        self.log = self._open_log("supervisor.log")
+        self.rank_logs: dict[int, LogFile] = {}
+        same = _same_file(*view_fds)
+        out = LiveView(view_fds[0])
+        self._views = (out, out if same else LiveView(view_fds[1]))
+        self._rest: dict[int, bytes] = {}
+        self._open: dict[int, Callable[[], None]] = {}
+        self._listener: socket.socket | None = None
+
+    def open_pipes(self) -> tuple[int, int]:
+        """Write ends for the launcher's stdout and stderr; one pipe for both where they go to one place anyway."""
+        write_ends = []
+        for view in dict.fromkeys(self._views):
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            self._register(read_end, self._pipe_reader(read_end, view))
+            write_ends.append(write_end)
+        return write_ends[0], write_ends[-1]
+
+    def listen(self, name: str) -> str | None:
+        """Wait for ranks on an abstract socket; returns its address, or None where that is not possible."""
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            listener.bind(f"\0{name}")
+            listener.listen(512)
+        except OSError:
+            return None
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        return f"@{name}"
+
+    def drain(self) -> None:
+        """Read what is still in pipes and sockets after the last process ended."""
+        for read in list(self._open.values()):
+            read()
+        for fd in list(self._open):
+            self._drop(fd)
+        self.flush_views()
+
+    def flush_views(self) -> None:
+        """Give the live views what they take now."""
+        for view in dict.fromkeys(self._views):
+            if view.pending:
+                view.flush()
+
+    @property
+    def waiting_views(self) -> list[LiveView]:
+        """Live views with bytes left to show."""
+        return [view for view in dict.fromkeys(self._views) if view.pending]
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes that no log took."""
+        return self.log.lost_bytes + sum(log.lost_bytes for log in self.rank_logs.values())
+
+    def say(self, text: str) -> None:
+        """A line of our own, in the live view and in the log."""
+        data = f"chronicle: {text}\n".encode("utf-8", "replace")
+        self._views[1].show(data)
+        self.log.write(data, ours=True)
+
+    def close(self) -> None:
+        """Release everything."""
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+        for log in (self.log, *self.rank_logs.values()):
+            log.close()
+
+    def _open_log(self, name: str) -> LogFile:
+        return LogFile(self._dir / name, clock=self._clock, complain=self._complain)
+
+    def _rank_log(self, rank: int) -> LogFile:
+        if rank not in self.rank_logs:
+            self.rank_logs[rank] = self._open_log(f"rank-{rank}.log")
+        return self.rank_logs[rank]
+
+    def _register(self, fd: int, read: Callable[[], None]) -> None:
+        self._open[fd] = read
+        self._selector.register(fd, selectors.EVENT_READ, read)
+
+    def _drop(self, fd: int) -> None:
+        if self._open.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _pipe_reader(self, fd: int, view: LiveView) -> Callable[[], None]:
+        def read() -> None:
+            data = _read(fd)
+            while data:
+                view.show(data)
+                self.log.write(data)
+                if self._rank_prefix is not None:
+                    self._split_by_prefix(fd, data)
+                data = _read(fd) if len(data) == READ_BYTES else None
+            if data == b"":
+                self._drop(fd)
+
+        return read
+
+    def _split_by_prefix(self, fd: int, data: bytes) -> None:
+        assert self._rank_prefix is not None
+        lines, self._rest[fd] = split_lines(self._rest.get(fd, b""), data)
+        for line in lines:
+            named = self._rank_prefix.match(line)
+            if named is not None:
+                self._rank_log(int(named.group(1))).write(line[named.end() :])
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        fd = connection.detach()
+        self._register(fd, self._rank_reader(fd))
+
+    def _rank_reader(self, fd: int) -> Callable[[], None]:
+        rank: int | None = None
+        rest = b""
+
+        def read() -> None:
+            nonlocal rank, rest
+            data = _read(fd)
+            while data:
+                if rank is None:
+                    rank, data = self._take_hello(rest + data)
+                    if rank is None:
+                        rest = data
+                        return
+                    rest = b""
+                self._rank_log(rank).write(data)
+                lines, rest = split_lines(rest, data)
+                self._show_rank(rank, lines)
+                data = _read(fd)
+            if data == b"":
+                if rank is not None:
+                    self._show_rank(rank, split_lines(rest, b"", final=True)[0])
+                self._drop(fd)
+
+        return read
+
+    def _take_hello(self, data: bytes) -> tuple[int | None, bytes]:
+        line, newline, after = data.partition(b"\n")
+        if not newline and len(data) < HELLO_BYTES:
+            return None, data
+        try:
+            hello = json.loads(line)
+            rank, pid = int(hello["rank"]), int(hello["pid"])
+        except (ValueError, KeyError, TypeError):
+            return 0, data  # not our protocol: keep the bytes rather than judge them
+        self._rank_log(rank)
+        self._on_rank(rank, pid)
+        return rank, after
+
+    def _show_rank(self, rank: int, lines: Sequence[bytes]) -> None:
+        if not lines:
+            return
+        prefix = b"[%d] " % rank if len(self.rank_logs) > 1 else b""
+        data = b"".join(prefix + line for line in lines)
+        self._views[0].show(data)
+        self.log.write(data)
+
+
+def _read(fd: int) -> bytes | None:
+    """Bytes, b"" at the end, None when there is nothing now."""
+    try:
+        return os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _same_file(first: int, second: int) -> bool:
+    try:
+        one, two = os.fstat(first), os.fstat(second)
+    except OSError:
+        return False
+    return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)

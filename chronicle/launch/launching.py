@@ -1,0 +1,266 @@
+"""A launch as the journal tells it: admission, number, `launch.start`, supervision, `launch.end`.
+
+    refuse? -> launches/<nnnn>/ -> launch.start -> supervisor -> launch.end -> heartbeat removed
+
+`supervisor` knows processes and nothing of journals; this file joins the two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import selectors
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import JournalError
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
+from chronicle.launch.channels import Channels, rank_prefix_of
+from chronicle.launch.containment import become_subreaper, describe_containment
+from chronicle.launch.environment import build_environment
+from chronicle.launch.exit_report import describe_end, format_end, title_of_end
+from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
+from chronicle.launch.provenance import describe_launch
+from chronicle.launch.ranks import RankWatch
+from chronicle.launch.record import LaunchRecord
+from chronicle.launch.supervisor import Outcome, Supervisor
+from chronicle.launch.watching import Poll, Watcher, last_point
+from chronicle.paths import RunPaths
+
+__all__ = ["LaunchEnd", "LaunchRequest", "launch"]
+
+NUMBER = re.compile(r"\d{4,}")
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What to start and how to end it."""
+
+    command: tuple[str, ...]
+    paths: RunPaths
+    checkpoints_dir: Path | None
+    cwd: Path
+    environ: Mapping[str, str]
+    grace_seconds: float
+    stop_on_proposal: bool = False
+    force: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnd:
+    """The number of the launch, its exit code, and the `data` of its `launch.end`."""
+
+    launch: int
+    exit_code: int
+    data: Mapping[str, Any]
+
+
+def launch(
+    request: LaunchRequest,
+    *,
+    live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> LaunchEnd:
+    """Run one launch to its end. Raises `LaunchRefused` when nothing was started."""
+    paths = request.paths
+    if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
+        raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
+    journal = read_journal(paths)
+    ensure_startable(paths, journal, now=clock(), force=request.force)
+    number = _take_number(paths)
+    token = secrets.token_hex(16)
+    writer = JournalWriter(paths)
+    try:
+        close_lost_launches(paths, journal, writer)
+    except JournalError:
+        pass  # said below, with the first entry of this launch
+    return _Launch(request, number, token, writer, live_watch, clock).run()
+
+
+def _take_number(paths: RunPaths) -> int:
+    """The next launch number, taken by creating its directory: two launches never share one."""
+    try:
+        paths.launches_dir.mkdir(parents=True, exist_ok=True)
+        taken = [int(p.name) for p in paths.launches_dir.iterdir() if NUMBER.fullmatch(p.name)]
+        number = max(taken, default=0) + 1
+        while True:
+            try:
+                paths.launch_dir(number).mkdir()
+                return number
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise LaunchRefused(
+            f"cannot create a launch directory in `{paths.launches_dir}`: {error.strerror or error}",
+            "free space or name another place with --logs DIR",
+        ) from error
+
+
+class _Launch:
+    """The parts of one launch, put together."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        number: int,
+        token: str,
+        writer: JournalWriter,
+        live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request = request
+        self._number = number
+        self._token = token
+        self._clock = clock
+        self._selector = selectors.PollSelector()
+        self._said: set[str] = set()
+        self._ranks = RankWatch(self._selector, clock=time.monotonic)
+        self._channels = Channels(
+            request.paths.launch_dir(number),
+            self._selector,
+            clock=time.monotonic,
+            complain=self._complain,
+            rank_prefix=rank_prefix_of(request.command),
+            on_rank=self._ranks.add,
+        )
+        self._record = LaunchRecord(writer, number, complain=self._complain)
+        self._start = describe_launch(request.command, request.cwd, request.environ)
+        poll = self._open_watch(live_watch, writer)
+        self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
+
+    def run(self) -> LaunchEnd:
+        request, number = self._request, self._number
+        subreaper = become_subreaper()
+        containment = describe_containment(subreaper)
+        self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
+        self._record.append("launch.start", title=f"launch {number}: {_short(self._start['argv'])}", data=self._start)
+        self._say_start(containment)
+        supervisor = self._make_supervisor()
+        try:
+            outcome = supervisor.run()
+        except OSError as error:
+            data = {"host": self._start["host"], "exit_code": 125, "signal": None, "last_step": None}
+            self._record.append("launch.end", title=f"launch {number} could not start: {error}", data=data)
+            raise LaunchRefused(f"cannot start `{request.command[0]}`: {error.strerror or error}") from error
+        finally:
+            remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
+        return self._finish(outcome, containment)
+
+    def _make_supervisor(self) -> Supervisor:
+        request = self._request
+        environ = build_environment(
+            request.environ,
+            run=request.paths.run,
+            run_dir=request.paths.run_dir.resolve(),
+            launch=self._number,
+            launch_dir=request.paths.launch_dir(self._number).resolve(),
+            token=self._token,
+            grace_seconds=request.grace_seconds,
+            output_address=self._channels.listen(f"chronicle-{self._token}"),
+            checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
+        )
+        return Supervisor(
+            request.command,
+            environ=environ,
+            cwd=request.cwd,
+            token=self._token,
+            grace_seconds=request.grace_seconds,
+            selector=self._selector,
+            channels=self._channels,
+            ranks=self._ranks,
+            watch=self._watcher.look,
+            beat=self._beat,
+            beat_seconds=INTERVAL_SECONDS,
+        )
+
+    def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
+        self._watcher.look()  # the last lines of the metrics
+        channels = self._channels
+        point = last_point(self._request.paths.metrics_path(self._number))
+        data = describe_end(
+            outcome,
+            host=self._start["host"],
+            last_step=None if point is None else point.step,
+            tails={rank: log.last_lines(TAIL_LINES) for rank, log in channels.rank_logs.items()},
+            launcher_tail=channels.log.last_lines(TAIL_LINES),
+            lost_bytes=channels.lost_bytes,
+        )
+        event = self._watcher.event
+        if event is not None and outcome.stopped_by == "proposal":
+            data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
+        self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
+        for line in format_end(self._number, data, containment=containment):
+            self._channels.say(line)
+        if self._record.waiting:
+            self._channels.say(f"{self._record.waiting} journal entries could not be written and are lost")
+        self._close()
+        return LaunchEnd(launch=self._number, exit_code=outcome.exit_code, data=data)
+
+    def _close(self) -> None:
+        deadline = time.monotonic() + 2.0
+        while self._channels.waiting_views and time.monotonic() < deadline:
+            time.sleep(0.02)  # a slow terminal gets its last lines
+            self._channels.flush_views()
+        self._ranks.close()
+        self._channels.close()
+        self._record.writer.close()
+        self._selector.close()
+
+    def _open_watch(
+        self, live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None, writer: JournalWriter
+    ) -> Poll | None:
+        if live_watch is None:
+            return None
+        try:
+            return live_watch(self._request.paths, self._number, writer)
+        except Exception as error:  # noqa: BLE001 no detector is better than no run
+            self._complain(f"no live detector: {type(error).__name__}: {error}")
+            return None
+
+    def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
+        error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))
+        if error is not None:
+            self._complain(f"cannot write the heartbeat: {error.strerror or error}")
+        if self._record.waiting:
+            self._record.flush()
+
+    def _heartbeat(self, processes: Sequence[tuple[int, int]]) -> Heartbeat:
+        start = self._start
+        return Heartbeat(
+            host=start["host"],
+            launch=self._number,
+            pid=start["pid"],
+            start_ticks=start["start_ticks"] or 0,
+            boot_id=start["boot_id"],
+            uid=start["uid"],
+            time=self._clock(),
+            processes=tuple(processes),
+        )
+
+    def _complain(self, text: str) -> None:
+        """Say something once; the log may be what is broken, so straight to stderr."""
+        if text in self._said:
+            return
+        self._said.add(text)
+        try:
+            os.write(2, f"chronicle: {text}\n".encode("utf-8", "replace"))
+        except OSError:
+            pass  # nobody listens
+
+    def _say_start(self, containment: str) -> None:
+        sys.stdout.flush()
+        where = self._request.paths.launch_dir(self._number)
+        self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
+
+
+def _short(command: Sequence[str]) -> str:
+    text = " ".join(command)
+    return text if len(text) <= 120 else text[:119] + "…"

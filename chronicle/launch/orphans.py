@@ -1,0 +1,163 @@
+"""Which processes of this run are alive on this machine, and which of them are orphans.
+
+Ours means: the token of a launch of *this* journal in `/proc/<pid>/environ`, or a (pid, start time) pair that its
+supervisor recorded, and always the same boot and the same user. Never a name, never a command line: on a shared node
+they belong to strangers too. An orphan is ours while its supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from chronicle.journal import Entry
+from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes
+from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
+from chronicle.launch.processes import (
+    Process,
+    list_processes,
+    read_boot_id,
+    read_command,
+    read_environment,
+    read_process,
+)
+from chronicle.paths import RunPaths
+
+__all__ = ["Found", "LaunchFacts", "Role", "end_orphans", "find_alive", "list_launches"]
+
+
+class Role(Enum):
+    """What a living process of ours is."""
+
+    SUPERVISOR = "supervisor"
+    SUPERVISED = "supervised"
+    ORPHAN = "orphan"
+    FOREIGN = "foreign"  # carries our token under another user: named, left alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFacts:
+    """What the journal knows of one launch on one host."""
+
+    number: int
+    host: str
+    token: str | None
+    pid: int | None
+    start_ticks: int | None
+    boot_id: str
+    ended: bool
+
+    def supervisor_alive(self, boot_id: str) -> bool:
+        """Whether its supervisor runs on this machine: same boot, pid and start time."""
+        if self.pid is None or self.boot_id != boot_id:
+            return False
+        process = read_process(self.pid)
+        return process is not None and process.alive and process.start_ticks == self.start_ticks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A living process of this run. `how` says what made it ours: "token" or "recorded"."""
+
+    process: Process
+    launch: int
+    role: Role
+    how: str
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "pid": self.process.pid,
+            "start_ticks": self.process.start_ticks,
+            "uid": self.process.uid,
+            "launch": self.launch,
+            "role": self.role.value,
+            "how": self.how,
+            "command": self.command,
+        }
+
+
+def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
+    """Every (launch, host) that the journal saw starting, in journal order. Pure."""
+    starts: dict[tuple[int, str], Mapping[str, Any]] = {}
+    ended: set[tuple[int, str | None]] = set()
+    for entry in entries:
+        if entry.launch is None:
+            continue
+        if entry.kind == "launch.start":
+            starts[entry.launch, str(entry.data.get("host", ""))] = entry.data
+        elif entry.kind == "launch.end":
+            ended.add((entry.launch, entry.data.get("host")))
+    return [
+        LaunchFacts(
+            number=number,
+            host=host,
+            token=data.get("token"),
+            pid=data.get("pid"),
+            start_ticks=data.get("start_ticks"),
+            boot_id=str(data.get("boot_id") or ""),
+            ended=(number, host) in ended or (number, None) in ended,
+        )
+        for (number, host), data in starts.items()
+    ]
+
+
+def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
+    """Living processes of these launches on this machine, supervisors first, then by pid."""
+    boot = read_boot_id()
+    here = [facts for facts in launches if facts.boot_id == boot]
+    by_token = {facts.token: facts for facts in here if facts.token}
+    recorded = _recorded(read_heartbeats(paths.heartbeats_dir), here)
+    watched = {facts.number for facts in here if facts.supervisor_alive(boot)}
+    supervisors = {(facts.pid, facts.start_ticks): facts.number for facts in here if facts.number in watched}
+    found = []
+    for process in list_processes():
+        if not process.alive or process.pid == os.getpid():
+            continue
+        if process.key in supervisors:
+            found.append(_found(process, supervisors[process.key], Role.SUPERVISOR, "recorded"))
+            continue
+        launch, how = _claim(process, by_token, recorded)
+        if launch is not None:
+            role = Role.SUPERVISED if launch in watched else Role.ORPHAN
+            found.append(_found(process, launch, role if process.uid == os.getuid() else Role.FOREIGN, how))
+    return sorted(found, key=lambda one: (one.role is not Role.SUPERVISOR, one.process.pid))
+
+
+def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
+    """TERM, then KILL, every orphan of this user; each is looked up again before each signal."""
+    return end_processes(
+        lambda: [one.process for one in find_alive(paths, launches) if one.role is Role.ORPHAN],
+        term_seconds=term_seconds,
+    )
+
+
+def _recorded(beats: Iterable[Heartbeat], here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:
+    """(pid, start ticks) that a supervisor of one of these launches wrote down, on this boot."""
+    supervisors = {(facts.number, facts.pid, facts.start_ticks, facts.boot_id) for facts in here}
+    pairs: dict[tuple[int, int], int] = {}
+    for beat in beats:
+        if (beat.launch, beat.pid, beat.start_ticks, beat.boot_id) in supervisors:
+            pairs.update(dict.fromkeys(beat.processes, beat.launch))
+    return pairs
+
+
+def _claim(
+    process: Process, by_token: Mapping[str, LaunchFacts], recorded: Mapping[tuple[int, int], int]
+) -> tuple[int | None, str]:
+    environment = read_environment(process.pid)
+    token = None if environment is None else environment.get(TOKEN_VARIABLE)
+    if token is not None and token in by_token:
+        return by_token[token].number, "token"
+    if token is None and process.key in recorded:  # a title change has overwritten its environment
+        return recorded[process.key], "recorded"
+    return None, ""
+
+
+def _found(process: Process, launch: int, role: Role, how: str) -> Found:
+    command = read_command(process.pid) or f"[{process.name}]"
+    return Found(process=process, launch=launch, role=role, how=how, command=command)

@@ -1,0 +1,135 @@
+"""Where printed bytes go: append-only log files that survive a full disk, and a live view that never blocks.
+
+A log that cannot be written says so once and counts what it lost; it tries again at intervals and marks the hole when
+the disk has room again. The live view keeps at most a megabyte for a terminal that does not read (Ctrl-S, a pager).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LiveView", "LogFile", "split_lines"]
+
+RETRY_SECONDS = 10.0
+BACKLOG_BYTES = 1 << 20
+CHUNK_BYTES = select.PIPE_BUF  # a writable pipe takes this much without blocking
+TAIL_BYTES = 1 << 14
+LONGEST_LINE_BYTES = 1 << 16
+LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+
+
+class LogFile:
+    """One log. `write` never raises; `tail` is the last 16 KiB even when the disk took none of it."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float], complain: Callable[[str], None]) -> None:
+        self.path = path
+        self.lost_bytes = 0
+        self.tail = b""
+        self._clock = clock
+        self._complain = complain
+        self._fd: int | None = None
+        self._hole = 0
+        self._retry_at = 0.0
+
+    def write(self, data: bytes, *, ours: bool = False) -> None:
+        """Append; on failure count the bytes as lost and go on. Lines of `ours` are not part of the tail."""
+        if not ours:
+            self.tail = (self.tail + data)[-TAIL_BYTES:]
+        if self._hole and self._clock() < self._retry_at:
+            self._lose(len(data))
+            return
+        try:
+            if self._fd is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+                self._fd = os.open(self.path, flags, 0o644)
+            if self._hole:
+                mark = f"\n[chronicle: {self._hole} bytes of this log were lost here]\n".encode()
+                if os.write(self._fd, mark) != len(mark):
+                    raise OSError("short write")
+                self._hole = 0
+            written = os.write(self._fd, data)
+            if written < len(data):
+                raise OSError(f"short write: {written} of {len(data)} bytes")
+        except OSError as error:
+            if not self.lost_bytes:
+                self._complain(f"cannot write `{self.path}`: {error.strerror or error}; the run goes on without that log")
+            self._lose(len(data))
+            self._retry_at = self._clock() + RETRY_SECONDS
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines printed, blank ones left out, at most 400 characters each."""
+        lines = self.tail.replace(b"\r", b"\n").decode("utf-8", "replace").splitlines()
+        return [line[:400] for line in lines if line.strip()][-count:]
+
+    def _lose(self, size: int) -> None:
+        self.lost_bytes += size
+        self._hole += size
+
+
+class LiveView:
+    """A descriptor people look at. Nothing here waits: what it does not take now is kept, then left out."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._waiting = bytearray()
+        self._skipped = 0
+        self._gone = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes wait for the reader."""
+        return bool(self._waiting)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for a selector."""
+        return self._fd
+
+    def show(self, data: bytes) -> None:
+        """Queue and write what fits."""
+        if self._gone:
+            return
+        if len(self._waiting) + len(data) > BACKLOG_BYTES:
+            self._skipped += len(data)
+            return
+        if self._skipped and not self._waiting:
+            self._waiting += f"\n[chronicle: {self._skipped} bytes not shown; they are in supervisor.log]\n".encode()
+            self._skipped = 0
+        self._waiting += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write while the reader takes it."""
+        while self._waiting and not self._gone:
+            try:
+                ready = select.poll()
+                ready.register(self._fd, select.POLLOUT)
+                events = ready.poll(0)
+                if not events:
+                    return
+                del self._waiting[: os.write(self._fd, self._waiting[:CHUNK_BYTES])]
+            except BlockingIOError:
+                return
+            except OSError:  # `chronicle run … | head`: the reader has seen enough, the run goes on
+                self._gone = True
+                self._waiting.clear()
+
+
+def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[list[bytes], bytes]:
+    """Whole lines (progress bars end theirs with a carriage return) and the rest that waits for its end."""
+    buffer = waiting + data
+    lines = LINE.findall(buffer)
+    rest = buffer[sum(map(len, lines)) :]
+    if rest and (final or len(rest) >= LONGEST_LINE_BYTES):
+        return [*lines, rest + b"\n"], b""
+    return lines, rest

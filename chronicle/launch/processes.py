@@ -1,0 +1,169 @@
+"""Processes as the kernel shows them: who they are, whose child, which environment, and a signal that cannot miss.
+
+A process is the pair (pid, start time in clock ticks since boot): a pid alone may be reused. Signals go through a pidfd
+after the start time was read again, so they reach that very process or nobody. Format: proc(5), pidfd_open(2).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "Process",
+    "list_descendants",
+    "list_processes",
+    "parse_stat",
+    "read_boot_id",
+    "read_command",
+    "read_environment",
+    "read_process",
+    "send_signal",
+    "walk_children",
+]
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process at the moment it was read. `state` is the kernel's letter: `Z` is a zombie and holds nothing."""
+
+    pid: int
+    parent: int
+    start_ticks: int
+    state: str
+    session: int
+    uid: int
+    name: str
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie: it has ended and waits for its parent to read the exit code."""
+        return self.state not in ("Z", "X")
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What identifies it within one boot."""
+        return self.pid, self.start_ticks
+
+
+def parse_stat(text: str, uid: int) -> Process:
+    """Read one `/proc/<pid>/stat`; the name may hold spaces and brackets, so fields count from its last bracket."""
+    opening, closing = text.index("("), text.rindex(")")
+    fields = text[closing + 2 :].split()
+    return Process(
+        pid=int(text[:opening]),
+        name=text[opening + 1 : closing],
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+        uid=uid,
+    )
+
+
+def read_process(pid: int) -> Process | None:
+    """Return the process with this pid, or None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return parse_stat(stat.read().decode("utf-8", "replace"), os.fstat(stat.fileno()).st_uid)
+    except (OSError, ValueError):
+        return None
+
+
+def list_processes() -> list[Process]:
+    """Every process this user can see, in order of pid."""
+    pids = sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
+    return [process for pid in pids if (process := read_process(pid)) is not None]
+
+
+def list_descendants(root: int, table: Iterable[Process] | None = None) -> list[Process]:
+    """Children of `root`, their children and so on, read from the whole table: exact while nothing is reparented."""
+    children: dict[int, list[Process]] = {}
+    for process in list_processes() if table is None else table:
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += (process.pid for process in below)
+    return found
+
+
+def walk_children(root: int) -> list[Process]:
+    """As `list_descendants`, reading our tree only: cheap on a node with thousands of processes, may miss a newborn."""
+    found: list[Process] = []
+    waiting = [root]
+    while waiting:
+        for child in _read_children(waiting.pop()):
+            process = read_process(child)
+            if process is not None:
+                found.append(process)
+                waiting.append(child)
+    return found
+
+
+def _read_children(pid: int) -> list[int]:
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    children: list[int] = []
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as listing:
+                children += (int(word) for word in listing.read().split())
+        except OSError:  # the thread is gone, or the kernel was built without CONFIG_PROC_CHILDREN
+            continue
+    return children
+
+
+def read_environment(pid: int) -> Mapping[str, str] | None:
+    """The environment the process was started with; None when it may not be read or has been overwritten."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            raw = environ.read()
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
+
+
+def read_command(pid: int) -> str:
+    """The command line, words joined by spaces; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def read_boot_id() -> str:
+    """Random id of this boot of this machine: pids and start times mean nothing across it; "" when unknown."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def send_signal(process: Process, number: int) -> bool:
+    """Send a signal to exactly this process; False when it has ended or may not be signalled."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        now = read_process(process.pid)
+        if now is None or now.start_ticks != process.start_ticks:
+            return False  # the pid was given to somebody else
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)

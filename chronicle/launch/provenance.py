@@ -1,0 +1,130 @@
+"""What a launch was started from: command, code, environment and machine, as digests; never a secret.
+
+Environment variables come through an allow-list, values of options that look like credentials are replaced. The
+environment digest covers names and versions of the packages beside the launcher's executable, read from directory names:
+importing nothing, milliseconds. Unknown is None, never a guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.launch.processes import read_boot_id, read_process
+
+__all__ = ["describe_launch", "host_name", "redact_command"]
+
+GIT_SECONDS = 10.0
+SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|passwd|credential|api[-_]?key|access[-_]?key)", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b")
+ALLOWED_VARIABLES = re.compile(
+    r"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|OMP_NUM_THREADS|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NNODES|NODE_RANK"
+    r"|NCCL_[A-Z0-9_]+|TORCH_[A-Z0-9_]+|TORCHELASTIC_[A-Z0-9_]+|PYTORCH_[A-Z0-9_]+|ACCELERATE_[A-Z0-9_]+|DS_ACCELERATOR"
+    r"|SLURM_(JOB_ID|JOB_NAME|JOB_NODELIST|JOB_PARTITION|NNODES|NTASKS|NODEID|RESTART_COUNT|ARRAY_(JOB|TASK)_ID))"
+)
+PYTHON_DIRECTORY = re.compile(r"python3(\.\d+)?")
+
+
+def host_name() -> str:
+    """Short host name, as journal files carry it."""
+    return socket.gethostname().split(".")[0]
+
+
+def describe_launch(command: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The `data` of `launch.start` that concerns code, command and machine."""
+    me = read_process(os.getpid())
+    commit, dirty = _describe_code(cwd)
+    return {
+        "argv": redact_command(command),
+        "cwd": str(cwd),
+        "git_commit": commit,
+        "git_dirty_digest": dirty,
+        "env_digest": _digest_packages(command[0], environ),
+        "environment": {key: environ[key] for key in sorted(environ) if _may_record(key, environ[key])},
+        "host": host_name(),
+        "pid": os.getpid(),
+        "start_ticks": me.start_ticks if me else None,
+        "boot_id": read_boot_id(),
+        "uid": os.getuid(),
+        "python": platform.python_version(),
+    }
+
+
+def redact_command(command: Sequence[str]) -> list[str]:
+    """The command with the values of credential-like options and tokens of known shapes replaced by `***`."""
+    out: list[str] = []
+    hide_next = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            out.append("***")
+        elif equals and SECRET_NAME.search(name):
+            out.append(f"{name}=***")
+        else:
+            out.append(SECRET_VALUE.sub("***", word))
+        hide_next = word.startswith("-") and not equals and SECRET_NAME.search(word) is not None
+    return out
+
+
+def _may_record(key: str, value: str) -> bool:
+    return (
+        ALLOWED_VARIABLES.fullmatch(key) is not None
+        and SECRET_NAME.search(key) is None
+        and SECRET_VALUE.search(value) is None
+    )
+
+
+def _describe_code(cwd: Path) -> tuple[str | None, str | None]:
+    """Commit, and a digest of what differs from it (None: clean or unknown)."""
+    commit = _git(cwd, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    changed = _git(cwd, "status", "--porcelain=v1", "--untracked-files=normal")
+    if not changed:
+        return commit.decode("ascii", "replace").strip(), None
+    diff = _git(cwd, "diff", "HEAD", "--binary") or b""
+    return commit.decode("ascii", "replace").strip(), hashlib.sha256(changed + b"\0" + diff).hexdigest()
+
+
+def _git(cwd: Path, *words: str) -> bytes | None:
+    # GIT_OPTIONAL_LOCKS: looking at the tree must not take its index lock from somebody who is committing
+    environ = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C")
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(cwd), *words], capture_output=True, timeout=GIT_SECONDS, check=False, env=environ
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _digest_packages(executable: str, environ: Mapping[str, str]) -> str | None:
+    found = shutil.which(executable, path=environ.get("PATH"))
+    roots = [Path(found).parent.parent / "lib"] if found else []
+    roots.append(Path(sys.prefix) / "lib")
+    for root in roots:
+        names = _list_packages(root)
+        if names:
+            return hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return None
+
+
+def _list_packages(lib: Path) -> list[str]:
+    """`name-version` of every installed distribution below a `lib` directory, sorted."""
+    try:
+        versions = [d for d in lib.iterdir() if PYTHON_DIRECTORY.fullmatch(d.name)]
+        sites = [site for d in versions for site in (d / "site-packages", d / "dist-packages") if site.is_dir()]
+        return sorted(
+            entry.name.rsplit(".", 1)[0] for site in sites for entry in site.iterdir() if entry.name.endswith("-info")
+        )
+    except OSError:
+        return []

@@ -1,0 +1,303 @@
+"""One launch from its first process to its last: the loop that reads, forwards, watches, and ends what is left.
+
+    start ── running ──(launcher ends | signal | proposal)── ending ──(nothing left | grace over: TERM, KILL)── ended
+
+A signal goes to the top of the tree only: to the launcher, and when the launcher has died under it to whatever it left
+to us; a DataLoader worker signalled from outside would break the save of its own trainer. One thread, no locks.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from chronicle.launch.channels import Channels
+from chronicle.launch.containment import EndReport, die_with_parent, end_processes, find_contained
+from chronicle.launch.processes import Process, read_process, send_signal, walk_children
+from chronicle.launch.ranks import RankDeath, RankWatch
+
+__all__ = ["FORWARDED", "Outcome", "Supervisor"]
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+WATCH_SECONDS = 1.0
+LOOK_SECONDS = 2.0  # until every rank is known, then with each heartbeat
+LOOK_EARLY_SECONDS = 120.0
+BEYOND_GRACE_SECONDS = 3.0  # launchers get their own KILL in first: they say which rank did not end
+TERM_SECONDS = 5.0
+QUIET_SECONDS = 2.0  # a launcher that ended well may have children that are just ending too
+DO_NOT_REQUEUE = 78
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a launch ended. `exit_code` is what `chronicle run` returns, `launcher_code` is Python's (negative: signal)."""
+
+    exit_code: int
+    launcher_code: int
+    signal: str | None
+    stopped_by: str | None  # "signal", "proposal", or None
+    duration_seconds: float
+    ended: EndReport
+    first_death: RankDeath | None
+    launcher_ended_at: float
+
+
+class Supervisor:
+    """Runs one command to its end. `beat` is called with the live process tree every `beat_seconds`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        cwd: Path,
+        token: str,
+        grace_seconds: float,
+        selector: selectors.BaseSelector,
+        channels: Channels,
+        ranks: RankWatch,
+        watch: Callable[[], bool] = lambda: False,
+        beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
+        beat_seconds: float = 30.0,
+    ) -> None:
+        self._command = command
+        self._environ = environ
+        self._cwd = cwd
+        self._token = token
+        self._grace = grace_seconds
+        self._selector = selector
+        self._channels = channels
+        self._ranks = ranks
+        self._watch = watch
+        self._beat = beat
+        self._beat_seconds = beat_seconds
+        self._launcher: Process | None = None
+        self._launcher_pid: int | None = None
+        self._launcher_code: int | None = None
+        self._launcher_ended_at = 0.0
+        self._signals: list[int] = []  # received from outside, in order
+        self._stop_signal: int | None = None
+        self._stopped_by: str | None = None
+        self._deadline = float("inf")
+        self._told: set[tuple[int, int]] = set()
+        self._started = 0.0
+
+    @property
+    def launcher_pid(self) -> int | None:
+        """Pid of the launcher once started."""
+        return self._launcher_pid
+
+    def run(self) -> Outcome:
+        """Start the launcher and return when nothing of it is left. Raises OSError when it cannot be started."""
+        with _SignalPipe(self._selector, self._signals):
+            self._started = time.monotonic()
+            self._start()
+            self._loop()
+            ended = self._end_rest()
+            self._channels.drain()
+        return self._outcome(ended)
+
+    def _start(self) -> None:
+        out, err = self._channels.open_pipes()
+        stdin = None if not os.isatty(0) else subprocess.DEVNULL  # its session has no terminal to read from
+        try:
+            child = subprocess.Popen(
+                list(self._command),
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                env=dict(self._environ),
+                cwd=self._cwd,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),  # no thread of ours has been started yet
+            )
+        finally:
+            for fd in {out, err}:
+                os.close(fd)
+        child.returncode = 0  # reaped by `_reap`, together with adopted orphans
+        self._launcher_pid = child.pid
+        self._launcher = read_process(child.pid)
+
+    def _loop(self) -> None:
+        next_watch = next_look = next_beat = self._started
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                self._beat(self._ranks.look())
+                next_beat = now + self._beat_seconds
+            elif now >= next_look and now - self._started < LOOK_EARLY_SECONDS:
+                self._ranks.look()
+                next_look = now + LOOK_SECONDS
+            if now >= next_watch and self._stop_signal is None and self._watch():
+                self._stop(signal.SIGTERM, "proposal")
+            if now >= next_watch:
+                next_watch = now + WATCH_SECONDS
+            self._wait(min(next_watch, next_beat, self._deadline) - time.monotonic())
+            self._reap()
+            self._take_signals()
+            if self._launcher_code is not None and not self._go_on_ending():
+                return
+            if time.monotonic() >= self._deadline:
+                return
+
+    def _wait(self, seconds: float) -> None:
+        if self._launcher_code is not None:
+            seconds = min(seconds, 0.05)
+        elif self._channels.waiting_views:
+            seconds = min(seconds, 0.1)
+        for key, _ in self._selector.select(max(seconds, 0.0)):
+            if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed it
+                key.data()
+        self._channels.flush_views()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._launcher_pid and self._launcher_code is None:
+                self._launcher_code = os.waitstatus_to_exitcode(status)
+                self._launcher_ended_at = time.monotonic()
+
+    def _take_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if self._stopped_by == "signal" and number == signal.SIGINT == self._stop_signal:
+                self._deadline = time.monotonic()  # Ctrl-C twice: no more grace
+            elif self._stop_signal is None or self._launcher_code is not None:
+                self._stop(number, "signal")
+            else:
+                self._forward(number)
+
+    def _stop(self, number: int, reason: str) -> None:
+        """Begin to end the launch: forward the signal and start the clock."""
+        if self._stopped_by is None:
+            self._stopped_by = reason
+            self._stop_signal = number
+            self._deadline = min(self._deadline, time.monotonic() + self._grace + BEYOND_GRACE_SECONDS)
+            name = signal.Signals(number).name
+            self._channels.say(f"{name} forwarded; processes have {self._grace:g} s to save and end")
+        self._forward(number)
+
+    def _forward(self, number: int) -> None:
+        if self._launcher is not None and self._launcher_code is None:
+            send_signal(self._launcher, number)
+
+    def _go_on_ending(self) -> bool:
+        """After the launcher: hand the signal on to what it left. False when nothing is left."""
+        alive = [process for process in walk_children(os.getpid()) if process.alive]
+        if not alive:
+            alive = find_contained(self._token)  # the exact look, once the cheap one finds nothing
+        if not alive:
+            return False
+        now = time.monotonic()
+        if self._stop_signal is None:
+            ended_well = self._launcher_code == 0
+            if ended_well and now - self._launcher_ended_at < QUIET_SECONDS:
+                return True
+            self._stop_signal = signal.SIGTERM
+            seconds = TERM_SECONDS if ended_well else self._grace + BEYOND_GRACE_SECONDS
+            self._deadline = now + seconds
+            names = ", ".join(f"{process.name} ({process.pid})" for process in alive[:5])
+            self._channels.say(f"the launcher has ended and left {len(alive)} processes: {names}; ending them")
+        for process in alive:
+            if process.parent == os.getpid() and process.key not in self._told:
+                self._told.add(process.key)
+                send_signal(process, self._stop_signal)
+        return True
+
+    def _end_rest(self) -> EndReport:
+        report = end_processes(lambda: find_contained(self._token), term_seconds=TERM_SECONDS, reap=self._pump)
+        self._reap()
+        self._ranks.collect()
+        return report
+
+    def _pump(self) -> None:
+        """Keep reading while processes are ended: one that blocks in `write` could not end."""
+        for key, _ in self._selector.select(0):
+            if key.fd in self._selector.get_map():
+                key.data()
+        self._channels.flush_views()
+        self._reap()
+
+    def _outcome(self, ended: EndReport) -> Outcome:
+        launcher = self._launcher_code if self._launcher_code is not None else -signal.SIGKILL
+        by_signal = -launcher if launcher < 0 else None
+        code = 128 + by_signal if by_signal is not None else launcher
+        if self._stopped_by is not None and launcher not in (0, DO_NOT_REQUEUE):
+            # torchrun turns every signal into exit code 1: what stopped the launch says more
+            assert self._stop_signal is not None
+            by_signal = self._stop_signal
+            code = 128 + by_signal
+        if self._stopped_by == "proposal":
+            code = 128 + signal.SIGTERM
+        return Outcome(
+            exit_code=code,
+            launcher_code=launcher,
+            signal=None if by_signal is None else _signal_name(by_signal),
+            stopped_by=self._stopped_by,
+            duration_seconds=time.monotonic() - self._started,
+            ended=ended,
+            first_death=self._ranks.first_death(),
+            launcher_ended_at=self._launcher_ended_at or time.monotonic(),
+        )
+
+
+class _SignalPipe:
+    """Signals as bytes in the selector, and the handlers of before put back at the end."""
+
+    def __init__(self, selector: selectors.BaseSelector, received: list[int]) -> None:
+        self._selector = selector
+        self._received = received
+        self._before: dict[int, Any] = {}
+        self._old_wakeup = -1
+        self._ends = (-1, -1)
+
+    def __enter__(self) -> None:
+        self._ends = os.pipe()
+        for end in self._ends:
+            os.set_blocking(end, False)
+        self._old_wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGCHLD):
+            if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGCHLD:
+                continue  # `nohup chronicle run …` means it
+            self._before[number] = signal.signal(number, _ignore)
+        self._selector.register(self._ends[0], selectors.EVENT_READ, self._read)
+
+    def __exit__(self, *exc: object) -> None:
+        self._selector.unregister(self._ends[0])
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        for end in self._ends:
+            os.close(end)
+
+    def _read(self) -> None:
+        try:
+            numbers = os.read(self._ends[0], 512)
+        except BlockingIOError:
+            return
+        self._received += (number for number in numbers if number in FORWARDED)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Only the wakeup byte counts; a handler must exist for it to be written (and exec resets it to the default)."""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return str(number)
+
