@@ -1,0 +1,538 @@
+"""Numbers in a state file replaced, everything else left byte for byte as it is.
+
+Two ways, both planned before a byte is written and both checked by reading the planned pickle again:
+`plan_patch` overwrites constants where they lie (equal width) and mends the CRCs; `write_edited_copy` makes a new file
+with a new inode, in which constants may change width, and copies tensor bytes from file to file without holding them.
+
+When `data.pkl` changes its length, the zip behind it moves by a multiple of 64 bytes, the difference being padded in
+the record's own extra field ("FB", as PyTorch pads), so that tensors keep the alignment `mmap` wants.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollback.errors import PlanRefused, UnreadableFile
+from rollback.number_bytes import encode_number
+from rollback.pickle_reader import read_pickle
+from rollback.pickle_values import Encoding, Place, StoredFloat
+from rollback.torch_tree import Container, Keys, Segment, TorchFile, place_of, walk_leaves
+from rollback.torch_zip import CENTRAL_ENTRY, CHUNK_BYTES, LOCAL_HEADER, Record, ZipLayout, data_offset, read_at
+
+ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
+FICLONE = 0x40049409
+_FULL32 = 0xFFFFFFFF
+
+Edits = Mapping[Keys, int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class BytePatch:
+    """`old` bytes at absolute `offset` become `new` bytes of the same length."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One number to change: where it is and what it becomes, in the type it is stored as."""
+
+    keys: Keys
+    place: Place
+    value: int | float
+
+
+def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:
+    """The byte patches that make `edits` in place, CRC fields included, ordered by offset.
+
+    Raises PlanRefused when a value does not fit the width of the old one, or shares its bytes with a field that is
+    not edited. Nothing is written. Widths: floats always fit, an integer fits as long as its opcode can hold it.
+    """
+    changes = _changes(file, edits)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _patches(fd, file, changes)
+    finally:
+        os.close(fd)
+
+
+def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
+    """Write a copy of `file` with `edits` made to `destination`, which must not exist; mode kept, content fsynced.
+
+    Raises PlanRefused as `plan_patch` does, except that widths may change where the file has one pickle.
+    """
+    if file.container is Container.JSON:
+        _write_new(destination, file.path, [_edited_json(file, edits)], -1)
+        return
+    changes = _changes(file, edits)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            patches = _patches(fd, file, changes)
+        except _WidthChanges:
+            pieces = list(_spliced(fd, file, changes))
+            _write_new(destination, file.path, pieces, fd)
+        else:
+            _write_patched(destination, file, patches, fd)
+    finally:
+        os.close(fd)
+
+
+class _WidthChanges(PlanRefused):
+    """A value needs more bytes than the old one has."""
+
+
+# --- what changes
+
+
+def _changes(file: TorchFile, edits: Edits) -> list[_Change]:
+    changes: list[_Change] = []
+    for keys, value in edits.items():
+        old = file.get(keys)
+        place = place_of(old)
+        if place is None or isinstance(value, bool):
+            raise PlanRefused(
+                f"`{file.path.name}`: {_dotted(keys)} is a {type(old).__name__} that cannot be edited in place",
+                "only numbers whose bytes were found can be changed",
+            )
+        record = file.segments[place.segment].record
+        if record is not None and place.record is None and not record.stored:
+            raise PlanRefused(
+                f"`{file.path.name}`: record `{record.name}` is compressed: only stored records can be edited",
+                "re-save the file with torch.save, or unzip it and zip it with `zip -0`",
+            )
+        changes.append(_Change(keys, place, _as_stored(old, value)))
+    _check_shared(file, changes)
+    return changes
+
+
+def _as_stored(old: object, value: int | float) -> int | float:
+    if isinstance(old, StoredFloat):
+        return float(value)
+    return int(value) if isinstance(value, int) or (math.isfinite(value) and value == int(value)) else value
+
+
+def _check_shared(file: TorchFile, changes: list[_Change]) -> None:
+    """Refuse when bytes to be changed also hold a field that is not to be changed, or not to the same value."""
+    wanted: dict[Place, _Change] = {}
+    for change in changes:
+        other = wanted.setdefault(change.place, change)
+        if other.value != change.value:
+            raise PlanRefused(
+                f"`{file.path.name}`: {_dotted(other.keys)} and {_dotted(change.keys)} are one stored number, "
+                f"yet are to become {other.value!r} and {change.value!r}"
+            )
+    edited = {change.keys for change in changes}
+    for leaf in walk_leaves(file.tree):
+        place = place_of(leaf.value)
+        if place is not None and place in wanted and leaf.keys not in edited:
+            raise PlanRefused(
+                f"`{file.path.name}`: {_dotted(leaf.keys)} is the same stored number as "
+                f"{_dotted(wanted[place].keys)}: one cannot change without the other",
+                "edit both to the same value",
+            )
+
+
+def _dotted(keys: Keys) -> str:
+    return ".".join(map(str, keys))
+
+
+# --- constants
+
+
+def _encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
+    """The bytes of `value` at `place`, as wide as they need to be."""
+    if place.encoding is Encoding.LATIN1:
+        text = encode_number(value, place.dtype).decode("latin1").encode("utf-8")
+        return b"X" + struct.pack("<I", len(text)) + text
+    if place.encoding is Encoding.RAW:
+        raw = encode_number(value, place.dtype)
+        return raw if place.record is not None else old[: len(old) - len(raw)] + raw
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    for opcode, layout in ((b"K", "<B"), (b"M", "<H"), (b"J", "<i")):
+        try:
+            return opcode + struct.pack(layout, value)
+        except struct.error:
+            continue
+    count = value.bit_length() // 8 + 1
+    if count > 255:
+        raise PlanRefused(f"{value!r} is no counter: integers of up to 255 bytes can be stored")
+    return b"\x8a" + bytes([count]) + value.to_bytes(count, "little", signed=True)
+
+
+def _encode_same_width(value: int | float, old: bytes, place: Place) -> bytes:
+    """The bytes of `value` with the width and, for integers, the opcode of `old`; raises when it does not fit."""
+    new = _encode_any_width(value, old, place)
+    if place.encoding is Encoding.OPCODE and isinstance(value, int):
+        new = _same_opcode(value, old) or new
+    if len(new) != len(old):
+        raise _WidthChanges(
+            f"{value!r} needs {len(new)} bytes where {len(old)} are: it does not fit in place",
+            "write an edited copy instead of a patch",
+        )
+    return new
+
+
+def _same_opcode(value: int, old: bytes) -> bytes | None:
+    opcode = old[:1]
+    try:
+        if opcode in (b"K", b"M", b"J"):
+            return opcode + struct.pack({b"K": "<B", b"M": "<H", b"J": "<i"}[opcode], value)
+        if opcode == b"\x8a":
+            return old[:2] + value.to_bytes(old[1], "little", signed=True)
+    except (struct.error, OverflowError):
+        return None
+    return None
+
+
+# --- in place
+
+
+def _patches(fd: int, file: TorchFile, changes: list[_Change]) -> tuple[BytePatch, ...]:
+    patches: dict[int, BytePatch] = {}
+    touched: dict[tuple[int, str], list[BytePatch]] = {}
+    for change in changes:
+        segment = file.segments[change.place.segment]
+        offset = _absolute(fd, segment, change.place)
+        old = read_at(fd, offset, change.place.width)
+        patch = BytePatch(offset, old, _encode_same_width(change.value, old, change.place))
+        patches[offset] = patch
+        if segment.layout is not None:
+            name = change.place.record if change.place.record is not None else _pickle_name(segment)
+            touched.setdefault((change.place.segment, name), []).append(patch)
+    _check_planned(fd, file, changes, patches.values())
+    for (index, name), inside in touched.items():
+        layout = file.segments[index].layout
+        assert layout is not None
+        for patch in _crc_patches(fd, layout, name, inside):
+            patches[patch.offset] = patch
+    return tuple(patch for _, patch in sorted(patches.items()) if patch.old != patch.new)
+
+
+def _pickle_name(segment: Segment) -> str:
+    assert segment.record is not None
+    return segment.record.name
+
+
+def _absolute(fd: int, segment: Segment, place: Place) -> int:
+    if place.record is None:
+        return segment.pickle_offset + place.offset
+    if segment.layout is None:
+        return place.offset
+    record = segment.layout.find(place.record)
+    assert record is not None
+    return data_offset(fd, segment.layout, record) + place.offset
+
+
+def _crc_patches(fd: int, layout: ZipLayout, name: str, inside: list[BytePatch]) -> Iterator[BytePatch]:
+    record = layout.find(name)
+    assert record is not None
+    start = data_offset(fd, layout, record)
+    old_crc, new_crc = _crc_before_and_after(fd, start, record.size_bytes, inside)
+    if record.crc == 0 and old_crc != 0:
+        return  # saved with torch.serialization.set_crc32_options(False): there are no checksums to mend
+    new = struct.pack("<I", new_crc)
+    header = layout.base + record.header_offset
+    in_header = read_at(fd, header + 14, 4)
+    if in_header != b"\0\0\0\0":
+        yield BytePatch(header + 14, in_header, new)
+    if record.flags & 8:
+        at = start + record.compressed_bytes
+        at += 4 if read_at(fd, at, 4) == b"PK\x07\x08" else 0
+        yield BytePatch(at, read_at(fd, at, 4), new)
+    entry = layout.base + record.entry_offset + 16
+    yield BytePatch(entry, read_at(fd, entry, 4), new)
+
+
+def _crc_before_and_after(fd: int, start: int, size_bytes: int, inside: list[BytePatch]) -> tuple[int, int]:
+    before = after = 0
+    for at in range(start, start + size_bytes, CHUNK_BYTES):
+        old = read_at(fd, at, min(CHUNK_BYTES, start + size_bytes - at))
+        # A patch may straddle two chunks: cut it to this one.
+        new = bytearray(old)
+        for patch in inside:
+            low, high = max(patch.offset, at), min(patch.offset + len(patch.new), at + len(old))
+            if low < high:
+                new[low - at : high - at] = patch.new[low - patch.offset : high - patch.offset]
+        before, after = zlib.crc32(old, before), zlib.crc32(new, after)
+    return before, after
+
+
+def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: Iterable[BytePatch]) -> None:
+    """Read every pickle as it will be and compare: what is edited has its value, what is not is as it was."""
+    for index in {change.place.segment for change in changes}:
+        segment = file.segments[index]
+        data = bytearray(read_at(fd, segment.pickle_offset, segment.pickle_bytes))
+        before = bytes(data)
+        for patch in patches:
+            at = patch.offset - segment.pickle_offset
+            if 0 <= at < len(data):
+                data[at : at + len(patch.new)] = patch.new
+        _compare(file, before, bytes(data), [c for c in changes if c.place.segment == index])
+
+
+def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change]) -> None:
+    start = _main_pickle_start(file, before)
+    old = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(before, start=start).value)}
+    new = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(after, start=start).value)}
+    inside = {c.keys[1:] if file.container is Container.DCP else c.keys: c for c in changes if c.place.record is None}
+    for keys in old.keys() | new.keys():
+        change = inside.get(keys)
+        expected = change.value if change else old.get(keys)
+        if change and change.place.encoding is not Encoding.OPCODE:
+            continue  # a numpy scalar narrows its value; its literal was matched byte for byte when it was found
+        if not _same(expected, new.get(keys)):
+            raise PlanRefused(
+                f"`{file.path.name}`: {_dotted(keys)} would become {new.get(keys)!r} instead of {expected!r}"
+            )
+
+
+def _main_pickle_start(file: TorchFile, data: bytes) -> int:
+    """Where the object's pickle begins: in a legacy stream three small pickles come before it."""
+    at = 0
+    if file.container is Container.LEGACY:
+        for _ in range(3):
+            at = read_pickle(data, start=at).end
+    return at
+
+
+def _same(expected: object, found: object) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return struct.pack("<d", expected) == struct.pack("<d", found)
+    if isinstance(expected, (int, float, str, bytes)) or expected is None:
+        return expected == found
+    return type(expected) is type(found)
+
+
+# --- a new file
+
+Piece = bytes | range  # new bytes, or a range of bytes copied from the old file
+
+
+def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece]:
+    if file.container is Container.DCP or len(file.segments) != 1:
+        raise PlanRefused(
+            f"`{file.path.name}`: a value of other width cannot be put between the entries of a `.distcp` file"
+        )
+    segment = file.segments[0]
+    old = read_at(fd, segment.pickle_offset, segment.pickle_bytes)
+    new = _spliced_pickle(old, segment, [c for c in changes if c.place.record is None])
+    _compare(file, old, new, changes)
+    elsewhere = [c for c in changes if c.place.record is not None]
+    if elsewhere:
+        raise PlanRefused(
+            f"`{file.path.name}`: {_dotted(elsewhere[0].keys)} is a tensor and cannot change together with a value "
+            "that changes its width",
+            "make the two edits one after the other",
+        )
+    if segment.layout is None:
+        yield new
+        yield range(segment.pickle_bytes, file.size_bytes)
+    else:
+        yield from _spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
+
+
+def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> bytes:
+    parts: list[bytes] = []
+    at = 0
+    grown: list[tuple[int, int]] = []  # (offset, bytes gained)
+    for change in sorted(changes, key=lambda c: c.place.offset):
+        place = change.place
+        if place.offset < at:
+            continue  # the same stored number by another path
+        constant = old[place.offset : place.offset + place.width]
+        try:
+            new = _encode_same_width(change.value, constant, place)
+        except _WidthChanges:
+            new = _encode_any_width(change.value, constant, place)
+        parts += [old[at : place.offset], new]
+        at = place.offset + place.width
+        grown.append((place.offset, len(new) - place.width))
+    spliced = bytearray(b"".join(parts) + old[at:])
+    for frame in segment.frames:
+        gained = sum(gain for offset, gain in grown if frame.start <= offset < frame.start + frame.length)
+        moved = sum(gain for offset, gain in grown if offset < frame.start)
+        struct.pack_into("<Q", spliced, frame.start + moved - 8, frame.length + gained)
+    return bytes(spliced)
+
+
+def _spliced_zip(fd: int, segment: Segment, layout: ZipLayout, new: bytes, size_bytes: int) -> Iterator[Piece]:
+    record = segment.record
+    assert record is not None
+    shift = -(-(len(new) - record.size_bytes) // ALIGNMENT) * ALIGNMENT
+    padding = shift - (len(new) - record.size_bytes)
+    if 0 < padding < 4:  # an extra field has a header of four bytes
+        shift, padding = shift + ALIGNMENT, padding + ALIGNMENT
+    behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
+    next_offset = min([*behind, layout.directory_offset])
+    crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)
+    yield range(record.header_offset)
+    yield _local_header(fd, segment.pickle_offset, record, len(new), crc, padding)
+    yield new
+    yield _descriptor(read_at(fd, segment.pickle_offset + record.size_bytes, _descriptor_bytes(segment, next_offset)),
+                      record, len(new), crc)  # fmt: skip
+    yield range(next_offset, layout.directory_offset)
+    yield _directory(fd, layout, record, shift, len(new), crc)
+    yield _end_records(read_at(fd, layout.directory_offset + layout.directory_bytes,
+                               size_bytes - layout.directory_offset - layout.directory_bytes), shift)  # fmt: skip
+
+
+def _has_no_checksums(layout: ZipLayout) -> bool:
+    return all(record.crc == 0 for record in layout.records)
+
+
+def _local_header(fd: int, pickle_offset: int, record: Record, size: int, crc: int, padding: int) -> bytes:
+    header = bytearray(read_at(fd, record.header_offset, pickle_offset - record.header_offset))
+    fields = list(LOCAL_HEADER.unpack_from(header))
+    if not record.flags & 8:
+        fields[6], fields[7], fields[8] = crc, size, size
+    extra = b"FB" + struct.pack("<H", padding - 4) + b"Z" * (padding - 4) if padding else b""
+    fields[10] += len(extra)
+    LOCAL_HEADER.pack_into(header, 0, *fields)
+    return bytes(header) + extra
+
+
+def _descriptor_bytes(segment: Segment, next_offset: int) -> int:
+    assert segment.record is not None
+    count = next_offset - segment.pickle_offset - segment.record.size_bytes
+    if count not in ((12, 16, 20, 24) if segment.record.flags & 8 else (0,)):
+        raise UnreadableFile(f"{count} bytes lie between `{segment.record.name}` and the next record: unknown layout")
+    return count
+
+
+def _descriptor(old: bytes, record: Record, size: int, crc: int) -> bytes:
+    if not old:
+        return old
+    signature = old[:4] if len(old) in (16, 24) else b""
+    return signature + struct.pack("<IQQ" if len(old) in (20, 24) else "<III", crc, size, size)
+
+
+def _directory(fd: int, layout: ZipLayout, changed: Record, shift: int, size: int, crc: int) -> bytes:
+    entries: list[bytes] = []
+    for record in sorted(layout.records, key=lambda r: r.entry_offset):
+        entry = bytearray(read_at(fd, record.entry_offset, record.entry_bytes))
+        if record is changed:
+            struct.pack_into("<III", entry, 16, crc, size, size)
+        elif record.header_offset > changed.header_offset:
+            _move_entry(entry, record, shift)
+        entries.append(bytes(entry))
+    return b"".join(entries)
+
+
+def _move_entry(entry: bytearray, record: Record, shift: int) -> None:
+    fields = CENTRAL_ENTRY.unpack_from(entry)
+    offset = record.header_offset + shift
+    if fields[16] != _FULL32:
+        if offset >= _FULL32:
+            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its entry has no room to say")
+        struct.pack_into("<I", entry, 42, offset)
+        return
+    old = struct.pack("<Q", record.header_offset)
+    at = entry.find(old, CENTRAL_ENTRY.size + fields[10])
+    if at < 0:
+        raise UnreadableFile(f"zip record `{record.name}`: its zip64 field does not hold its offset")
+    struct.pack_into("<Q", entry, at, offset)
+
+
+def _end_records(old: bytes, shift: int) -> bytes:
+    tail = bytearray(old)
+    if tail[:4] == b"PK\x06\x06":
+        struct.pack_into("<Q", tail, 48, struct.unpack_from("<Q", tail, 48)[0] + shift)
+        locator = 12 + struct.unpack_from("<Q", tail, 4)[0]
+        struct.pack_into("<Q", tail, locator + 8, struct.unpack_from("<Q", tail, locator + 8)[0] + shift)
+    at = tail.rfind(b"PK\x05\x06")
+    offset = struct.unpack_from("<I", tail, at + 16)[0]
+    if offset != _FULL32:
+        struct.pack_into("<I", tail, at + 16, offset + shift)
+    return bytes(tail)
+
+
+def _edited_json(file: TorchFile, edits: Edits) -> bytes:
+    """The JSON text with `edits` made; its layout is kept when it is one that `json.dumps` can make."""
+    text = file.path.read_bytes()
+    tree = json.loads(text)
+    layouts: list[dict[str, object]] = [
+        {"indent": indent, "sort_keys": keys, "ensure_ascii": ascii_only}
+        for indent in (2, 4, None, 1)
+        for keys in (True, False)
+        for ascii_only in (True, False)
+    ]
+    dumps = json.dumps
+    layout = next((o for o in layouts if dumps(tree, **o).encode() == text.rstrip(b"\n")), layouts[2])  # type: ignore[arg-type]
+    for keys, value in edits.items():
+        file.get(keys)
+        target = tree
+        for key in keys[:-1]:
+            target = target[key]
+        target[keys[-1]] = value
+    newline = b"\n" if text.endswith(b"\n") else b""
+    return dumps(tree, **layout).encode() + newline  # type: ignore[arg-type]
+
+
+def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch, ...], fd: int) -> None:
+    pieces: list[Piece] = []
+    at = 0
+    for patch in patches:
+        pieces += [range(at, patch.offset), patch.new]
+        at = patch.offset + len(patch.new)
+    _write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)
+
+
+def _write_new(destination: Path, source: Path, pieces: list[Piece], source_fd: int) -> None:
+    mode = os.stat(source).st_mode & 0o7777
+    fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        cloned = source_fd >= 0 and _clone(source_fd, fd)
+        at = 0
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                _write_all(fd, piece, at)
+                at += len(piece)
+            elif not cloned or piece.start != at:
+                at = _copy_range(source_fd, fd, piece, at)
+            else:
+                at += len(piece)
+        os.ftruncate(fd, at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _clone(source_fd: int, fd: int) -> bool:
+    """Share the source's blocks where the filesystem can (btrfs, xfs); ext4 and most others cannot."""
+    try:
+        fcntl.ioctl(fd, FICLONE, source_fd)
+    except OSError:
+        return False
+    return True
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
+
+
+def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:
+    """Copy inside the kernel; returns the position behind the last byte."""
+    os.lseek(fd, at, os.SEEK_SET)
+    offset, left = piece.start, len(piece)
+    while left:
+        sent = os.sendfile(fd, source_fd, offset, min(left, 2**30))
+        if not sent:
+            raise UnreadableFile(f"file ends at byte {offset}: it became shorter while it was copied")
+        offset, left = offset + sent, left - sent
+    return at + len(piece)
