@@ -1,0 +1,116 @@
+"""Batches by step: what the data plan names, read and expanded to bits.
+
+Item t of the dataset is this rank's part of the global batch of step t, so that workers are stateless and a resume
+starts anywhere. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bit_transformer.bits import encode_bytes
+from bit_transformer.corpora import Corpus
+from bit_transformer.errors import BadRecipe
+from chronicle.data import DataPlan, Segments, SourceSpec, step_digest
+
+
+class SampleStore(Protocol):
+    """Samples by number: a window of whole bytes each."""
+
+    name: str
+    digest: str
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index` as uint8."""
+
+
+class TextWindows:
+    """Consecutive windows of a text in memory; the incomplete last one is left out."""
+
+    def __init__(self, name: str, text: bytes, digest: str, window_bytes: int) -> None:
+        self.name = name
+        self.digest = f"{digest}:{window_bytes}"
+        usable = len(text) // window_bytes * window_bytes
+        if not usable:
+            raise BadRecipe(f"source `{name}` has {len(text)} bytes, fewer than one window of {window_bytes}")
+        self._windows = np.frombuffer(text, dtype=np.uint8)[:usable].reshape(-1, window_bytes)
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+        return len(self._windows)
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index`."""
+        window: np.ndarray[tuple[int], np.dtype[np.uint8]] = self._windows[index]
+        return window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One rank's part of one optimizer step: bits (B, T), the source of each row (B,), digest of the global ids."""
+
+    step: int
+    bits_BT: Tensor
+    sources_B: Tensor
+    digest: str
+
+    def split(self, num_parts: int) -> Iterator[Batch]:
+        """Yield equal consecutive parts, for gradient accumulation."""
+        for bits, sources in zip(self.bits_BT.chunk(num_parts), self.sources_B.chunk(num_parts), strict=True):
+            yield Batch(step=self.step, bits_BT=bits, sources_B=sources, digest=self.digest)
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on `device`."""
+        return Batch(step=self.step, bits_BT=self.bits_BT.to(device), sources_B=self.sources_B.to(device),
+                     digest=self.digest)
+
+
+class StepDataset(Dataset[Batch]):
+    """`dataset[step]` is this rank's batch of that step; no state besides the plan and the segments."""
+
+    def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
+                 world_size: int) -> None:
+        self.plan, self.segments, self.stores = plan, segments, stores
+        self.rank, self.world_size = rank, world_size
+
+    def __getitem__(self, step: int) -> Batch:
+        ids = self.plan.batch_ids(step, self.segments)
+        share = len(ids) // self.world_size
+        mine = ids[self.rank * share:(self.rank + 1) * share]
+        windows = np.stack([self.stores[source].read(int(index)) for source, index in mine])
+        return Batch(step=step, bits_BT=encode_bytes(torch.from_numpy(windows)),
+                     sources_B=torch.from_numpy(mine[:, 0].copy()), digest=step_digest(ids))
+
+
+def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, batch_size: int, seed: int) -> DataPlan:
+    """Return the plan over these stores."""
+    return DataPlan(seed=seed, batch_size=batch_size, sources=tuple(
+        SourceSpec(name=store.name, num_samples=store.num_samples, digest=store.digest, weight=weights[store.name])
+        for store in stores))
+
+
+def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
+    """Yield the batches of steps first … end - 1; the number of workers changes nothing but the speed."""
+    return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers))
+
+
+def held_out_windows(corpus: Corpus, window_bytes: int, num_windows: int) -> Tensor:
+    """Return evenly spaced held-out windows as bits (num_windows, 9 · window_bytes). Raises BadRecipe if too few."""
+    windows = TextWindows(corpus.name, corpus.held_out, corpus.digest, window_bytes)
+    if windows.num_samples < num_windows:
+        raise BadRecipe(f"corpus `{corpus.name}` holds out {windows.num_samples} windows of {window_bytes} bytes, "
+                        f"eval_windows asks for {num_windows}")
+    chosen = np.linspace(0, windows.num_samples - 1, num_windows).astype(int)
+    return encode_bytes(torch.from_numpy(np.stack([windows.read(int(index)) for index in chosen])))

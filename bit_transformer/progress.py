@@ -1,0 +1,44 @@
+"""Where a run stands, as one object that Accelerate saves with every checkpoint.
+
+Accelerate itself saves neither the global step nor the data position. Registered second, after the scheduler, so that
+the files are `custom_checkpoint_0.pkl` (scheduler, as in seed 003) and `custom_checkpoint_1.pkl` (this).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bit_transformer.errors import CannotResume
+from chronicle.data import DataPlan, Segments
+
+STATE_VERSION = 1
+
+
+class Progress:
+    """Completed optimizer steps, bits seen, data plan and segments, warm-ups after rollbacks."""
+
+    def __init__(self, plan: DataPlan, *, world_size: int, accumulation_steps: int) -> None:
+        self.plan = plan
+        self.step = 0
+        self.bits_seen = 0
+        self.segments = Segments()
+        self.rewarms: tuple[tuple[int, int], ...] = ()  # (first step, number of steps)
+        self.world_size, self.accumulation_steps = world_size, accumulation_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values only, so that the file can be read without executing anything."""
+        return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
+                "data": {"plan": self.plan.to_json(), "plan_hash": self.plan.plan_hash,
+                         "segments": self.segments.to_json(), "position": self.segments.position(self.step)},
+                "rewarms": [list(rewarm) for rewarm in self.rewarms],
+                "world_size": self.world_size, "accumulation_steps": self.accumulation_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state; raises PlanChanged if the data plan is another one."""
+        if state.get("v") != STATE_VERSION:
+            raise CannotResume(f"progress state has version {state.get('v')}, this program reads {STATE_VERSION}")
+        self.plan.require_same(state["data"]["plan"])
+        self.step, self.bits_seen = int(state["step"]), int(state["bits_seen"])
+        self.segments = Segments.from_json(state["data"]["segments"])
+        self.rewarms = tuple((int(first), int(count)) for first, count in state["rewarms"])

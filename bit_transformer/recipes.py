@@ -1,0 +1,149 @@
+"""Recipes: one function each, returning the whole configuration of a training run.
+
+Frozen values, checked when they are made, changed only by `with_settings` (`--set optimizer.lr=0.01`). What a field
+does is told where it is used.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.errors import BadRecipe
+from bit_transformer.model import ModelConfig
+from bit_transformer.schedule import ScheduleConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Mixture, window and batch. `batch_size` is the global batch of one optimizer step, in windows."""
+
+    sources: Mapping[str, int]
+    window_bytes: int
+    batch_size: int
+    seed: int = 0
+    num_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW; weight decay on matrices only; gradients clipped to `max_grad_norm`."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A whole run. Steps are optimizer steps; `world_size` None accepts any number of ranks."""
+
+    name: str
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    checkpoint_every: int
+    eval_every: int
+    eval_windows: int
+    log_every: int = 10
+    accumulation_steps: int = 1
+    mixed_precision: str = "no"
+    device: str = "cpu"
+    seed: int = 0
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.data.window_bytes * BITS_PER_BYTE > self.model.max_bits:
+            raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {self.data.window_bytes * BITS_PER_BYTE} "
+                            f"bits, model.max_bits is {self.model.max_bits}")
+        if self.mixed_precision not in ("no", "bf16"):
+            raise BadRecipe(f"mixed_precision is `{self.mixed_precision}`, expected no or bf16")
+        if self.device not in ("cpu", "auto"):
+            raise BadRecipe(f"device is `{self.device}`, expected cpu or auto")
+        for name in ("checkpoint_every", "eval_every", "eval_windows", "log_every", "accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise BadRecipe(f"{name} is {getattr(self, name)}, expected 1 or more")
+
+    def require_divisible(self, world_size: int) -> None:
+        """Raise BadRecipe unless batch and held-out windows divide among the ranks and the accumulation steps."""
+        shares = world_size * self.accumulation_steps
+        if self.data.batch_size % shares:
+            raise BadRecipe(f"data.batch_size {self.data.batch_size} does not divide among {world_size} ranks "
+                            f"× {self.accumulation_steps} accumulation steps", f"choose a multiple of {shares}")
+        if self.eval_windows % world_size:
+            raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain nested values."""
+        return asdict(self)
+
+
+def demo() -> Recipe:
+    """Small enough for two CPU cores; its LR is raised on purpose and the run diverges."""
+    return Recipe(
+        name="demo",
+        model=ModelConfig(d_model=64, num_heads=4, num_layers=2, d_ff=256, max_bits=216),
+        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=24, batch_size=16),
+        optimizer=OptimizerConfig(lr=4e-3),
+        schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=100,
+                                raise_step=300, raise_factor=6.0),
+        checkpoint_every=50, eval_every=50, eval_windows=64)
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of that name. Raises BadRecipe listing the known ones."""
+    if name not in RECIPES:
+        raise BadRecipe(f"unknown recipe `{name}`, expected one of {', '.join(sorted(RECIPES))}")
+    return RECIPES[name]()
+
+
+def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """Return the recipe with `key=value` applied; a key is a dotted path or a field name that occurs once."""
+    for setting in settings:
+        key, found, text = setting.partition("=")
+        if not found:
+            raise BadRecipe(f"setting `{setting}` has no value, expected key=value")
+        recipe = _with_value(recipe, _path_of(recipe, key.strip()), text.strip(), key)
+    return recipe
+
+
+def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
+    known = [(field.name,) for field in fields(recipe)]
+    for field in fields(recipe):
+        part = getattr(recipe, field.name)
+        if is_dataclass(part):
+            known += [(field.name, inner.name) for inner in fields(part)]
+    wanted = tuple(key.split("."))
+    exact = [path for path in known if path == wanted]
+    matches = exact or [path for path in known if path[-1:] == wanted]
+    if len(matches) != 1:
+        choices = ", ".join(".".join(path) for path in matches or known if len(path) > 1 or not matches)
+        raise BadRecipe(f"setting `{key}` is {'ambiguous' if matches else 'unknown'}, expected one of {choices}")
+    return matches[0]
+
+
+def _with_value(owner: Any, path: tuple[str, ...], text: str, key: str) -> Any:
+    name, rest = path[0], path[1:]
+    present = getattr(owner, name)
+    if rest:
+        return replace(owner, **{name: _with_value(present, rest, text, key)})
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    if isinstance(present, float) and type(value) is int:
+        value = float(value)
+    if present is not None and type(value) is not type(present):
+        raise BadRecipe(f"setting `{key}` is `{text}`, expected a value like {present!r}")
+    if is_dataclass(present):
+        raise BadRecipe(f"setting `{key}` names a group of fields, expected one field of it")
+    return replace(owner, **{name: value})

@@ -1,0 +1,122 @@
+"""What a launch says: one metrics line a step, a line of text now and then, the facts at the start.
+
+Only the main rank writes metrics and talks; every loss is in nats per bit, with bits per byte beside it and the coin
+flip (9.0) as the yardstick: a loss above it is worse than knowing nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bit_transformer.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
+from bit_transformer.evaluate import HeldOut
+from bit_transformer.loaders import Batch
+from bit_transformer.model import count_parameters
+from bit_transformer.output import open_output
+from bit_transformer.progress import Progress
+from bit_transformer.recipes import Recipe
+from bit_transformer.tally import StepResult
+from bit_transformer.topology import Topology
+from chronicle.data import DataPlan
+from chronicle.metrics.log import MetricsWriter
+
+__all__ = ["StepLog", "open_output", "print_error"]
+
+_KEPT_FRAMES = 16
+
+
+def bits_per_byte(nats_per_bit: float) -> float:
+    """Convert a mean loss in nats per predicted bit to bits per byte (parity included)."""
+    return nats_per_bit / math.log(2) * BITS_PER_BYTE
+
+
+def print_error(problem: Exception) -> None:
+    """One sentence on stderr, and the way out."""
+    print(f"error: {problem}", file=sys.stderr)
+    remedy = getattr(problem, "remedy", None)
+    if remedy:
+        print(f"hint: {remedy}", file=sys.stderr)
+
+
+class StepLog:
+    """Metrics and talk of one launch."""
+
+    def __init__(self, environ: Mapping[str, str], *, is_main: bool, recipe: Recipe) -> None:
+        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
+        self._recipe = recipe
+        self._directory = Path(launch_dir) if launch_dir else None
+        self._is_main = is_main
+        self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
+        self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
+
+    def start(self, *, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
+              resumed_from: Path | None) -> None:
+        """Print what this launch is; counts are before and after wrapping."""
+        facts = {"recipe": self._recipe.name, "parameters_logical": self._recipe.model.num_parameters,
+                 "parameters_local": count_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
+                 "data_position": progress.segments.position(progress.step),
+                 "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
+        self._say(f"start {json.dumps(facts)}")
+        if self._directory and self._is_main:
+            text = json.dumps({**facts, "recipe_fields": self._recipe.to_json()}, indent=1) + "\n"
+            (self._directory / "trainer.json").write_text(text, encoding="utf-8")
+
+    def step(self, progress: Progress, step: StepResult, *, learning_rate: float, batch: Batch,
+             seconds: float) -> dict[str, float]:
+        """Return the metrics of a step, and print a line every `log_every` steps."""
+        values: dict[str, float] = {
+            "loss": step.loss, "loss_bpb": bits_per_byte(step.loss), "lr": learning_rate, "grad_norm": step.grad_norm,
+            "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
+        values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
+        total = sum(step.source_rows.values())
+        values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
+        self._frames.append({"step": progress.step, "digest": batch.digest, **values})
+        if progress.step % self._recipe.log_every == 0:
+            self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
+                      f"({values['loss_bpb']:.2f} bits/byte, coin flip {COIN_FLIP_BITS_PER_BYTE:.1f}) | "
+                      f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")
+        return values
+
+    def evaluation(self, progress: Progress, found: Mapping[str, HeldOut]) -> dict[str, float]:
+        """Return the held-out figures as metrics, and print them."""
+        weights = self._recipe.data.sources
+        mean = sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
+        told = ", ".join(f"{name} {held.bpb:.3f}" for name, held in found.items())
+        self._say(f"held-out at step {progress.step}: {told}, mixture {mean:.3f} bits/byte "
+                  f"(coin flip {COIN_FLIP_BITS_PER_BYTE:.1f})")
+        return {"eval_bpb": mean, **{f"eval_bpb/{name}": held.bpb for name, held in found.items()},
+                **{f"eval_parity_bpb/{name}": held.parity_bpb for name, held in found.items()}}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the step's one metrics line."""
+        if self._metrics:
+            self._metrics.write(step, values)
+
+    def saved(self, progress: Progress, path: Path) -> None:
+        """Say that a checkpoint is on disk."""
+        self._say(f"saved checkpoint of step {progress.step}: {path}")
+
+    def keep_frames(self, batch: Batch, step: StepResult) -> None:
+        """Write the last steps before a non-finite gradient beside the metrics."""
+        if self._directory and self._is_main:
+            frames = [*self._frames, {"step": batch.step + 1, "digest": batch.digest, "loss": repr(step.loss),
+                                      "grad_norm": repr(step.grad_norm)}]
+            (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
+
+    def end(self, progress: Progress, *, stopped: bool) -> None:
+        """Say how the launch ended."""
+        self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
+        if self._metrics:
+            self._metrics.close()
+
+    def _say(self, line: str) -> None:
+        if self._is_main:
+            print(line)

@@ -1,0 +1,119 @@
+"""Which checkpoint a launch starts from. Nothing is guessed.
+
+`auto`: the one the contract names (a rollback wrote it); without a contract a fresh start, and only into an empty
+directory. `latest-complete` takes the highest step whose manifest is there, and is spelled out by whoever wants it.
+A path or a step number names one. Loading and checking are the trainer's and the guard's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bit_transformer.errors import CannotResume
+
+CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
+STATE_DIRECTORY = "accelerator_state"
+MANIFEST_NAME = "chronicle-manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """The checkpoint to load (None: start fresh) and what the contract asks of the data and the LR."""
+
+    path: Path | None
+    skip_batches: int = 0
+    reshuffle: bool = False
+    warmup_steps: int = 0
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Return where `accelerator.save_state` writes the checkpoint of `step`."""
+    return root / f"opt_step-{step}" / STATE_DIRECTORY
+
+
+def list_steps(root: Path) -> list[int]:
+    """Return the steps that have a checkpoint directory, complete or not, ascending."""
+    if not root.is_dir():
+        return []
+    matches = (CHECKPOINT_NAME.fullmatch(entry.name) for entry in root.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) -> ResumePoint:
+    """Return where to start. Raises CannotResume where that is open or the named checkpoint is not there."""
+    contract = _read_contract(environ)
+    if requested == "fresh":
+        _require_nothing_later(root, -1)
+        return ResumePoint(path=None)
+    if requested == "auto":
+        if contract is None:
+            if list_steps(root):
+                raise CannotResume(
+                    f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and no contract names one",
+                    "say `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
+            return ResumePoint(path=None)
+        path = _state_directory(Path(contract["checkpoint"]), root)
+    elif requested == "latest-complete":
+        path = checkpoint_path(root, _latest_complete(root))
+    else:
+        path = checkpoint_path(root, int(requested)) if requested.isdigit() else _state_directory(Path(requested), root)
+    if not path.is_dir():
+        raise CannotResume(f"checkpoint `{path}` does not exist; steps here: {_listed(list_steps(root))}")
+    match = CHECKPOINT_NAME.fullmatch(path.parent.name)
+    if match:
+        _require_nothing_later(root, int(match[1]))
+    if contract is None or not _is_same(path, _state_directory(Path(contract["checkpoint"]), root)):
+        return ResumePoint(path=path)
+    data = contract.get("data") or {}
+    return ResumePoint(path=path, skip_batches=int(data.get("skip_batches") or 0),
+                       reshuffle=bool(data.get("reshuffle")), warmup_steps=int(contract.get("warmup_steps") or 0))
+
+
+def _read_contract(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    run_dir = environ.get("CHRONICLE_RUN_DIR")
+    path = Path(run_dir) / "contract.json" if run_dir else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise CannotResume(f"contract `{path}` cannot be read: {problem}") from problem
+    if not isinstance(contract, dict) or contract.get("v") != 1 or not contract.get("checkpoint"):
+        raise CannotResume(f"contract `{path}` is not of version 1 or names no checkpoint")
+    return contract
+
+
+def _state_directory(path: Path, root: Path) -> Path:
+    path = path if path.is_absolute() or path.exists() else root / path
+    return path / STATE_DIRECTORY if CHECKPOINT_NAME.fullmatch(path.name) else path
+
+
+def _latest_complete(root: Path) -> int:
+    complete = [step for step in list_steps(root)
+                if any((place / MANIFEST_NAME).is_file() for place in
+                       (checkpoint_path(root, step), checkpoint_path(root, step).parent))]
+    if not complete:
+        raise CannotResume(f"no checkpoint in `{root}` has its manifest; steps here: {_listed(list_steps(root))}",
+                           "name one with `--resume STEP`")
+    return complete[-1]
+
+
+def _require_nothing_later(root: Path, step: int) -> None:
+    later = [found for found in list_steps(root) if found > step]
+    if later:
+        raise CannotResume(f"`{root}` holds checkpoints of later steps {_listed(later)}, which this launch would meet",
+                           f"`chronicle rollback --to {step}` moves them out of the way" if step >= 0
+                           else "choose another directory with --checkpoints")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"

@@ -1,0 +1,78 @@
+"""Learning rates as pure functions of the optimizer step, planned in one place.
+
+Every (re)creation of a schedule (start, resume, rollback, growth) goes through `plan_schedule`, so that a schedule
+rebuilt at step s continues as if it had never been rebuilt. No clock, no torch, no state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bit_transformer.errors import BadRecipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """Warm-up, shape and, for demonstrations and studies, a step from which the LR is raised on purpose."""
+
+    shape: str = "wsd"
+    warmup_steps: int = 0
+    total_steps: int = 1
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+    raise_step: int | None = None
+    raise_factor: float = 1.0
+
+
+def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
+    """Return the factor on the base LR as a function of completed optimizer steps."""
+    if config.shape not in SHAPES:
+        raise BadRecipe(f"schedule shape `{config.shape}` is unknown, expected one of {', '.join(sorted(SHAPES))}")
+    shape = SHAPES[config.shape]
+
+    def factor(step: int) -> float:
+        value = shape(config, step)
+        if step < config.warmup_steps:
+            value *= (step + 1) / config.warmup_steps
+        if config.raise_step is not None and step >= config.raise_step:
+            value *= config.raise_factor
+        return value
+
+    return factor
+
+
+def with_rewarms(factor: Callable[[int], float],
+                 rewarms: Callable[[], Sequence[tuple[int, int]]]) -> Callable[[int], float]:
+    """Return `factor` with a linear warm-up over each (first step, number of steps) that `rewarms()` lists."""
+
+    def warmed(step: int) -> float:
+        value = factor(step)
+        for first, count in rewarms():
+            if first <= step < first + count:
+                value *= (step - first + 1) / count
+        return value
+
+    return warmed
+
+
+def _constant(config: ScheduleConfig, step: int) -> float:
+    return 1.0
+
+
+def _wsd(config: ScheduleConfig, step: int) -> float:
+    begin = config.total_steps - config.decay_steps
+    if not config.decay_steps or step < begin:
+        return 1.0
+    progress = min(1.0, (step - begin) / config.decay_steps)
+    return 1.0 - (1.0 - config.final_fraction) * progress
+
+
+def _cosine(config: ScheduleConfig, step: int) -> float:
+    span = max(1, config.total_steps - config.warmup_steps)
+    progress = min(1.0, max(0.0, (step - config.warmup_steps) / span))
+    return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+SHAPES: dict[str, Callable[[ScheduleConfig, int], float]] = {"constant": _constant, "wsd": _wsd, "cosine": _cosine}

@@ -1,0 +1,55 @@
+"""How many ranks there really are: launcher, torch.distributed and Accelerate must say the same.
+
+`accelerate launch --cpu --num_processes 2` starts one process in silence; Accelerate with DeepSpeed on a CPU believes
+in a world of one unless gloo is named; FSDP on a CPU becomes DDP. Believing any one of them has cost people runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from bit_transformer.errors import TopologyMismatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What each part believes; `sharding` is the class of the wrapped model."""
+
+    launcher_world_size: int
+    torch_world_size: int
+    accelerate_num_processes: int
+    expected_world_size: int | None
+    distributed_type: str
+    backend: str | None
+    sharding: str
+    device: str
+
+    def require_agreement(self) -> None:
+        """Raise TopologyMismatch unless all that are known are equal."""
+        sizes = {"launcher": self.launcher_world_size, "torch.distributed": self.torch_world_size,
+                 "Accelerate": self.accelerate_num_processes}
+        if self.expected_world_size is not None:
+            sizes["recipe"] = self.expected_world_size
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{who} says {size}" for who, size in sizes.items())
+            raise TopologyMismatch(f"the world size is not agreed: {said}",
+                                   "start with `torchrun --nproc_per_node N -m bit_transformer.train …`")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], expected: int | None) -> Topology:
+    """Ask every part, in this process."""
+    running = dist.is_available() and dist.is_initialized()
+    return Topology(
+        launcher_world_size=int(environ.get("WORLD_SIZE", "1")),
+        torch_world_size=dist.get_world_size() if running else 1,
+        accelerate_num_processes=int(accelerator.num_processes), expected_world_size=expected,
+        distributed_type=str(accelerator.distributed_type.value), backend=dist.get_backend() if running else None,
+        sharding=type(model).__name__, device=str(accelerator.device))

@@ -1,0 +1,168 @@
+"""Train: `torchrun --nproc_per_node 2 -m bit_transformer.train --recipe demo`. Read it from top to bottom.
+
+One loop under Accelerate. Counters are optimizer steps everywhere; the loss is in nats per bit. Parts with a story of
+their own (data plan, schedule, resume point, evaluation) are modules; what happens in a step happens here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.utils import set_seed
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from bit_transformer import report
+from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.corpora import read_corpus
+from bit_transformer.errors import NonFiniteGradients, TrainerError
+from bit_transformer.evaluate import evaluate
+from bit_transformer.guarding import guarded
+from bit_transformer.loaders import StepDataset, TextWindows, held_out_windows, load_steps, plan_data
+from bit_transformer.model import BitTransformer, next_bit_losses
+from bit_transformer.progress import Progress
+from bit_transformer.recipes import Recipe, find_recipe, with_settings
+from bit_transformer.resume import checkpoint_path, find_resume_point
+from bit_transformer.schedule import plan_schedule, with_rewarms
+from bit_transformer.tally import StepTally
+from bit_transformer.topology import measure_topology
+from chronicle.data import DataError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; return the exit code. Errors of ours are one sentence and a hint."""
+    report.open_output(os.environ)
+    parser = argparse.ArgumentParser(prog="python -m bit_transformer.train", allow_abbrev=False)
+    parser.add_argument("--recipe", default="demo", help="name of a recipe (a function in recipes.py)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one field of the recipe")
+    parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
+    parser.add_argument("--resume", default="auto", help="auto, fresh, latest-complete, a step, or a path")
+    options = parser.parse_args(argv)
+    try:
+        train(with_settings(find_recipe(options.recipe), options.set), options.checkpoints, options.resume)
+    except (TrainerError, DataError) as problem:
+        report.print_error(problem)
+        return 1
+    return 0
+
+
+def train(recipe: Recipe, checkpoints: Path, resume: str = "auto") -> None:
+    """Train `recipe` to its last step, or until SIGTERM; a checkpoint is saved in either case."""
+    stop_asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stop_asked.append(number))
+    torch.set_num_threads(1)  # two torch threads on a shared machine measured 2-7x slower than one
+
+    # Ranks ---------------------------------------------------------------------------------------------------------
+    cpu = recipe.device == "cpu" or not torch.cuda.is_available()
+    accelerator = Accelerator(
+        cpu=cpu, mixed_precision=recipe.mixed_precision, gradient_accumulation_steps=recipe.accumulation_steps,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else [])
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    recipe.require_divisible(world_size)
+
+    # Data: a plan, not a stream ------------------------------------------------------------------------------------
+    corpora = [read_corpus(name) for name in recipe.data.sources]
+    stores = tuple(TextWindows(c.name, c.train, c.digest, recipe.data.window_bytes) for c in corpora)
+    plan = plan_data(stores, recipe.data.sources, batch_size=recipe.data.batch_size, seed=recipe.data.seed)
+    held_out = {c.name: held_out_windows(c, recipe.data.window_bytes, recipe.eval_windows) for c in corpora}
+
+    # Model, optimizer, schedule ------------------------------------------------------------------------------------
+    set_seed(recipe.seed)
+    model = bare_model = BitTransformer(recipe.model)
+    optimizer = AdamW(parameter_groups(model, recipe.optimizer.weight_decay), lr=recipe.optimizer.lr,
+                      betas=(recipe.optimizer.beta1, recipe.optimizer.beta2))
+    model, optimizer = accelerator.prepare(model, optimizer)
+    progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
+    factor = with_rewarms(plan_schedule(recipe.schedule), lambda: progress.rewarms)
+    # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
+    scheduler = LambdaLR(optimizer, factor)
+    accelerator.register_for_checkpointing(scheduler)
+    accelerator.register_for_checkpointing(progress)
+    topology = measure_topology(accelerator, model, os.environ, recipe.world_size)
+    topology.require_agreement()
+    set_seed(recipe.seed, device_specific=True)
+
+    # Resume: the guard compares memory with contract and manifest before the first step -------------------------------
+    guard = guarded(accelerator)
+    point = find_resume_point(resume, checkpoints, os.environ)
+    if point.path is not None:
+        accelerator.load_state(str(point.path))
+        if point.warmup_steps:
+            progress.rewarms += ((progress.step, point.warmup_steps),)
+            set_learning_rates(optimizer, scheduler)
+        progress.segments = progress.segments.resumed(
+            progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
+    log = report.StepLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
+    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path)
+    guard.before_first_step()
+
+    # The loop ------------------------------------------------------------------------------------------------------
+    tally = StepTally(tuple(recipe.data.sources), accelerator.device)
+    dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size)
+    model.train()
+    for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=recipe.data.num_workers):
+        started = time.perf_counter()
+        batch = batch.to(accelerator.device)
+        for part in batch.split(recipe.accumulation_steps):
+            with accelerator.accumulate(model):
+                with accelerator.autocast():
+                    logits_BT2 = model(part.bits_BT)
+                losses_BT = next_bit_losses(logits_BT2, part.bits_BT)
+                accelerator.backward(losses_BT.mean())
+                tally.add(losses_BT, part.sources_B)
+                if not accelerator.sync_gradients:
+                    continue
+                grad_norm = accelerator.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)
+                step = tally.reduce(grad_norm=grad_norm, stop=bool(stop_asked))  # all ranks agree from here on
+                if not step.finite:
+                    log.keep_frames(batch, step)
+                    raise NonFiniteGradients(
+                        f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
+                        "roll back with `chronicle rollback`; the last frames lie beside the launch's metrics")
+                learning_rate = optimizer.param_groups[0]["lr"]
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        progress.step += 1
+        progress.bits_seen += plan.batch_size * recipe.data.window_bytes * BITS_PER_BYTE
+        last = step.stop or progress.step == recipe.schedule.total_steps
+        values = log.step(progress, step, learning_rate=learning_rate, batch=batch,
+                          seconds=time.perf_counter() - started)
+        if last or progress.step % recipe.eval_every == 0:
+            found = evaluate(bare_model, held_out, rank=rank, world_size=world_size)
+            values |= log.evaluation(progress, found)
+        log.write(progress.step, values)
+        if last or progress.step % recipe.checkpoint_every == 0:
+            path = checkpoint_path(checkpoints, progress.step)
+            accelerator.save_state(str(path), safe_serialization=True)
+            log.saved(progress, path)
+        if last:
+            break
+    log.end(progress, stopped=bool(stop_asked))
+    accelerator.end_training()
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Return two groups: matrices with weight decay, vectors without."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, scheduler: LambdaLR) -> None:
+    """Give the optimizer the LR of the step it is at, after the schedule was changed at a resume."""
+    for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(scheduler.last_epoch)
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

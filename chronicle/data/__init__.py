@@ -1,0 +1,11 @@
+"""Data as a plan: which sample is drawn at which step, for ever.
+
+The order is arithmetic (`order`), the mixture is exact (`plan`), and every skip or reshuffle is a remembered segment
+(`segments`). No torch and no webdataset here: the loaders live with the trainer.
+"""
+
+from chronicle.data.errors import DataError, PlanChanged
+from chronicle.data.plan import DataPlan, SourceSpec, step_digest
+from chronicle.data.segments import Segment, Segments
+
+__all__ = ["DataError", "DataPlan", "PlanChanged", "Segment", "Segments", "SourceSpec", "step_digest"]
