@@ -14,7 +14,7 @@ import os
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESERVED = frozenset(("step", "t"))
@@ -69,7 +69,7 @@ class MetricsWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> MetricsWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,0 +1,11 @@
+"""See trouble in a training log: spikes, divergences, NaN, wrong learning rates, lost weights.
+
+`Detector` folds logged points, live or after the fact, into `Event`s with an onset, a lower bound for it, a class and
+a tier. Standard library only; no clock, no disk. What to do about an event: `rollback.propose`.
+"""
+
+from rollback.detect.config import ChannelConfig
+from rollback.detect.engine import Detector, UnknownState
+from rollback.detect.events import Event, Kind, Status, Tier
+
+__all__ = ["ChannelConfig", "Detector", "Event", "Kind", "Status", "Tier", "UnknownState"]

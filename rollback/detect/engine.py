@@ -1,0 +1,187 @@
+"""The detector: a fold over logged points, live or after the fact, with the same answer.
+
+    detector = Detector()
+    for point in points:
+        for event in detector.feed(point.step, point.values):
+            ...                                # opened or changed by this point
+
+Each channel folds alone (`channel.py`), the stream watches steps and launches, the LR watch compares rates, the
+fusion makes events of what they find. `to_json` is the whole state: folded in two halves, or killed and resumed at
+any point, the output is the same to the last byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollback.detect.channel import Channel
+from rollback.detect.config import ChannelConfig
+from rollback.detect.events import Event, Kind, Status, Tier
+from rollback.detect.excursion import ChannelEvent
+from rollback.detect.fusion import Fusion
+from rollback.detect.lr_watch import LrFinding, LrWatch
+from rollback.detect.roles import Role, role_of
+from rollback.detect.state import fusion_from_json, fusion_to_json
+from rollback.detect.stream import Placement, Stream
+
+STATE_VERSION = 1
+SCANNED = (Role.LOSS, Role.SOURCE, Role.NORM, Role.OTHER)
+LOG_ROLES = (Role.NORM,)
+
+
+class UnknownState(ValueError):
+    """A stored state has a version this detector does not know."""
+
+
+class Detector:
+    """Fold points into events; `events` are all so far, in order of opening."""
+
+    def __init__(self, config: ChannelConfig | None = None) -> None:
+        self.config = config or ChannelConfig()
+        self.row = 0
+        self._stream = Stream()
+        self._lr = LrWatch()
+        self._lr_event: int | None = None
+        self._fusion = Fusion()
+        self._channels: dict[str, Channel] = {}
+        self._roles: dict[str, Role] = {}
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(self._fusion.events)
+
+    def feed(
+        self, step: int, values: Mapping[str, float | None], *, time: float | None = None, launch: int | None = None
+    ) -> list[Event]:
+        """Fold one logged point; returns the events that it opened or changed. A value of None was not recorded."""
+        row = self.row
+        self.row = row + 1
+        changed: list[Event] = []
+        placement = self._stream.feed(step, launch)
+        if placement.segment_start or placement.new_interval:
+            self._begin_segment(placement, row, step, launch, changed)
+        roles, channels = self._roles, self._channels
+        for name, value in values.items():
+            if value is None:
+                continue
+            role = roles.get(name)
+            if role is None:
+                role = self._meet(name)
+            channel = channels.get(name)
+            if channel is None:
+                if role is Role.LR:
+                    self._watch_lr(row, step, launch, value, values, changed)
+                continue
+            if role is Role.LOSS and self._fusion.first_loss is None and value - value == 0.0:
+                self._fusion.first_loss = value
+            items = channel.feed(row, step, value)
+            if items:
+                self._fuse(role, items, launch, changed)
+        return changed
+
+    def finish(self) -> list[Event]:
+        """The log is complete: an event still open at its end is judged by its last points. Not part of the fold."""
+        changed: list[Event] = []
+        for name, channel in self._channels.items():
+            self._fuse(self._roles[name], channel.finish(), self._stream.last_launch, changed)
+        return changed
+
+    def _meet(self, name: str) -> Role:
+        """First sight of a channel: decide what it is; of several total losses the first one leads."""
+        role = role_of(name)
+        if role is Role.LOSS and any(known is Role.LOSS for known in self._roles.values()):
+            role = Role.SOURCE
+        self._roles[name] = role
+        if role in SCANNED:
+            self._channels[name] = Channel(name, self._config_for(role))
+        return role
+
+    def _config_for(self, role: Role) -> ChannelConfig:
+        if role not in LOG_ROLES:
+            return self.config
+        values = {name: getattr(self.config, name) for name in ChannelConfig.__slots__}
+        return ChannelConfig(**{**values, "log": True, "floor_fraction": 0.02, "level_fraction": 0.0})
+
+    def _begin_segment(
+        self, placement: Placement, row: int, step: int, launch: int | None, changed: list[Event]
+    ) -> None:
+        for channel in self._channels.values():
+            channel.begin_segment(row, new_interval=placement.new_interval)
+        if placement.rewound_from is not None:
+            sentence = f"step goes back from {placement.rewound_from} to {step}"
+            changed.append(self._add(Kind.RESTART_REWIND, Tier.NOTICE, row, step, launch, (), sentence, closed=True))
+
+    def _watch_lr(
+        self, row: int, step: int, launch: int | None, value: float, values: Mapping[str, float | None],
+        changed: list[Event],
+    ) -> None:  # fmt: skip
+        finding = self._lr.feed(value, values.get("lr/expected"))
+        if finding is None:
+            return
+        if finding.begins:
+            event = self._add(Kind.LR_MISMATCH, lr_tier(finding), row, step, launch, ("lr",), finding.sentence)
+            self._lr_event = event.id
+        elif self._lr_event is not None:
+            event = self._fusion.change(
+                self._lr_event, status=Status.RECOVERED, recovered_row=row, recovered_step=step
+            )
+            self._lr_event = None
+        else:
+            return
+        changed.append(event)
+
+    def _add(
+        self, kind: Kind, tier: Tier, row: int, step: int, launch: int | None, channels: tuple[str, ...],
+        sentence: str, *, closed: bool = False,
+    ) -> Event:  # fmt: skip
+        status = Status.RECOVERED if closed else Status.OPEN
+        return self._fusion.add(
+            Event(
+                id=0, kind=kind, tier=tier, status=status, onset_step=step, onset_low_step=step, onset_row=row,
+                onset_low_row=row, alarm_step=step, alarm_row=row, recovered_row=row if closed else None,
+                recovered_step=step if closed else None, channels=channels, launch=launch,
+                interval=self._stream.interval, evidence=(sentence,),
+            )
+        )  # fmt: skip
+
+    def _fuse(self, role: Role, items: list[ChannelEvent], launch: int | None, changed: list[Event]) -> None:
+        for item in items:
+            event = self._fusion.feed(role, item, interval=self._stream.interval, launch=launch)
+            if event is not None:
+                changed.append(event)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole state as plain JSON values; floats keep every bit through repr."""
+        return {
+            "v": STATE_VERSION,
+            "row": self.row,
+            "stream": self._stream.to_json(),
+            "lr": self._lr.to_json(),
+            "lr_event": self._lr_event,
+            "roles": {name: role.value for name, role in self._roles.items()},
+            "channels": [channel.to_json() for channel in self._channels.values()],
+            "fusion": fusion_to_json(self._fusion),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], config: ChannelConfig | None = None) -> Detector:
+        """Rebuild a detector; raises UnknownState for a version that is not known."""
+        if record.get("v") != STATE_VERSION:
+            raise UnknownState(f"detector state version {record.get('v')!r}: expected {STATE_VERSION}")
+        detector = cls(config)
+        detector.row = record["row"]
+        detector._stream = Stream.from_json(record["stream"])
+        detector._lr = LrWatch.from_json(record["lr"])
+        detector._lr_event = record["lr_event"]
+        detector._roles = {name: Role(role) for name, role in record["roles"].items()}
+        for stored in record["channels"]:
+            role = detector._roles[stored["name"]]
+            detector._channels[stored["name"]] = Channel.from_json(detector._config_for(role), stored)
+        detector._fusion = fusion_from_json(record["fusion"], detector._channels)
+        return detector
+
+
+def lr_tier(finding: LrFinding) -> Tier:
+    """A broken promise is proposed at once; a rate that only looks odd against the run's own past warns."""
+    return Tier.PROPOSE if finding.expected is not None else Tier.WARN

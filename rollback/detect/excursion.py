@@ -1,0 +1,181 @@
+"""An open event on one channel: frozen reference, peak, and the test that decides whether the run came back.
+
+"Back under the threshold" is not recovery: a run can settle at a permanently worse level (Marin 32B went 1.96, 2.02,
+1.975 and was lost). Recovered means equivalent: the upper 95 % bound of the mean residual against the reference from
+before the event lies below a margin. Between margin and two noise units it is partial, above or rising: diverging.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from rollback.detect.config import ChannelConfig
+from rollback.detect.events import Status
+
+WINDOWS = (32, 64, 128, 200)
+UPPER_95 = 1.645
+RISING_99 = 2.33
+CHECK_EVERY = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class ChannelEvent:
+    """What one channel knows about one event; changed in place while it is open, read by the fusion.
+
+    `level` is the reference it is judged against and `sigma` its noise, both in the channel's own unit (log10 for
+    norms); `inflation` is the long-run variance over the variance of one point; `unresolved` says that it did not come
+    back in time; a `respike` happened on top of another event.
+    """
+
+    id: int
+    channel: str
+    shape: str  # instant, gradual or nan
+    alarm_row: int
+    alarm_step: int
+    onset_row: int
+    onset_step: int
+    onset_low_row: int
+    onset_low_step: int
+    level: float
+    sigma: float
+    inflation: float = 1.0
+    status: Status = Status.OPEN
+    peak_row: int | None = None
+    peak_step: int | None = None
+    recovered_row: int | None = None
+    recovered_step: int | None = None
+    excess: float | None = None
+    sigmas: float | None = None
+    closed: bool = False
+    unresolved: bool = False
+    respike: bool = False
+    after_restart: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        record = {name: getattr(self, name) for name in self.__slots__}
+        record["status"] = self.status.value
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> ChannelEvent:
+        return cls(**{**record, "status": Status(record["status"])})
+
+
+class Excursion:
+    """Follow one open event; `feed` returns True when something about it changed."""
+
+    __slots__ = ("config", "count", "event", "margin", "recent", "reference", "spread", "unit")
+
+    def __init__(self, config: ChannelConfig, event: ChannelEvent, reference: float, unit: float) -> None:
+        self.config, self.event, self.reference = config, event, reference
+        self.unit = unit  # noise of one point, already widened for correlation
+        self.spread: float = event.inflation**0.25  # standard error of a mean of n: spread / sqrt(n), in units
+        level = 0.0 if config.log else config.level_fraction * abs(reference)
+        self.margin = max(config.equivalence * self.spread, level / unit)
+        self.count = 0
+        self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
+
+    def feed(self, row: int, step: int, value: float) -> bool:
+        event = self.event
+        residual = (value - self.reference) / self.unit
+        self.recent.append((row, step, -4.0 if residual < -4.0 else 8.0 if residual > 8.0 else residual))
+        self.count += 1
+        if event.excess is None or value - self.reference > event.excess:
+            event.excess, event.peak_row, event.peak_step = value - self.reference, row, step
+            event.sigmas = residual
+        return self.count % CHECK_EVERY == 0 and self.judge()
+
+    def judge(self) -> bool:
+        """Apply the equivalence test and the milestones to the points so far; True when the event changed."""
+        event, config = self.event, self.config
+        residuals = [item[2] for item in self.recent]
+        if self._is_recovered(residuals):
+            event.status, event.closed = Status.RECOVERED, True
+            event.recovered_row, event.recovered_step = self._return_point()
+            return True
+        changed = False
+        if not event.unresolved and self._is_unresolved(residuals):
+            event.unresolved = changed = True
+        if self.count >= config.verdict_points:
+            status = Status.DIVERGING if self._is_diverging(residuals) else Status.PARTIAL
+            if self._mean(residuals, 200) < self.margin:
+                status = Status.OPEN
+            changed = changed or status is not event.status
+            event.status = status
+        if self.count >= config.accept_points:
+            event.closed = changed = True
+        return changed
+
+    def finish(self) -> bool:
+        """The log ends here: an event still high and not falling is a divergence that somebody stopped."""
+        event = self.event
+        residuals = [item[2] for item in self.recent]
+        size = min(len(residuals), 32)
+        if size < 12 or event.unresolved:
+            return False
+        high = self._mean(residuals, size) > 2.0 * self.spread
+        if high and not self._is_falling(residuals, size):
+            event.unresolved, event.status = True, Status.DIVERGING
+            return True
+        return False
+
+    def _is_recovered(self, residuals: list[float]) -> bool:
+        for size in WINDOWS:
+            if len(residuals) < size:
+                return False
+            if self._mean(residuals, size) + UPPER_95 * self.spread / math.sqrt(size) < self.margin:
+                return True
+        return False
+
+    def _is_unresolved(self, residuals: list[float]) -> bool:
+        config = self.config
+        if self.count >= config.unresolved_points:
+            return self._mean(residuals, 50) - UPPER_95 * self.spread / math.sqrt(50) > self.margin
+        if self.event.shape != "gradual" or self.count < config.plain_points:
+            return False
+        if self.count < config.preview_points:
+            return self._mean(residuals, 24) > 4.0 * self.spread and not self._is_falling(residuals, 24)
+        return self._mean(residuals, 32) > 2.0 * self.spread and not self._is_falling(residuals, 32)
+
+    def _is_diverging(self, residuals: list[float]) -> bool:
+        size = min(100, len(residuals)) // 2
+        rise = self._mean(residuals, size) - self._mean(residuals[: len(residuals) - size], size)
+        rising = rise > RISING_99 * self.spread * math.sqrt(2.0 / size)
+        return rising or self._mean(residuals, 200) > 2.0 * self.spread
+
+    def _is_falling(self, residuals: list[float], size: int) -> bool:
+        half = size // 2
+        drop = self._mean(residuals[: len(residuals) - half], half) - self._mean(residuals, half)
+        return drop > RISING_99 * self.spread * math.sqrt(2.0 / half)
+
+    @staticmethod
+    def _mean(residuals: list[float], size: int) -> float:
+        return math.fsum(residuals[-size:]) / min(size, len(residuals))
+
+    def _return_point(self) -> tuple[int, int]:
+        """The first point of the unbroken run of ordinary ones that ends here."""
+        row, step, _ = self.recent[-1]
+        strange = 0
+        for item in reversed(self.recent):
+            strange = strange + 1 if item[2] > 3.0 else 0
+            if item[0] <= (self.event.peak_row or 0) or strange >= 2:
+                break
+            if not strange:
+                row, step = item[0], item[1]
+        return row, step
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "event": self.event.id, "reference": self.reference, "unit": self.unit, "count": self.count,
+            "recent": [list(item) for item in self.recent],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, config: ChannelConfig, event: ChannelEvent, record: dict[str, Any]) -> Excursion:
+        excursion = cls(config, event, record["reference"], record["unit"])
+        excursion.count = record["count"]
+        excursion.recent.extend((row, step, value) for row, step, value in record["recent"])
+        return excursion

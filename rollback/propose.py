@@ -1,0 +1,292 @@
+"""From a cluster of events and the checkpoints that exist to one proposal: where to go back to, with what, at what cost.
+
+Target: the newest verified, healthy checkpoint before `min(onset_low - 50, onset - 100)` of the whole cluster. The
+first human rollback of the seed's 80B run went to a checkpoint after the onset, and failed. The action climbs a ladder,
+one knob a rung; a relapse in the same region climbs one rung and goes at least one checkpoint further back. The LR is
+never raised. Pure: no clock, no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from rollback.detect.events import Event, Kind, Status, Tier
+
+MARGIN_LOW, MARGIN = 50, 100  # steps or logged points, whichever is more
+SHORT_MARGIN = 10  # when nothing lies before the full margin
+RELAPSE_STEPS, RELAPSE_DISTANCES = 2000, 3
+HARDWARE_STEPS = 100
+SKIP_AFTER_ONSET = 200
+MIN_LR_FACTOR = 0.1
+RAISED_LR = 1.2
+
+
+class Action(StrEnum):
+    """The rungs, in order; HARDWARE is a branch beside SKIP."""
+
+    WAIT = "wait"
+    SKIP = "skip-data"
+    HARDWARE = "replace-hardware"
+    LR_75 = "lr-x0.75"
+    LR_50 = "lr-x0.5"
+    STABILISE = "stabilise"
+    STOP = "stop"
+
+    @property
+    def rung(self) -> int:
+        return {"wait": 0, "skip-data": 1, "replace-hardware": 1, "lr-x0.75": 2, "lr-x0.5": 3, "stabilise": 4}.get(
+            self.value, 5
+        )
+
+
+LADDER = (Action.WAIT, Action.SKIP, Action.LR_75, Action.LR_50, Action.STABILISE, Action.STOP)
+LR_SCALES = {Action.LR_75: 0.75, Action.LR_50: 0.5, Action.STABILISE: 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateCheckpoint:
+    """A checkpoint that exists. `verified` None: nobody has looked yet, `chronicle rollback` will."""
+
+    step: int
+    launch: int | None = None
+    verified: bool | None = None
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRollback:
+    """One rollback already done: the onset it answered, where it went and how."""
+
+    onset_step: int
+    target_step: int
+    action: Action = Action.SKIP
+    lr_scale: float = 1.0
+    day: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """What may be spent before a person must speak; counted over `History.rollbacks`."""
+
+    per_region: int = 3
+    per_day: int = 4
+    discarded_fraction: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known besides the events. `lr_factor` is the cumulative factor against the original schedule."""
+
+    run: str | None = None
+    last_step: int = 0
+    seconds_per_step: float | None = None
+    rollbacks: tuple[PastRollback, ...] = ()
+    hardware: tuple[tuple[int, str], ...] = ()
+    lr_factor: float = 1.0
+    lr_raised: float = 1.0
+    data_addressable: bool = False
+    checkpoint_interval: int | None = None
+    discarded_steps: int = 0
+    day: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another checkpoint one could go back to, with what it costs."""
+
+    step: int
+    launch: int | None
+    cost_steps: int
+    cost_hours: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Where to go, with what, why. `target_step` None: nothing verified lies before the onset; `command` is then None."""
+
+    events: tuple[int, ...]
+    cluster: int
+    onset_step: int
+    onset_low_step: int
+    target_step: int | None
+    target_launch: int | None
+    action: Action
+    lr_scale: float
+    cost_steps: int | None
+    cost_hours: float | None
+    alternatives: tuple[Alternative, ...]
+    reasons: tuple[str, ...]
+    exhausted: tuple[str, ...]
+    command: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        record = asdict(self)
+        record["action"] = self.action.value
+        for name in ("events", "alternatives", "reasons", "exhausted"):
+            record[name] = list(record[name])
+        return record
+
+
+def propose(
+    events: Sequence[Event],
+    checkpoints: Sequence[CandidateCheckpoint],
+    history: History | None = None,
+    *,
+    budgets: Budgets | None = None,
+) -> Proposal | None:
+    """Return the proposal for the newest cluster that calls for one, or None when nothing does."""
+    history, budgets = history or History(), budgets or Budgets()
+    calling = [event for event in events if event.tier is Tier.PROPOSE and event.status is not Status.RECOVERED]
+    if not calling:
+        return None
+    cluster = [event for event in events if event.cluster == calling[-1].cluster and _counts(event)]
+    onset, low, interval = _onset(cluster)
+    reasons = [_story(cluster, onset, low)]
+    relapses = _relapses(history, onset)
+    action = _choose_action(cluster, history, relapses, onset, reasons)
+    usable = sorted((c for c in checkpoints if c.healthy and c.verified is not False), key=lambda c: c.step)
+    if relapses:
+        previous = min(past.target_step for past in relapses)
+        usable = [c for c in usable if c.step < previous]
+        reasons.append(f"the rollback to {previous} did not hold: at least one checkpoint further back")
+    older = _before_onset(usable, onset, low, interval, reasons)
+    target = older[-1] if older else None
+    lr_scale = LR_SCALES.get(action, 1.0)
+    if history.lr_factor * lr_scale < MIN_LR_FACTOR:
+        lr_scale, action = 1.0, Action.STOP
+        reasons.append(f"the LR is already at {history.lr_factor:.4g} of the original: no further reduction")
+    exhausted = _exhausted(history, budgets, relapses, target, onset)
+    return Proposal(
+        events=tuple(event.id for event in cluster), cluster=calling[-1].cluster, onset_step=onset,
+        onset_low_step=low, target_step=target.step if target else None,
+        target_launch=target.launch if target else None, action=action, lr_scale=lr_scale,
+        cost_steps=max(0, history.last_step - target.step) if target else None,
+        cost_hours=_hours(history, target), alternatives=tuple(_alternative(history, c) for c in older[-3:-1][::-1]),
+        reasons=tuple(reasons), exhausted=exhausted,
+        command=_command(target, checkpoints, action, lr_scale, history, onset) if target else None,
+    )  # fmt: skip
+
+
+def _counts(event: Event) -> bool:
+    """Events that tell when the trouble began: not one that only follows a restart and passed."""
+    return event.onset_step is not None and not (
+        event.kind in (Kind.RESUME_BUMP, Kind.RESTART_REWIND) and event.status is Status.RECOVERED
+    )
+
+
+def _onset(cluster: Sequence[Event]) -> tuple[int, int, float]:
+    onset = min(event.onset_step for event in cluster if event.onset_step is not None)
+    low = min(event.onset_low_step for event in cluster if event.onset_low_step is not None)
+    return onset, min(low, onset), max(1.0, *(event.interval for event in cluster))
+
+
+def _story(cluster: Sequence[Event], onset: int, low: int) -> str:
+    last = cluster[-1]
+    many = f"{len(cluster)} events, the last a " if len(cluster) > 1 else ""
+    since = f"since step {onset}" if onset == low else f"since step {onset} (at the earliest {low})"
+    return f"{many}{last.kind.value} on {', '.join(last.channels) or 'the log'}, {last.status.value}, {since}"
+
+
+def _before_onset(
+    usable: Sequence[CandidateCheckpoint], onset: int, low: int, interval: float, reasons: list[str]
+) -> list[CandidateCheckpoint]:
+    """Checkpoints before the onset with the full margin; with the shorter one only where nothing else exists."""
+    doubt = 2 * (onset - low)
+    limit = min(low - max(MARGIN_LOW, MARGIN_LOW * interval), onset - max(MARGIN, MARGIN * interval, doubt))
+    older = [c for c in usable if c.step <= limit]
+    if older:
+        return older
+    short = min(low - interval, onset - max(SHORT_MARGIN * interval, doubt))
+    older = [c for c in usable if c.step <= short]
+    if older:
+        reasons.append(f"no checkpoint lies {MARGIN} steps before the onset: the margin is {onset - older[-1].step}")
+        return older
+    reasons.append("no verified checkpoint lies before the onset: start anew, or look for one in an archive")
+    return []
+
+
+def _relapses(history: History, onset: int) -> list[PastRollback]:
+    """Earlier rollbacks that answered an onset in the same region."""
+    return [
+        past for past in history.rollbacks
+        if abs(onset - past.onset_step)
+        <= max(RELAPSE_STEPS, RELAPSE_DISTANCES * abs(past.onset_step - past.target_step))
+    ]  # fmt: skip
+
+
+def _choose_action(
+    cluster: Sequence[Event], history: History, relapses: Sequence[PastRollback], onset: int, reasons: list[str]
+) -> Action:
+    if relapses:
+        rung = min(len(LADDER) - 1, max(past.action.rung for past in relapses) + 1)
+        reasons.append(f"relapse: {len(relapses)} rollback{'s' * (len(relapses) > 1)} in this region already")
+        return LADDER[rung]
+    raised = history.lr_raised >= RAISED_LR or any(event.kind is Kind.LR_MISMATCH for event in cluster)
+    if raised:
+        reasons.append("the learning rate was raised before the onset")
+        return Action.LR_50
+    near = [text for step, text in history.hardware if 0 <= onset - step <= HARDWARE_STEPS]
+    if near:
+        reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data, a relapse clears it")
+        return Action.HARDWARE
+    reasons.append(
+        "first time in this region: same LR, "
+        + ("skip the data around the onset" if history.data_addressable else "other data order")
+    )
+    return Action.SKIP
+
+
+def _exhausted(
+    history: History, budgets: Budgets, relapses: Sequence[PastRollback], target: CandidateCheckpoint | None, onset: int
+) -> tuple[str, ...]:
+    """Names of the budgets that this proposal would overdraw."""
+    spent = []
+    if len(relapses) >= budgets.per_region:
+        spent.append(f"{len(relapses)} rollbacks in the region of step {onset} (budget {budgets.per_region})")
+    today = [past for past in history.rollbacks if past.day is not None and past.day == history.day]
+    if len(today) >= budgets.per_day:
+        spent.append(f"{len(today)} rollbacks in one day (budget {budgets.per_day})")
+    cost = max(0, history.last_step - target.step) if target else 0
+    if history.last_step and history.rollbacks:
+        share = (history.discarded_steps + cost) / (history.last_step + history.discarded_steps)
+        if share > budgets.discarded_fraction:
+            spent.append(f"{share:.0%} of all steps discarded (budget {budgets.discarded_fraction:.0%})")
+    return tuple(spent)
+
+
+def _hours(history: History, target: CandidateCheckpoint | None) -> float | None:
+    if target is None or history.seconds_per_step is None:
+        return None
+    return round(max(0, history.last_step - target.step) * history.seconds_per_step / 3600.0, 3)
+
+
+def _alternative(history: History, candidate: CandidateCheckpoint) -> Alternative:
+    cost = max(0, history.last_step - candidate.step)
+    return Alternative(
+        step=candidate.step, launch=candidate.launch, cost_steps=cost, cost_hours=_hours(history, candidate)
+    )
+
+
+def _command(
+    target: CandidateCheckpoint, checkpoints: Sequence[CandidateCheckpoint], action: Action, lr_scale: float,
+    history: History, onset: int,
+) -> str | None:  # fmt: skip
+    """The line to type. STOP has none: no knob on the ladder is left."""
+    if action is Action.STOP:
+        return None
+    twins = {c.launch for c in checkpoints if c.step == target.step}
+    where = f"{target.step}@{target.launch}" if len(twins) > 1 and target.launch is not None else str(target.step)
+    parts = ["chronicle rollback", f"--to {where}"]
+    if lr_scale != 1.0:
+        parts.append(f"--lr-scale {lr_scale:g}")
+    elif action is Action.SKIP and history.data_addressable:
+        parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
+    elif action is Action.SKIP:
+        parts.append("--reshuffle")
+    if history.run is not None:
+        parts.append(f"--run {history.run}")
+    return " ".join(parts)
