@@ -41,7 +41,8 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
         close_lost_launches(paths, read_journal(paths), writer)
     text = "\n".join([*lines, f"ended {len(orphans) - len(left)}, left {len(left)}"])
     code = ExitCode.ERROR if left else ExitCode.DONE
-    return CommandResult(text=text, data={"orphans": listed, "ended": len(orphans), "left": left}, exit_code=code, talk=tuple(talk))
+    data = {"orphans": listed, "ended": len(orphans) - len(left), "left": left}
+    return CommandResult(text=text, data=data, exit_code=code, talk=tuple(talk))
 
 
 def _confirmed(lines: list[str]) -> bool:

@@ -60,6 +60,7 @@ class Channels:
         out = LiveView(view_fds[0])
         self._views = (out, out if same else LiveView(view_fds[1]))
         self._rest: dict[int, bytes] = {}
+        self._several_ranks = False
         self._open: dict[int, Callable[[], None]] = {}
         self._listener: socket.socket | None = None
 
@@ -205,6 +206,7 @@ class Channels:
         try:
             hello = json.loads(line)
             rank, pid = int(hello["rank"]), int(hello["pid"])
+            self._several_ranks |= rank > 0 or int(hello.get("world_size") or 1) > 1
         except (ValueError, KeyError, TypeError):
             return 0, data  # not our protocol: keep the bytes rather than judge them
         self._rank_log(rank)
@@ -214,7 +216,7 @@ class Channels:
     def _show_rank(self, rank: int, lines: Sequence[bytes]) -> None:
         if not lines:
             return
-        prefix = b"[%d] " % rank if len(self.rank_logs) > 1 else b""
+        prefix = b"[%d] " % rank if self._several_ranks else b""
         data = b"".join(prefix + line for line in lines)
         self._views[0].show(data)
         self.log.write(data)

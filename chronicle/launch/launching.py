@@ -140,6 +140,8 @@ class _Launch:
         request, number = self._request, self._number
         subreaper = become_subreaper()
         containment = describe_containment(subreaper)
+        if request.force:
+            self._start["force"] = request.force
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         self._record.append("launch.start", title=f"launch {number}: {_short(self._start['argv'])}", data=self._start)
         self._say_start(containment)

@@ -297,7 +297,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(number).name.removeprefix("SIG")
+        return signal.Signals(number).name
     except ValueError:
         return str(number)
 
