@@ -7,9 +7,10 @@ does is told where it is used.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from bit_transformer.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe
@@ -21,7 +22,7 @@ from bit_transformer.schedule import ScheduleConfig
 class DataConfig:
     """Mixture, window and batch. `batch_size` is the global batch of one optimizer step, in windows."""
 
-    sources: Mapping[str, int]
+    sources: dict[str, int]
     window_bytes: int
     batch_size: int
     seed: int = 0
@@ -140,10 +141,17 @@ def _with_value(owner: Any, path: tuple[str, ...], text: str, key: str) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
-    if isinstance(present, float) and type(value) is int:
-        value = float(value)
-    if present is not None and type(value) is not type(present):
-        raise BadRecipe(f"setting `{key}` is `{text}`, expected a value like {present!r}")
     if is_dataclass(present):
         raise BadRecipe(f"setting `{key}` names a group of fields, expected one field of it")
+    allowed = _types_of(type(owner), name)
+    if float in allowed and type(value) is int:
+        value = float(value)
+    if type(value) not in allowed:
+        expected = " or ".join(kind.__name__ for kind in allowed)
+        raise BadRecipe(f"setting `{key}` is `{text}`, expected {expected} such as {present!r}")
     return replace(owner, **{name: value})
+
+
+def _types_of(owner: type, name: str) -> tuple[type, ...]:
+    hint = get_type_hints(owner)[name]
+    return tuple(get_origin(part) or part for part in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))

@@ -55,6 +55,7 @@ class StepLog:
         self._directory = Path(launch_dir) if launch_dir else None
         self._is_main = is_main
         self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
+        self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
         self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
 
     def start(self, *, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
@@ -78,6 +79,8 @@ class StepLog:
         values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
         total = sum(step.source_rows.values())
         values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
+        if self._samples:  # two launches with equal digests provably saw the same data
+            self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
         self._frames.append({"step": progress.step, "digest": batch.digest, **values})
         if progress.step % self._recipe.log_every == 0:
             self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
@@ -116,6 +119,8 @@ class StepLog:
         self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
         if self._metrics:
             self._metrics.close()
+        if self._samples:
+            self._samples.close()
 
     def _say(self, line: str) -> None:
         if self._is_main:

@@ -24,6 +24,7 @@ class ScheduleConfig:
     final_fraction: float = 0.1
     raise_step: int | None = None
     raise_factor: float = 1.0
+    raise_ramp_steps: int = 1
 
 
 def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
@@ -37,7 +38,8 @@ def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
         if step < config.warmup_steps:
             value *= (step + 1) / config.warmup_steps
         if config.raise_step is not None and step >= config.raise_step:
-            value *= config.raise_factor
+            ramp = min(1.0, (step - config.raise_step + 1) / config.raise_ramp_steps)
+            value *= 1.0 + (config.raise_factor - 1.0) * ramp
         return value
 
     return factor
