@@ -5,6 +5,7 @@ The envelope is fixed and versioned; what a kind carries lies in `data`. An unkn
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,7 @@ class Entry:
         if self.data:
             record["data"] = self.data
         record |= {"writer": self.writer, "seq": self.seq, "prev": self.prev}
-        return json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str)
+        return _dump(record)
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
@@ -82,6 +83,29 @@ class Entry:
             )
         except TypeError as problem:
             raise JournalError(f"malformed entry: {problem}") from problem
+
+
+def _dump(record: Mapping[str, Any]) -> str:
+    """One line that every JSON reader takes: no bare NaN, no byte that is not UTF-8, nothing lost."""
+    try:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:  # JSON has no NaN; the metrics log writes the same three words
+        return _dump(_without_non_finite(record))
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError:  # a file name that is not UTF-8 arrives as lone surrogates: escaped, they survive
+        return json.dumps(record, ensure_ascii=True, separators=(",", ":"), default=str, allow_nan=False)
+    return line
+
+
+def _without_non_finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, Mapping):
+        return {key: _without_non_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(inner) for inner in value]
+    return value
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:

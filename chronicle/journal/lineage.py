@@ -6,14 +6,20 @@ Pairwise cutting is wrong: exp2 of the seed goes back before the *start* of its 
 
     launch 1  1 ────────── 10          kept   1..5
     launch 2        └ 6 ── 8           kept   6..8       headline: step 8 of launch 2
+
+A launch that ended without completing a step moved no weights and truncates nothing. Histories share their tails (a chain
+of immutable links), so that 10^4 launches cost 10^4 links.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chronicle.journal.entries import Entry
 
 __all__ = ["Interval", "LaunchSpan", "Lineage", "compute_lineage"]
+
+LAUNCH_KINDS = frozenset(("launch.start", "launch.step", "guard.verdict", "launch.end"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +38,19 @@ class LaunchSpan:
     number: int
     start_step: int | None = None
     last_step: int | None = None
-    parent: int | None = None  # explicit parent launch
+    parent: int | None = None  # the launch whose weights it continues, None for a start from scratch
     abandoned_after: int | None = None  # steps above this are no longer part of the lineage
     ended: bool = False
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it is known to have completed a step."""
+        return self.start_step is not None and self.last_step is not None and self.last_step > self.start_step
+
+    @property
+    def abandoned_steps(self) -> int:
+        """How many of its steps the present weights do not descend from."""
+        return 0 if self.abandoned_after is None or self.last_step is None else self.last_step - self.abandoned_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,111 +82,142 @@ class Lineage:
         return self.owner(step) == launch
 
 
-def compute_lineage(
-    entries: Iterable[Entry], observed: Mapping[int, tuple[int, int]] | None = None
-) -> Lineage:
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The newest kept interval and, behind it, everything older."""
+
+    launch: int
+    first: int
+    last: int
+    older: "_Link | None"
+
+
+def compute_lineage(entries: Iterable[Entry], observed: Mapping[int, tuple[int, int]] | None = None) -> Lineage:
     """Fold launches, rollbacks and undos, in journal order.
 
     `observed` maps a launch to the first and last step in its per-step log; it fills in what a killed launch could not say.
     """
-    seen = observed or {}
+    relevant = [e for e in entries if e.kind in ("rollback.receipt", "undo.receipt") or _speaks_of_a_launch(e)]
+    fold = _Fold(_launch_facts(relevant, observed or {}))
+    for entry in relevant:
+        fold.take(entry)
+    return fold.result()
+
+
+def _speaks_of_a_launch(entry: Entry) -> bool:
+    return entry.launch is not None and entry.kind in LAUNCH_KINDS
+
+
+def _launch_facts(entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]]) -> dict[int, LaunchSpan]:
+    """What all entries and the per-step log together say of each launch."""
     spans: dict[int, LaunchSpan] = {}
-    histories: dict[int, tuple[Interval, ...]] = {}  # a launch's ancestors: what was kept when it started
-    branch: list[tuple[str, tuple[Interval, ...]]] = []  # what undo of a rollback brings back: (receipt id, kept before)
-    kept: tuple[Interval, ...] = ()
-    current: int | None = None
-    parent: int | None = None
+    guarded: dict[int, int] = {}
     for entry in entries:
-        if entry.launch is not None and entry.kind in ("launch.start", "launch.step", "guard.verdict", "launch.end"):
-            number = entry.launch
-            if number not in spans:
-                kept = _close(kept, spans, seen, current)
-                spans[number] = LaunchSpan(number=number, parent=parent, last_step=seen.get(number, (None, None))[1])
-                current, parent = number, None
-            span = _learn(spans[number], entry, seen.get(number))
-            if span.start_step is not None and spans[number].start_step is None:
-                kept = _truncate(_base(kept, histories, spans, span), span.start_step)
-                histories[number] = kept
-            spans[number] = span
-        elif entry.kind == "rollback.receipt" and entry.step is not None:
-            kept = _close(kept, spans, seen, current)
-            current = None
-            branch.append((entry.id, kept))
-            parent = _as_launch(entry.data.get("parent_launch"))
-            base = kept if parent is None else _close(histories.get(parent, ()), spans, seen, parent)
-            kept = _truncate(base, entry.step)
+        if entry.launch is None or entry.kind not in LAUNCH_KINDS:
+            continue
+        span = spans.get(entry.launch) or LaunchSpan(number=entry.launch)
+        start = _whole(entry.data.get("start_step"))
+        if start is not None and span.start_step is None:
+            span = replace(span, start_step=start)
+        if entry.kind == "guard.verdict" and entry.step is not None and entry.data.get("verdict") != "refused":
+            guarded.setdefault(entry.launch, entry.step)
+        if entry.kind == "launch.end":
+            span = replace(span, ended=True, last_step=_whole(entry.data.get("last_step")))
+        spans[entry.launch] = span
+    return {number: _observe(span, guarded.get(number), seen.get(number)) for number, span in spans.items()}
+
+
+def _observe(span: LaunchSpan, guarded: int | None, seen: tuple[int, int] | None) -> LaunchSpan:
+    """An explicit start beats the guard's step, which beats the first logged step; the furthest last step counts."""
+    first, last = seen if seen is not None else (None, None)
+    if span.start_step is None:
+        span = replace(span, start_step=guarded if guarded is not None else None if first is None else first - 1)
+    lasts = [step for step in (span.last_step, last) if step is not None]
+    return replace(span, last_step=max(lasts) if lasts else None)
+
+
+class _Fold:
+    """Walks the entries once; `kept` is the lineage before the current launch."""
+
+    def __init__(self, spans: dict[int, LaunchSpan]) -> None:
+        self.spans = spans
+        self.kept: _Link | None = None
+        self.current: int | None = None
+        self.histories: dict[int, _Link | None] = {}  # what each launch's weights descend from, itself not included
+        self.rollbacks: list[tuple[str, _Link | None]] = []  # what undo brings back: (receipt id, kept before)
+
+    def take(self, entry: Entry) -> None:
+        if entry.kind == "rollback.receipt":
+            self._rollback(entry)
         elif entry.kind == "undo.receipt":
-            undone = set(entry.refs)
-            for index in range(len(branch) - 1, -1, -1):
-                if branch[index][0] in undone:
-                    kept, current, parent = branch[index][1], None, None
-                    del branch[index:]
-                    break
-    kept = _close(kept, spans, seen, current)
-    return Lineage(kept=kept, launches=tuple(_mark_abandoned(spans, kept)))
+            self._undo(set(entry.refs))
+        elif entry.launch is not None and entry.launch not in self.histories:
+            self._start(entry.launch)
+
+    def _start(self, number: int) -> None:
+        self._finish()
+        span = self.spans[number]
+        base = self.kept if span.start_step is None else _truncate(self.kept, span.start_step)
+        self.histories[number] = base
+        self.spans[number] = replace(span, parent=None if base is None else base.launch)
+        self.current = number
+
+    def _rollback(self, entry: Entry) -> None:
+        self._finish()
+        self.rollbacks.append((entry.id, self.kept))
+        parent = _whole(entry.data.get("parent_launch"))
+        base = self.kept if parent is None or parent not in self.histories else self._through(parent)
+        if entry.step is not None:
+            self.kept = _truncate(base, entry.step)
+
+    def _undo(self, undone: set[str]) -> None:
+        for index in range(len(self.rollbacks) - 1, -1, -1):
+            if self.rollbacks[index][0] in undone:
+                self.kept, self.current = self.rollbacks[index][1], None
+                del self.rollbacks[index:]
+                return
+
+    def _finish(self) -> None:
+        """The current launch is over: its steps join the lineage."""
+        if self.current is not None and self.spans[self.current].has_steps:
+            self.kept = self._through(self.current)
+        self.current = None
+
+    def _through(self, number: int) -> _Link | None:
+        """A launch's ancestors and the launch itself."""
+        span, base = self.spans[number], self.histories[number]
+        if span.start_step is None or span.last_step is None or span.last_step <= span.start_step:
+            return base
+        return _Link(number, span.start_step + 1, span.last_step, base)
+
+    def result(self) -> Lineage:
+        kept = self.kept
+        if self.current is not None and (self.spans[self.current].has_steps or not self.spans[self.current].ended):
+            kept = self._through(self.current)  # alive: its weights are what it loaded, even before its first step
+        intervals: list[Interval] = []
+        while kept is not None:
+            intervals.append(Interval(launch=kept.launch, first=kept.first, last=kept.last))
+            kept = kept.older
+        intervals.reverse()
+        return Lineage(kept=tuple(intervals), launches=tuple(_mark_abandoned(self.spans, intervals)))
 
 
-def _learn(span: LaunchSpan, entry: Entry, seen: tuple[int, int] | None) -> LaunchSpan:
-    """What this entry says about its launch."""
-    start = entry.data.get("start_step")
-    if start is None and entry.kind == "guard.verdict" and entry.data.get("verdict") != "refused":
-        start = entry.step
-    if span.start_step is None and start is None and entry.kind == "launch.end" and seen is not None:
-        start = seen[0] - 1
-    if span.start_step is None and isinstance(start, int):
-        span = replace(span, start_step=start)
-    if entry.kind == "launch.end":
-        last = entry.data.get("last_step")
-        span = replace(span, ended=True, last_step=last if isinstance(last, int) else span.last_step)
-    return span
+def _truncate(kept: _Link | None, step: int) -> _Link | None:
+    while kept is not None and kept.first > step:
+        kept = kept.older
+    return replace(kept, last=step) if kept is not None and kept.last > step else kept
 
 
-def _base(
-    kept: tuple[Interval, ...],
-    histories: Mapping[int, tuple[Interval, ...]],
-    spans: Mapping[int, LaunchSpan],
-    span: LaunchSpan,
-) -> tuple[Interval, ...]:
-    if span.parent is None or span.parent not in histories:
-        return kept
-    return _close(histories[span.parent], spans, {}, span.parent)
-
-
-def _close(
-    kept: tuple[Interval, ...],
-    spans: Mapping[int, LaunchSpan],
-    seen: Mapping[int, tuple[int, int]],
-    number: int | None,
-) -> tuple[Interval, ...]:
-    """Add the steps that launch `number` completed to what was kept when it started."""
-    if number is None or number not in spans:
-        return kept
-    span = spans[number]
-    last = span.last_step if span.last_step is not None else seen.get(number, (None, None))[1]
-    start = span.start_step if span.start_step is not None else _start_from(seen.get(number))
-    if last is None or start is None or last <= start:
-        return kept
-    return (*_truncate(kept, start), Interval(launch=number, first=start + 1, last=last))
-
-
-def _start_from(observed: tuple[int, int] | None) -> int | None:
-    return None if observed is None else observed[0] - 1
-
-
-def _truncate(kept: tuple[Interval, ...], step: int) -> tuple[Interval, ...]:
-    return tuple(replace(i, last=min(i.last, step)) for i in kept if i.first <= step)
-
-
-def _mark_abandoned(spans: Mapping[int, LaunchSpan], kept: tuple[Interval, ...]) -> Iterable[LaunchSpan]:
+def _mark_abandoned(spans: Mapping[int, LaunchSpan], kept: Iterable[Interval]) -> Iterable[LaunchSpan]:
     last_kept = {interval.launch: interval.last for interval in kept}
     for number in sorted(spans):
         span = spans[number]
-        if span.last_step is None or span.start_step is None or span.last_step <= span.start_step:
+        if span.start_step is None or span.last_step is None or not span.has_steps:
             yield span
             continue
         alive_until = last_kept.get(number, span.start_step)
         yield replace(span, abandoned_after=alive_until) if alive_until < span.last_step else span
 
 
-def _as_launch(value: object) -> int | None:
+def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

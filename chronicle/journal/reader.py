@@ -1,8 +1,9 @@
 """Read a run's journal: every writer's file, merged into one order, with every problem named and nothing dropped.
 
 An unterminated last line is a write that was cut short; a bad middle line, a broken chain or a gap in the numbers is a
-problem with file and line. Order: by time, then writer, then number; a writer's own order always holds, and an entry
-never comes before what it refers to, so that a skewed clock cannot put a receipt before its intent.
+problem with file and line. Order: by id, whose hybrid clock knows what its writer could have read before; a writer's own
+order always holds, and an entry never comes before what it refers to, so that a skewed clock cannot put a receipt
+before its intent.
 """
 
 import hashlib
@@ -62,7 +63,7 @@ def read_journal(paths: RunPaths) -> Journal:
         if entries:
             writers.append(entries)
             heads.append((path.stem, head))
-    entries = _causal(heapq.merge(*writers, key=lambda e: (e.ts, e.writer, e.seq)))
+    entries = _causal(heapq.merge(*writers, key=lambda e: (e.id, e.writer, e.seq)))
     problems += _duplicates(entries, paths.journal_dir)
     return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
 

@@ -3,30 +3,50 @@
 No lock: nobody else ever writes this file, so it works on NFS and Lustre (`docs/design.md` §5.1). A line that could
 not be written whole (full disk) is cut off again; when even that fails the next append begins a new line, and the
 reader names the torn one.
+
+Hosts' clocks differ. `ts` is what this host's clock said; the *id* carries a hybrid clock: later than every id that
+stood in the journal when this file was begun and than this writer's own last one. So ids order what one writer could
+have known of another, however wrong a clock is, and `audit` can say by how much.
 """
 
 import hashlib
+import heapq
+import json
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.paths import RunPaths
 
-__all__ = ["JournalWriter", "new_id"]
+__all__ = ["JournalWriter", "id_milliseconds", "new_id"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
+NEWEST_FILES = 32  # how many other writers' last lines are looked at for the hybrid clock
+TAIL_BYTES = 1 << 16
 
 
-def new_id(moment: datetime, randomness: int) -> str:
+def new_id(milliseconds: int, randomness: int) -> str:
     """A ULID: sorts by time, unique without coordination. `randomness` has 80 bits."""
-    number = (int(moment.timestamp() * 1000) << 80) | randomness
+    number = ((milliseconds & ((1 << 48) - 1)) << 80) | randomness
     return "".join(ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def id_milliseconds(entry_id: str) -> int | None:
+    """The hybrid clock in an id, milliseconds since the epoch; None when the text is no ULID."""
+    value = 0
+    for letter in entry_id[:10]:
+        digit = ALPHABET.find(letter)
+        if digit < 0:
+            return None
+        value = value * 32 + digit
+    return value if len(entry_id) == 26 else None
 
 
 class JournalWriter:
@@ -50,7 +70,7 @@ class JournalWriter:
         self._owner_pid = os.getpid()
         self._seq = 0
         self._prev = FIRST_PREV
-        self._last_moment: datetime | None = None
+        self._last_milliseconds = 0
         self._torn = False
         self._lock = threading.RLock()
         self.writer = ""
@@ -67,11 +87,12 @@ class JournalWriter:
     ) -> Entry:
         """Write one entry durably and return it; raises `JournalError` when it is not on disk."""
         with self._lock:
-            moment = self._now()
+            moment = self._clock()
             try:
                 fd = self._open(moment)
+                milliseconds = max(int(moment.timestamp() * 1000), self._last_milliseconds + 1)
                 entry = Entry(
-                    id=new_id(moment, self._randomness(80)),
+                    id=new_id(milliseconds, self._randomness(80)),
                     ts=moment.isoformat(timespec="milliseconds"),
                     run=self.paths.run,
                     writer=self.writer,
@@ -84,7 +105,7 @@ class JournalWriter:
                     refs=tuple(refs),
                     data=data or {},
                 )
-                line = entry.to_json().encode("utf-8", "replace")
+                line = entry.to_json().encode("utf-8")
                 self._write(fd, line)
             except OSError as problem:
                 raise JournalError(
@@ -92,6 +113,7 @@ class JournalWriter:
                     "free space or fix the permissions, then repeat the command",
                 ) from problem
             self._seq += 1
+            self._last_milliseconds = milliseconds
             self._prev = hashlib.sha256(line).hexdigest()
             return entry
 
@@ -108,14 +130,6 @@ class JournalWriter:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _now(self) -> datetime:
-        """The clock, never running backwards within one writer."""
-        moment = self._clock()
-        if self._last_moment is not None and moment < self._last_moment:
-            moment = self._last_moment
-        self._last_moment = moment
-        return moment
-
     def _open(self, moment: datetime) -> int:
         if self._fd is not None and self._owner_pid == os.getpid():
             return self._fd
@@ -123,6 +137,7 @@ class JournalWriter:
         directory.mkdir(parents=True, exist_ok=True)
         pid = self._pid if self._owner_pid == os.getpid() else os.getpid()  # a forked child writes its own file
         self._owner_pid = os.getpid()
+        self._last_milliseconds = max(self._last_milliseconds, _newest_milliseconds(directory))
         stamp = moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S")
         self.writer = f"{stamp}-{self._host}-{pid}-{self._randomness(16):04x}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -146,6 +161,32 @@ class JournalWriter:
             os.ftruncate(fd, size)
         except OSError:
             self._torn = True
+
+
+def _newest_milliseconds(directory: Path) -> int:
+    """The highest hybrid clock among the last lines of the writers that wrote last.
+
+    File times choose only *where to look*: a wrong one costs a little order, never an entry.
+    """
+    files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(directory) if entry.name.endswith(".jsonl")]
+    newest = heapq.nlargest(NEWEST_FILES, files)
+    return max((_last_id_milliseconds(path) for _, path in newest), default=0)
+
+
+def _last_id_milliseconds(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0  # not readable for us: the order falls back to the wall clock
+    for line in reversed(lines[:-1]):
+        try:
+            return id_milliseconds(str(json.loads(line)["id"])) or 0
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return 0
 
 
 def _fsync_dir(directory: os.PathLike[str]) -> None:

@@ -1,0 +1,107 @@
+"""`chronicle audit`: is the record itself sound? Journal chains, clocks, logs of launches, attachments; claims where there are any.
+
+`verify` looks at checkpoints; this looks at what was written about them. Findings end with exit code 5.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from chronicle.commands.existing import need_run
+from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.result import CommandResult, ExitCode
+from chronicle.journal import Journal, read_journal
+from chronicle.journal.objects import object_path
+from chronicle.journal.writer import id_milliseconds
+from chronicle.paths import RunPaths
+from chronicle.story import Story, read_story
+from chronicle.story.plain import format_age, plain
+from rollback.findings import Finding, Severity
+
+__all__ = ["audit"]
+
+SKEW_SECONDS = 60
+
+
+def audit(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+    """Check the record itself: journal chains, clocks, per-step logs, attachments.
+
+    Example: chronicle audit --json
+    """
+    settings = need_run(settings_from(run, logs))
+    journal = read_journal(settings.paths)
+    story = read_story(settings.paths, journal=journal)
+    findings = [*_journal(journal, settings.paths), *_clocks(journal), *_logs(story, settings.paths), *_objects(journal, settings.paths)]
+    bad = [f for f in findings if f.severity is not Severity.INFO]
+    lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
+    chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
+    lines.append(f"journal: {chains}, " + (f"{len(bad)} finding(s)" if bad else "chains unbroken"))
+    data = {
+        "v": 1,
+        "run": settings.run,
+        "entries": len(journal.entries),
+        "writers": len(journal.heads),
+        "heads": dict(journal.heads),
+        "findings": [f.to_json() for f in findings],
+    }
+    return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.FINDINGS if bad else ExitCode.DONE)
+
+
+def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    for problem in journal.problems:
+        # A write cut short by a crash is the last thing a dead writer did; nothing before it is in doubt.
+        severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
+        where = f"{problem.path.relative_to(paths.run_dir).as_posix()}:{problem.line}"
+        yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
+
+
+def _clocks(journal: Journal) -> Iterator[Finding]:
+    worst: dict[str, float] = {}
+    for entry in journal.entries:
+        known = id_milliseconds(entry.id)
+        try:
+            behind = 0.0 if known is None else known / 1000 - datetime.fromisoformat(entry.ts).timestamp()
+        except ValueError:
+            continue
+        if behind > SKEW_SECONDS:
+            worst[entry.writer] = max(behind, worst.get(entry.writer, 0.0))
+    for writer, behind in worst.items():
+        text = f"its clock was {format_age(behind)} behind entries already in the journal; order is kept by ids"
+        yield Finding(check="clock-skew", severity=Severity.INFO, path=f"journal/{writer}.jsonl", message=text)
+
+
+def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
+    numbers = {launch.number for launch in story.launches}
+    for number in range(1, max(numbers, default=0) + 1):
+        if number not in numbers:
+            yield _warn("launch-missing", f"launches/{number:04d}", "no `launch.start` entry: its journal file was not copied here")
+    for launch in story.launches:
+        if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
+            where = paths.metrics_path(launch.number).relative_to(paths.run_dir).as_posix()
+            yield Finding(check="no-metrics", severity=Severity.INFO, path=where, message="the launch has steps but no per-step log")
+
+
+def _warn(check: str, path: str, message: str) -> Finding:
+    return Finding(check=check, severity=Severity.WARN, path=path, message=message)
+
+
+def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    for entry in journal.entries:
+        evidence = entry.data.get("evidence")
+        for item in evidence if isinstance(evidence, list) else ():
+            digest = item.get("sha256") if isinstance(item, Mapping) else None
+            if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+                yield from _object(entry.id, item, digest, paths)
+
+
+def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths) -> Iterator[Finding]:
+    path = object_path(paths, digest)
+    where = path.relative_to(paths.run_dir).as_posix()
+    if not path.exists():
+        yield _warn("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != digest:
+        yield _warn("object-changed", where, f"attachment of entry {entry_id} now hashes to {found[:12]}…")

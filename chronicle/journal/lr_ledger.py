@@ -1,0 +1,188 @@
+"""The LR ledger: by which factor of the run's first schedule every launch trains, multiplied up along the lineage.
+
+Pure over entries. The seed's authors lost count ("25 %" was 18.75 %, "the original LR" was ×0.75), because a factor was
+only ever said relative to the last one. Here each rollback multiplies the factor *of the launch whose weights it goes
+back to*; a launch whose LR was found not to follow (the guard or the LR tripwire said so) has no factor, nor has what
+is taken from it, until a rollback states the base LRs themselves.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import LaunchSpan, Lineage
+
+__all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
+
+
+LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])")  # `lr.group0`, `next_lrs`, not `lrelu`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """What one launch trains on. `factor` None = it does not follow any known schedule; `reason` says why."""
+
+    launch: int
+    factor: float | None
+    asked: float | None  # what it should be, when it is known that it is not
+    reason: str
+    base_lr: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrLedger:
+    """One line a launch, in launch order; `pending` is the factor of the next launch after an open rollback."""
+
+    lines: tuple[LedgerLine, ...] = ()
+    pending: float | None = None
+    first_base_lr: float | None = None
+
+    def line(self, launch: int | None) -> LedgerLine | None:
+        """The line of this launch."""
+        return next((line for line in self.lines if line.launch == launch), None)
+
+    def factors(self) -> tuple[float | None, ...]:
+        """Factors in launch order, a repeated one only once: 1 → 0.75 → 0.375."""
+        out: list[float | None] = []
+        for line in self.lines:
+            if not out or out[-1] != line.factor:
+                out.append(line.factor)
+        return tuple(out)
+
+
+def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
+    """Fold rollbacks and verdicts in journal order."""
+    entries = tuple(entries)
+    fold = _Fold(lineage, broken=_broken_launches(entries))
+    for entry in entries:
+        fold.take(entry)
+    return LrLedger(lines=tuple(fold.lines.values()), pending=fold.pending_factor, first_base_lr=fold.first_base)
+
+
+class _Fold:
+    """`edited` holds the factor inside a checkpoint that a rollback changed: whatever starts from it again inherits it."""
+
+    def __init__(self, lineage: Lineage, broken: Mapping[int, str]) -> None:
+        self.spans = {span.number: span for span in lineage.launches}
+        self.broken = broken
+        self.lines: dict[int, LedgerLine] = {}
+        self.edited: dict[tuple[int | None, int], tuple[float | None, str]] = {}
+        self.tip: int | None = None  # the launch whose weights are the present ones
+        self.pending: tuple[float | None, str] | None = None
+        self.first_base: float | None = None
+        self.undoable: list[tuple[str, int | None, dict[tuple[int | None, int], tuple[float | None, str]]]] = []
+
+    @property
+    def pending_factor(self) -> float | None:
+        return None if self.pending is None else self.pending[0]
+
+    def take(self, entry: Entry) -> None:
+        if entry.kind == "launch.start" and entry.launch is not None and entry.launch not in self.lines:
+            self._launch(entry.launch, _number(entry.data.get("base_lr")))
+        elif entry.kind == "rollback.receipt" and entry.step is not None:
+            self._rollback(entry, entry.step)
+        elif entry.kind == "undo.receipt":
+            self._undo(set(entry.refs))
+
+    def _launch(self, number: int, base_lr: float | None) -> None:
+        span = self.spans.get(number)
+        factor, reason = self._inherited(span)
+        if self.first_base is None and base_lr is not None and factor:
+            self.first_base = base_lr / factor
+        asked = None
+        if number in self.broken:
+            asked, factor, reason = factor, None, self.broken[number]
+        self.lines[number] = LedgerLine(launch=number, factor=factor, asked=asked, reason=reason, base_lr=base_lr)
+        if span is None or span.has_steps or span.start_step is None:
+            self.tip, self.pending = number, None
+
+    def _inherited(self, span: LaunchSpan | None) -> tuple[float | None, str]:
+        if span is None or span.start_step is None:  # where it began is not known: what comes next in the story
+            if self.pending is not None:
+                return self.pending
+            line = self.lines.get(self.tip) if self.tip is not None else None
+            return (1.0, "start") if line is None else (line.factor, "restart")
+        edited = self.edited.get((span.parent, span.start_step))
+        if edited is not None:
+            return edited
+        parent = None if span.parent is None else self.lines.get(span.parent)
+        return (1.0, "start") if parent is None else (parent.factor, "restart")
+
+    def _rollback(self, entry: Entry, step: int) -> None:
+        self.undoable.append((entry.id, self.tip, dict(self.edited)))
+        source = self._source(entry, step)
+        line = None if source is None else self.lines.get(source)
+        inside = self.edited.get((source, step), (1.0 if line is None else line.factor, ""))[0]
+        self.pending = self._changed(entry, inside)
+        self.edited[source, step] = self.pending
+        self.tip = source
+
+    def _changed(self, entry: Entry, old: float | None) -> tuple[float | None, str]:
+        """The factor after this rollback: from the base LRs it states, else the old one times its ratio."""
+        before, after = _number(entry.data.get("base_lr_before")), _number(entry.data.get("base_lr_after"))
+        if self.first_base is None and before is not None and old:
+            self.first_base = before / old
+        if after is not None and self.first_base:
+            return _tidy(after / self.first_base), "rollback"
+        ratio = _number(entry.data.get("lr_ratio"))
+        ratio = _number(entry.data.get("lr_scale")) if ratio is None else ratio
+        factor = None if old is None else _tidy(old * (1.0 if ratio is None else ratio))
+        return factor, "rollback" if ratio not in (None, 1.0) else "rollback, LR kept"
+
+    def _source(self, entry: Entry, step: int) -> int | None:
+        """The launch whose version of the target step is taken: named, or the newest of the lineage that ran through it."""
+        named = entry.data.get("parent_launch")
+        if isinstance(named, int) and named in self.lines:
+            return named
+        number = self.tip
+        while number is not None:
+            span = self.spans.get(number)
+            if span is None or (span.start_step or 0) < step:
+                return number
+            number = span.parent
+        return None
+
+    def _undo(self, undone: set[str]) -> None:
+        for index in range(len(self.undoable) - 1, -1, -1):
+            if self.undoable[index][0] in undone:
+                _, self.tip, self.edited = self.undoable[index]
+                self.pending = None
+                del self.undoable[index:]
+                return
+
+
+def _broken_launches(entries: Iterable[Entry]) -> dict[int, str]:
+    """Launches that trained on an LR which was found not to be the one asked for, and the words of the finding."""
+    broken: dict[int, str] = {}
+    for entry in entries:
+        if entry.launch is None:
+            continue
+        if entry.kind == "lr.mismatch" or (entry.kind == "incident" and entry.data.get("kind") == "lr-bug"):
+            broken.setdefault(entry.launch, entry.title or "LR does not follow")
+        elif entry.kind == "guard.verdict" and entry.data.get("verdict") in ("refused", "warned"):
+            names = [str(check.get("name", "")) for check in _checks(entry) if _failed(check)]
+            if any(LR_WORD.search(name.lower()) for name in names):
+                broken.setdefault(entry.launch, f"{entry.data['verdict']} by the guard")
+    return broken
+
+
+def _checks(entry: Entry) -> list[Mapping[str, Any]]:
+    checks = entry.data.get("checks")
+    return [check for check in checks if isinstance(check, Mapping)] if isinstance(checks, list | tuple) else []
+
+
+def _failed(check: Mapping[str, Any]) -> bool:
+    if "ok" in check:
+        return not check["ok"]
+    return check.get("expected") != check.get("found")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _tidy(factor: float) -> float:
+    """0.1 × 3 is 0.3 on a page: a factor is a product of what people typed, rounded to 12 digits."""
+    return float(f"{factor:.12g}")

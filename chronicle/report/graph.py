@@ -1,0 +1,166 @@
+"""The terminal graph: the run as `git log --graph` would draw it, newest first. Pure; readable without colour.
+
+    *    launch 2 · steps 6–8 · ×0.5 · loss 8.2 · ended with code 0
+    |    guard passed
+    R    rollback to 5, LR ×0.5
+    | x  launch 1 · steps 6–10 · abandoned · loss 100
+    | !  divergence from step 8
+    |/
+    *    launch 1 · steps 1–5 · ×1
+
+Lane 0 is the lineage; every abandoned stretch has a lane of its own, which joins where it branched off.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from chronicle.journal import Entry
+from chronicle.story.assemble import Story
+from chronicle.story.branches import Stretch, tell_stretches
+from chronicle.story.plain import format_factor, format_number, format_when, plain
+
+__all__ = ["GraphLine", "draw_graph"]
+
+CHECKPOINTS_NAMED = 4
+MARKS = {
+    "incident": "!",
+    "rollback.receipt": "R",
+    "undo.receipt": "U",
+    "note": "·",
+    "amend": "·",
+    "close": "=",
+    "hardware": "#",
+    "proposal": "?",
+    "guard.verdict": "g",
+}
+SILENT = frozenset(("launch.start", "launch.end", "launch.step", "checkpoint", "rollback.intent", "undo.intent", "run.init"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLine:
+    """One line: the drawn lanes, the mark's column, the text; `style` is the meaning that colour may add."""
+
+    lanes: str
+    text: str = ""
+    style: str = ""
+    entry_id: str = ""
+
+
+def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Iterator[GraphLine]:
+    """Newest first. `loss_at(launch, step)` is the loss logged at or before a step of a launch, or None."""
+    tree, lanes = tell_stretches(story), _Lanes()
+    if tree.after and tree.head is not None:
+        column = lanes.of(tree.head)
+        yield from (_event_line(entry, lanes, column) for entry in reversed(tree.after) if entry.kind not in SILENT)
+    for stretch in reversed(tree.stretches):
+        column = lanes.of(stretch.key)
+        mark, style = ("x", "abandoned") if stretch.abandoned else ("*", "kept")
+        yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
+        yield from (_event_line(entry, lanes, column) for entry in reversed(stretch.entries) if entry.kind not in SILENT)
+        saved = sorted({e.step for e in stretch.entries if e.kind == "checkpoint" and e.step is not None})
+        if saved:
+            yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
+        yield from lanes.join(stretch)
+    for entry in reversed(tree.before):
+        if entry.kind not in SILENT:
+            yield _event_line(entry, lanes, None)
+
+
+def _event_line(entry: Entry, lanes: "_Lanes", column: int | None) -> GraphLine:
+    mark = MARKS.get(entry.kind, "·")
+    drawn = mark if column is None else lanes.row(column, mark)
+    return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=entry.id)
+
+
+class _Lanes:
+    """Which column waits for which stretch; columns are taken from the left and freed when they join."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, int] | None] = []  # column -> the stretch it will continue into
+
+    def of(self, key: tuple[int, int]) -> int:
+        """The column of a stretch: one that waits for it, or the first free one."""
+        if key in self.waiting:
+            return self.waiting.index(key)
+        if None in self.waiting:
+            column = self.waiting.index(None)
+            self.waiting[column] = key
+            return column
+        self.waiting.append(key)
+        return len(self.waiting) - 1
+
+    def row(self, column: int, mark: str) -> str:
+        """All columns, the mark in one of them."""
+        return " ".join(mark if i == column else "|" if w is not None else " " for i, w in enumerate(self.waiting)).rstrip()
+
+    def join(self, stretch: Stretch) -> Iterator[GraphLine]:
+        """After a stretch's last row: its column now waits for what it grew from, or merges into the column that does."""
+        column = self.waiting.index(stretch.key)
+        target = stretch.after
+        if target is not None and target in self.waiting:
+            into = self.waiting.index(target)
+            left, right = min(into, column), max(into, column)
+            drawn = ["|" if w is not None else " " for w in self.waiting]
+            picture = "".join(drawn[i] + ("_" if left < i < right - 1 else " ") for i in range(right))
+            yield GraphLine(lanes=(picture[:-1] + "/" + self._rest(right)).rstrip())
+            self.waiting[right] = None
+            self.waiting[left] = target
+        else:
+            self.waiting[column] = target
+        while self.waiting and self.waiting[-1] is None:
+            self.waiting.pop()
+
+    def _rest(self, right: int) -> str:
+        return "".join(" |" if w is not None else "  " for w in self.waiting[right + 1 :])
+
+
+def _headline(stretch: Stretch, loss_at: Callable[[int, int], float | None]) -> str:
+    launch = stretch.launch
+    parts = [f"launch {launch.number}", _steps(stretch)]
+    if stretch.abandoned:
+        parts.append("abandoned")
+    if launch.lr is not None:
+        parts.append("LR " + format_factor(launch.lr.factor) + _reason(launch.lr.factor, launch.lr.reason))
+    loss = None if stretch.last is None else loss_at(launch.number, stretch.last)
+    if loss is not None:
+        parts.append(f"loss {format_number(loss)}")
+    if stretch.closing:
+        parts.append(launch.outcome)
+        parts.append(format_when(launch.ended or launch.started))
+    return " · ".join(part for part in parts if part)
+
+
+def _reason(factor: float | None, reason: str) -> str:
+    return f" ({plain(reason)})" if factor is None else ""
+
+
+def _steps(stretch: Stretch) -> str:
+    if stretch.last is None or stretch.last < stretch.first:
+        return "no step"
+    return f"step {stretch.first}" if stretch.first == stretch.last else f"steps {stretch.first}–{stretch.last}"
+
+
+def _checkpoints(steps: Sequence[int]) -> str:
+    if len(steps) <= CHECKPOINTS_NAMED:
+        return ("checkpoint " if len(steps) == 1 else "checkpoints ") + ", ".join(map(str, steps))
+    return f"{len(steps)} checkpoints {steps[0]}, {steps[1]}, … {steps[-1]}"
+
+
+def _event_text(entry: Entry) -> str:
+    title = plain(entry.title)
+    if entry.kind == "guard.verdict":
+        title = f"guard {plain(entry.data.get('verdict', ''))}" + (f": {title}" if title else "")
+    elif entry.kind == "rollback.receipt":
+        title = _rollback(entry)
+    elif entry.kind == "close":
+        title = f"closed {entry.refs[0][-8:] if entry.refs else ''} {title}"
+    elif entry.kind not in MARKS:
+        title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)
+    step = f" (step {entry.step})" if entry.step is not None and str(entry.step) not in title else ""
+    return f"{title or plain(entry.kind)}{step}  {entry.id[-8:]}"
+
+
+def _rollback(entry: Entry) -> str:
+    ratio = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
+    lr = f", LR {format_factor(float(ratio))}" if isinstance(ratio, int | float) and ratio != 1 else ""
+    return f"rollback to {entry.step}{lr}"

@@ -1,0 +1,137 @@
+"""The story of a run as one value, assembled from its entries and what the per-step logs were seen to hold. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chronicle.journal import Entry, Journal, Lineage, Problem, compute_lineage
+from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
+from chronicle.metrics import Point
+from chronicle.story.launches import LaunchStory, SavedCheckpoint, tell_launches
+from chronicle.story.matters import (
+    Intervention,
+    Matter,
+    Proposed,
+    collect_interventions,
+    collect_matters,
+    latest_proposal,
+    open_intent,
+)
+
+__all__ = ["Headline", "Story", "assemble", "loss_of"]
+
+PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
+LOSS_NAMES = ("loss", "train_loss", "lm_loss", "train/loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """Where the present weights stand. `values` are the newest of each channel at or before `step`, lineage only."""
+
+    step: int = 0
+    launch: int | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    measured_step: int | None = None  # the step of the newest of `values`
+    time: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """The training loss, by its usual names."""
+        return loss_of(self.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Everything that the views tell."""
+
+    run: str
+    entries: tuple[Entry, ...]
+    problems: tuple[Problem, ...]
+    heads: tuple[tuple[str, str], ...]
+    lineage: Lineage
+    ledger: LrLedger
+    launches: tuple[LaunchStory, ...]
+    headline: Headline
+    matters: tuple[Matter, ...]
+    interventions: tuple[Intervention, ...]
+    intent: Entry | None
+    proposal: Proposed | None
+
+    def launch(self, number: int | None) -> LaunchStory | None:
+        """The launch with this number."""
+        return next((launch for launch in self.launches if launch.number == number), None)
+
+    @property
+    def last_launch(self) -> LaunchStory | None:
+        """The launch that was started last."""
+        return self.launches[-1] if self.launches else None
+
+    @property
+    def last_checkpoint(self) -> SavedCheckpoint | None:
+        """The newest checkpoint of the lineage that the journal knows."""
+        kept = [saved for launch in self.launches for saved in launch.checkpoints if saved.kept]
+        return max(kept, key=lambda saved: saved.step, default=None)
+
+    @property
+    def unverified(self) -> tuple[LaunchStory, ...]:
+        """Resumed launches of the lineage that trained without a guard having passed them."""
+        kept = {interval.launch for interval in self.lineage.kept}
+        return tuple(x for x in self.launches if x.number in kept and x.resumed and x.verdict != "passed")
+
+    @property
+    def open_matters(self) -> tuple[Matter, ...]:
+        """Incidents that still ask for an outcome; a mere notice does not."""
+        return tuple(m for m in self.matters if m.open and _tier(m) != "notice")
+
+
+def assemble(
+    journal: Journal,
+    observed: Mapping[int, tuple[int, int]],
+    points_until: PointsUntil,
+    alive: Sequence[int] = (),
+) -> Story:
+    """Put the story together. `observed` are first and last logged steps, `alive` the launches with a sign of life."""
+    lineage = compute_lineage(journal.entries, observed)
+    ledger = compute_lr_ledger(journal.entries, lineage)
+    return Story(
+        run=journal.run,
+        entries=journal.entries,
+        problems=journal.problems,
+        heads=journal.heads,
+        lineage=lineage,
+        ledger=ledger,
+        launches=tell_launches(journal.entries, lineage, ledger, alive),
+        headline=_headline(lineage, points_until),
+        matters=collect_matters(journal.entries),
+        interventions=collect_interventions(journal.entries),
+        intent=open_intent(journal.entries),
+        proposal=latest_proposal(journal.entries),
+    )
+
+
+def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
+    """Walk the lineage backwards until something was measured: never a point of an abandoned stretch."""
+    for interval in reversed(lineage.kept):
+        points = [p for p in points_until(interval.launch, interval.last) if p.step >= interval.first]
+        if points:
+            values: dict[str, float] = {}
+            for point in points:
+                values |= point.values
+            return Headline(
+                step=lineage.head_step,
+                launch=lineage.head_launch,
+                values=values,
+                measured_step=points[-1].step,
+                time=points[-1].time,
+            )
+    return Headline(step=lineage.head_step, launch=lineage.head_launch)
+
+
+def loss_of(values: Mapping[str, float]) -> float | None:
+    """The training loss among channels, by its usual names."""
+    return next((values[name] for name in LOSS_NAMES if name in values), None)
+
+
+def _tier(matter: Matter) -> str:
+    event = matter.entry.data.get("event")
+    source = event if isinstance(event, Mapping) else matter.entry.data
+    return str(source.get("tier") or "")

@@ -1,0 +1,115 @@
+"""One launch as the story tells it: where it began and ended, on which LR, what the guard said, what it saved. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chronicle.journal import Entry, LaunchSpan, Lineage
+from chronicle.journal.lr_ledger import LedgerLine, LrLedger
+
+__all__ = ["LaunchStory", "SavedCheckpoint", "tell_launches"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A checkpoint that a launch wrote, by its entry."""
+
+    step: int
+    launch: int | None
+    path: str
+    entry_id: str
+    kept: bool = True  # its step belongs to the lineage
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchStory:
+    """A launch; `verdict` is its newest guard verdict (`passed`, `warned`, `refused`) or None when no guard spoke."""
+
+    number: int
+    span: LaunchSpan
+    started: str = ""
+    ended: str = ""
+    title: str = ""
+    host: str = ""
+    argv: tuple[str, ...] = ()
+    git_commit: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    verdict: str | None = None
+    verdict_entry: Entry | None = None
+    lr: LedgerLine | None = None
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
+    alive: bool = False
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it continued from a checkpoint."""
+        return bool(self.span.start_step)
+
+    @property
+    def outcome(self) -> str:
+        """How it stands, in a few words."""
+        if self.alive:
+            return "running"
+        if not self.ended:
+            return "no end recorded"
+        if self.signal:
+            return f"ended by {self.signal}"
+        return "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
+
+
+def tell_launches(
+    entries: Iterable[Entry], lineage: Lineage, ledger: LrLedger, alive: Sequence[int] = ()
+) -> tuple[LaunchStory, ...]:
+    """Every launch in order of its number."""
+    told = {
+        span.number: LaunchStory(number=span.number, span=span, lr=ledger.line(span.number), alive=span.number in alive)
+        for span in lineage.launches
+    }
+    saved: dict[int, list[SavedCheckpoint]] = {}
+    for entry in entries:
+        if entry.launch not in told or entry.launch is None:
+            continue
+        if entry.kind == "checkpoint":
+            saved.setdefault(entry.launch, []).extend(_saved(entry, lineage))
+        else:
+            told[entry.launch] = _learn(told[entry.launch], entry)
+    return tuple(replace(told[n], checkpoints=tuple(saved.get(n, ()))) for n in sorted(told))
+
+
+def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
+    data = entry.data
+    if entry.kind == "launch.start":
+        return replace(
+            launch,
+            started=entry.ts,
+            title=entry.title,
+            host=str(data.get("host") or ""),
+            argv=tuple(str(word) for word in data.get("argv") or ()),
+            git_commit=str(data.get("git_commit") or ""),
+        )
+    if entry.kind == "launch.end":
+        code, signal = data.get("exit_code"), data.get("signal")
+        number = code if isinstance(code, int) else None
+        signal = "" if signal is None else _signal(signal)
+        return replace(launch, ended=entry.ts, exit_code=number, signal=signal, alive=False)
+    if entry.kind == "guard.verdict":
+        return replace(launch, verdict=str(data.get("verdict") or "unknown"), verdict_entry=entry)
+    return launch
+
+
+def _signal(value: object) -> str:
+    return f"signal {value}" if isinstance(value, int) else str(value)
+
+
+def _saved(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint]:
+    if entry.step is not None:
+        yield SavedCheckpoint(
+            step=entry.step,
+            launch=entry.launch,
+            path=str(entry.data.get("path") or ""),
+            entry_id=entry.id,
+            kept=entry.launch is not None and lineage.contains(entry.launch, entry.step),
+            data=entry.data,
+        )

@@ -1,0 +1,63 @@
+"""Text of others made safe to show: what would steer a terminal or hide letters is written out, never obeyed or dropped.
+
+Numbers and spans of time in the few forms that all views share.
+"""
+
+import math
+import re
+from datetime import datetime
+
+__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block"]
+
+# C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def plain(text: object) -> str:
+    """One line: every control character as its escape (`\\x1b`)."""
+    return UNSAFE.sub(_escape, str(text))
+
+
+def plain_block(text: object) -> str:
+    """Several lines: line breaks and tabs stay, everything else as in `plain`."""
+    lines = str(text).replace("\r\n", "\n").split("\n")
+    return "\n".join(plain(line.replace("\t", "    ")) for line in lines)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def format_number(value: float | None) -> str:
+    """Four significant digits; `unknown` where there is none."""
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def format_factor(factor: float | None) -> str:
+    """×0.375; ×? where the LR does not follow the ledger."""
+    return "×?" if factor is None else f"×{factor:.6g}"
+
+
+def format_when(ts: str) -> str:
+    """`2026-05-18 14:25` in the writer's own offset; the text itself when it is no timestamp."""
+    try:
+        return datetime.fromisoformat(ts).strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return plain(ts)
+
+
+def format_age(seconds: float) -> str:
+    """A span of time in its two largest units."""
+    seconds = max(0, round(seconds))
+    for unit, size, smaller, small in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            rest = seconds % size // small
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds} s"

@@ -1,0 +1,40 @@
+"""Read a run's story from disk: journal, the ends of each per-step log, signs of life. The edge around `assemble`."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from chronicle.journal import Journal, read_journal
+from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
+from chronicle.metrics import Point
+from chronicle.paths import RunPaths
+from chronicle.story.assemble import Story, assemble
+from chronicle.story.measurements import ends_of, points_until
+
+__all__ = ["observed_steps", "read_story"]
+
+LAUNCH_DIR = re.compile(r"\d{4,}")
+
+
+def read_story(paths: RunPaths, *, journal: Journal | None = None, clock: Callable[[], float] = time.time) -> Story:
+    """The whole story; a run without anything is an empty story, not an error."""
+    journal = read_journal(paths) if journal is None else journal
+
+    def until(launch: int, step: int) -> Sequence[Point]:
+        return points_until(paths.metrics_path(launch), step)
+
+    return assemble(journal, observed_steps(paths), until, _alive(paths, clock()))
+
+
+def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:
+    """First and last logged step of every launch that has a per-step log."""
+    try:
+        names = sorted(entry.name for entry in paths.launches_dir.iterdir())
+    except OSError:
+        return {}
+    numbers = [int(name) for name in names if LAUNCH_DIR.fullmatch(name)]
+    return {n: ends for n in numbers if (ends := ends_of(paths.metrics_path(n))) is not None}
+
+
+def _alive(paths: RunPaths, now: float) -> list[int]:
+    return [beat.launch for beat in read_heartbeats(paths.heartbeats_dir) if beat.age(now) < FRESH_SECONDS]
