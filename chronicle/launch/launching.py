@@ -31,7 +31,7 @@ from chronicle.launch.provenance import describe_launch
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord
 from chronicle.launch.supervisor import Outcome, Supervisor
-from chronicle.launch.watching import Poll, Watcher, last_point
+from chronicle.launch.watching import LiveDetector, Watcher, last_point, read_start_step
 from chronicle.paths import RunPaths
 
 __all__ = ["LaunchEnd", "LaunchRequest", "launch"]
@@ -66,7 +66,7 @@ class LaunchEnd:
 def launch(
     request: LaunchRequest,
     *,
-    live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None = None,
+    live_watch: Callable[..., LiveDetector] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> LaunchEnd:
     """Run one launch to its end. Raises `LaunchRefused` when nothing was started."""
@@ -113,7 +113,7 @@ class _Launch:
         number: int,
         token: str,
         writer: JournalWriter,
-        live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None,
+        live_watch: Callable[..., LiveDetector] | None,
         clock: Callable[[], float],
     ) -> None:
         self._request = request
@@ -122,6 +122,7 @@ class _Launch:
         self._clock = clock
         self._selector = selectors.PollSelector()
         self._said: set[str] = set()
+        self._start_step: int | None = None
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
         self._channels = Channels(
             request.paths.launch_dir(number),
@@ -178,13 +179,14 @@ class _Launch:
             selector=self._selector,
             channels=self._channels,
             ranks=self._ranks,
-            watch=self._watcher.look,
+            watch=self._look,
             beat=self._beat,
             beat_seconds=INTERVAL_SECONDS,
         )
 
     def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
-        self._watcher.look()  # the last lines of the metrics
+        self._note_start_step()
+        self._watcher.finish()
         channels = self._channels
         point = last_point(self._request.paths.metrics_path(self._number))
         data = describe_end(
@@ -216,16 +218,33 @@ class _Launch:
         self._record.writer.close()
         self._selector.close()
 
-    def _open_watch(
-        self, live_watch: Callable[[RunPaths, int, JournalWriter], Poll] | None, writer: JournalWriter
-    ) -> Poll | None:
+    def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
         if live_watch is None:
             return None
+        request = self._request
         try:
-            return live_watch(self._request.paths, self._number, writer)
+            return live_watch(
+                request.paths, self._number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
+            )
         except Exception as error:  # noqa: BLE001 no detector is better than no run
             self._complain(f"no live detector: {type(error).__name__}: {error}")
             return None
+
+    def _say_for_detector(self, line: str) -> None:
+        self._channels.say(line.removeprefix("chronicle: "))
+
+    def _look(self) -> bool:
+        """Once a second: where the launch started, and whether the detector wants it stopped."""
+        self._note_start_step()
+        return self._watcher.look()
+
+    def _note_start_step(self) -> None:
+        """Trainers with a guard say where they start; for all others the log does."""
+        if self._start_step is None:
+            self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
+            if self._start_step is not None:
+                data = {"start_step": self._start_step, "inferred": True}
+                self._record.append("launch.step", step=self._start_step, data=data)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
         error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))

@@ -51,6 +51,8 @@ class Driver:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                # a shell that starts the tests in the background ignores INT, and so would everything below it
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         return self.process.pid
 

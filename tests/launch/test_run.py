@@ -240,3 +240,42 @@ def test_run_imports_nothing_heavy():
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
     assert done.stdout == "[]\n"
+
+
+DIVERGING = """
+import math, os, random, time
+from pathlib import Path
+from chronicle.metrics.log import MetricsWriter
+
+random.seed(1)
+with MetricsWriter(Path(os.environ["CHRONICLE_LAUNCH_DIR"]) / "metrics.jsonl") as log:
+    for step in range(10, 8000, 10):
+        loss = 2.0 + random.gauss(0, 0.05) + (0 if step < 5000 else 0.02 * (step - 5000) / 10)
+        log.write(step, {"loss": loss, "lr": 1e-3, "grad_norm": 1.0})
+print("logged", flush=True)
+time.sleep(600)
+"""
+
+
+def test_stop_on_proposal_ends_the_launch_and_the_journal_says_why(driver):
+    """The live detector is the supervisor's guest; with `--on-propose stop` its proposal is a reason to end."""
+    driver.start(python(DIVERGING), "--on-propose", "stop", "--grace", "5")
+    assert driver.wait() == 128 + signal.SIGTERM
+    end = driver.entries("launch.end")[0].data
+    assert end["stopped_by"] == "proposal"
+    assert end["last_step"] == 7990
+    assert "diverge" in end["proposal"]
+    assert driver.left() == []
+
+
+def test_proposal_alone_does_not_stop_a_run(driver):
+    driver.start(python(DIVERGING.replace("sleep(600)", "sleep(4)")))
+    assert driver.wait() == 0
+    assert [entry.data["tier"] for entry in driver.entries("incident")].count("propose") >= 1
+
+
+def test_start_step_is_read_from_the_log_of_a_trainer_that_logs_every_tenth_step(driver):
+    """10, 20, 30 started at step 0: lineage would otherwise begin at 9."""
+    driver.start(python(DIVERGING.replace("sleep(600)", "sleep(0)")))
+    assert driver.wait() == 0
+    assert driver.entries("launch.step")[0].data == {"start_step": 0, "inferred": True}
