@@ -147,7 +147,7 @@ def propose(
     onset, low, interval = _onset(cluster)
     reasons = [_story(cluster, onset, low)]
     relapses = _relapses(history, onset)
-    action = _choose_action(cluster, history, relapses, onset, reasons)
+    action = _choose_action(events, history, relapses, onset, reasons)
     usable = sorted((c for c in checkpoints if c.healthy and c.verified is not False), key=lambda c: c.step)
     if relapses:
         previous = min(past.target_step for past in relapses)
@@ -219,15 +219,15 @@ def _relapses(history: History, onset: int) -> list[PastRollback]:
 
 
 def _choose_action(
-    cluster: Sequence[Event], history: History, relapses: Sequence[PastRollback], onset: int, reasons: list[str]
+    events: Sequence[Event], history: History, relapses: Sequence[PastRollback], onset: int, reasons: list[str]
 ) -> Action:
     if relapses:
         rung = min(len(LADDER) - 1, max(past.action.rung for past in relapses) + 1)
         reasons.append(f"relapse: {len(relapses)} rollback{'s' * (len(relapses) > 1)} in this region already")
         return LADDER[rung]
-    raised = history.lr_raised >= RAISED_LR or any(event.kind is Kind.LR_MISMATCH for event in cluster)
-    if raised:
-        reasons.append("the learning rate was raised before the onset")
+    odd = [event for event in events if event.kind is Kind.LR_MISMATCH and _may_have_caused(event, onset)]
+    if odd or history.lr_raised >= RAISED_LR:
+        reasons.append(odd[-1].evidence[0] if odd else f"this launch trains at {history.lr_raised:.3g} × its parent's LR")
         return Action.LR_50
     near = [text for step, text in history.hardware if 0 <= onset - step <= HARDWARE_STEPS]
     if near:
@@ -238,6 +238,12 @@ def _choose_action(
         + ("skip the data around the onset" if history.data_addressable else "other data order")
     )
     return Action.SKIP
+
+
+def _may_have_caused(event: Event, onset: int) -> bool:
+    """A wrong LR that still holds, or did shortly before the onset."""
+    step = event.onset_step
+    return step is not None and step <= onset and (event.status is Status.OPEN or onset - step <= RELAPSE_STEPS)
 
 
 def _exhausted(

@@ -23,6 +23,8 @@ _RESERVED = frozenset(("step", "t"))
 class Point(NamedTuple):
     """One logged step: `row` counts accepted lines from 0, `time` is seconds since the epoch or None.
 
+    `launch` numbers the sessions of logs that hold several (event files, restarts); None where there is one.
+
     A tuple, not a dataclass: half a million of them are made when a finished run is scanned.
     """
 
@@ -30,6 +32,7 @@ class Point(NamedTuple):
     step: int
     time: float | None
     values: Mapping[str, float]
+    launch: int | None = None
 
 
 class MetricsWriter:

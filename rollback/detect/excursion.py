@@ -72,7 +72,7 @@ class Excursion:
     def __init__(self, config: ChannelConfig, event: ChannelEvent, reference: float, unit: float) -> None:
         self.config, self.event, self.reference = config, event, reference
         self.unit = unit  # noise of one point, already widened for correlation
-        self.spread: float = event.inflation**0.25  # standard error of a mean of n: spread / sqrt(n), in units
+        self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
         level = 0.0 if config.log else config.level_fraction * abs(reference)
         self.margin = max(config.equivalence * self.spread, level / unit)
         self.count = 0

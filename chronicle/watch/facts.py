@@ -1,0 +1,148 @@
+"""What a proposal needs to know, from the journal and the disk: candidate checkpoints, earlier rollbacks, LR, hardware.
+
+Checkpoints are looked at, never changed. Only the newest few before the onset are verified: reading a hundred
+checkpoints of 160 GB to propose one would take longer than the proposal saves.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import Lineage, compute_lineage
+from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
+from rollback.errors import RollbackError
+from rollback.findings import Severity
+from rollback.propose import Action, CandidateCheckpoint, History, PastRollback
+
+if TYPE_CHECKING:
+    from rollback.checkpoint import Checkpoint
+
+VERIFIED_AT_MOST = 6
+HARDWARE_KINDS = ("hardware",)
+
+
+def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
+    """Directories in which this run's checkpoints lie: the configured one, else the parents of those journalled."""
+    if configured is not None:
+        return (configured,)
+    parents: dict[Path, None] = {}
+    for entry in entries:
+        text = entry.data.get("path") if entry.kind == "checkpoint" else None
+        if isinstance(text, str):
+            path = Path(text) if Path(text).is_absolute() else base / text
+            parents[path.parent] = None
+    return tuple(parents)
+
+
+def collect_candidates(roots: Sequence[Path], lineage: Lineage, *, before: int) -> tuple[CandidateCheckpoint, ...]:
+    """List the checkpoints of the present weights' history; the newest few before `before` are verified."""
+    found: dict[tuple[int, int | None], Checkpoint] = {}
+    for root in roots:
+        for checkpoint in _list(root):
+            if checkpoint.step is not None and checkpoint.abandoned is None:
+                found[checkpoint.step, checkpoint.launch] = checkpoint
+    newest_first = sorted(found.values(), key=lambda c: c.step or 0, reverse=True)
+    candidates, looked = [], 0
+    for checkpoint in newest_first:
+        step = checkpoint.step or 0
+        verified = None
+        if step <= before and looked < VERIFIED_AT_MOST:
+            verified = is_verified(checkpoint)
+            looked += verified
+        candidates.append(CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified))
+    return tuple(reversed(candidates))
+
+
+def _list(root: Path) -> Sequence[Checkpoint]:
+    try:
+        from rollback.checkpoint import list_checkpoints  # only when something is to be proposed
+
+        return list_checkpoints(root, include_abandoned=False)
+    except (RollbackError, OSError, ImportError):
+        return ()  # no such directory yet, or no right to look: nothing can be proposed from it
+
+
+def is_verified(checkpoint: Checkpoint) -> bool:
+    """Whether verification finds no error in it; unreadable counts as not verified."""
+    from rollback.verify import verify_checkpoint
+
+    try:
+        return all(finding.severity is not Severity.ERROR for finding in verify_checkpoint(checkpoint))
+    except (RollbackError, OSError):
+        return False
+
+
+def collect_history(
+    entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int,
+    seconds_per_step: float | None = None, today: Callable[[], datetime.date] = datetime.date.today,
+) -> History:  # fmt: skip
+    """Everything the policy remembers, from the journal."""
+    lineage = compute_lineage(entries)
+    ledger = compute_lr_ledger(entries, lineage)
+    rollbacks = tuple(_past_rollbacks(entries))
+    factor, raised = _lr_factors(ledger, lineage, launch)
+    return History(
+        run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
+        hardware=tuple((entry.step, entry.title) for entry in entries if entry.kind in HARDWARE_KINDS
+                       and entry.step is not None),
+        lr_factor=factor, lr_raised=raised, data_addressable=_is_addressable(entries),
+        discarded_steps=_discarded(lineage), day=today().toordinal(),
+    )  # fmt: skip
+
+
+def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
+    """Each receipt with the onset it answered: that of the last proposal, else of the last incident, before it."""
+    undone = {ref for entry in entries if entry.kind == "undo.receipt" for ref in entry.refs}
+    onset, action = None, Action.SKIP
+    for entry in entries:
+        if entry.kind in ("proposal", "incident"):
+            value = entry.data.get("onset_step")
+            onset = value if isinstance(value, int) else onset
+            if entry.kind == "proposal" and entry.data.get("action") in set(Action):
+                action = Action(entry.data["action"])
+        elif entry.kind == "rollback.receipt" and entry.id not in undone and entry.step is not None:
+            scale = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
+            scale = float(scale) if isinstance(scale, int | float) else 1.0
+            yield PastRollback(
+                onset_step=entry.step if onset is None else onset, target_step=entry.step,
+                action=action_taken(action, scale), lr_scale=scale,
+                day=datetime.datetime.fromisoformat(entry.ts).date().toordinal(),
+            )  # fmt: skip
+            onset, action = None, Action.SKIP
+
+
+def action_taken(proposed: Action, scale: float) -> Action:
+    """The rung that was really taken: what the LR says, where a person did otherwise than proposed."""
+    if scale <= 0.6:
+        return Action.LR_50
+    if scale < 1.0:
+        return Action.LR_75
+    return proposed if proposed.rung <= Action.SKIP.rung else Action.SKIP
+
+
+def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple[float, float]:
+    """The factor this launch trains at, and how much that is above its parent's."""
+    line = ledger.line(launch)
+    if line is None or line.factor is None:
+        return 1.0, 1.0
+    parents = {span.number: span.parent for span in lineage.launches}
+    parent = ledger.line(parents.get(line.launch))
+    if parent is None or not parent.factor:
+        return line.factor, 1.0
+    return line.factor, line.factor / parent.factor
+
+
+def _is_addressable(entries: Iterable[Entry]) -> bool:
+    """Whether the trainer said that its data can be skipped by position."""
+    return any(entry.kind == "launch.start" and entry.data.get("data_addressable") for entry in entries)
+
+
+def _discarded(lineage: Lineage) -> int:
+    return sum(
+        span.last_step - span.abandoned_after for span in lineage.launches
+        if span.abandoned_after is not None and span.last_step is not None
+    )  # fmt: skip

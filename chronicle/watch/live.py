@@ -1,0 +1,108 @@
+"""Watch one launch while it runs: fold its log, keep the journal informed, say the line to type.
+
+The supervisor polls it once a second and stays alive whatever happens here: `poll` raises nothing, it says once what
+went wrong and goes on with what still works.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from chronicle.journal.reader import read_journal
+from chronicle.journal.writer import JournalWriter
+from chronicle.metrics.log import Point
+from chronicle.paths import RunPaths
+from chronicle.watch.advice import Adviser
+from chronicle.watch.incidents import IncidentLog
+from chronicle.watch.past import read_past
+from chronicle.watch.tail import Tail
+from rollback.detect import Detector, Event, Tier
+
+
+def say_on_stderr(line: str) -> None:
+    """One line for the person at the terminal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class LiveWatch:
+    """`poll()` folds what was logged since the last call and returns the events it opened or changed."""
+
+    def __init__(
+        self, paths: RunPaths, launch: int, writer: JournalWriter, *, checkpoints_dir: Path | None = None,
+        say: Callable[[str], None] = say_on_stderr, hook: Callable[[Event], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.paths, self.launch = paths, launch
+        self.detector = Detector()
+        self._tail = Tail(paths.metrics_path(launch))
+        self._incidents = IncidentLog(writer, launch)
+        self._adviser = Adviser(paths, launch, writer, checkpoints_dir)
+        self._say, self._hook = say, hook
+        self._begun = False
+        self._complained: set[str] = set()
+
+    def poll(self) -> list[Event]:
+        """Never raises: a broken detector must not take the run with it."""
+        try:
+            return self._fold(self._tail.read())
+        except Exception as problem:  # noqa: BLE001 see above
+            self._complain(problem)
+            return []
+
+    def finish(self) -> list[Event]:
+        """The launch has ended: fold the rest of its log and judge what is still open. Never raises."""
+        events = self.poll()
+        try:
+            events += self._report(self.detector.finish())
+        except Exception as problem:  # noqa: BLE001 see above
+            self._complain(problem)
+        return events
+
+    def _fold(self, points: list[Point]) -> list[Event]:
+        changed: list[Event] = []
+        for point in points:
+            if not self._begun:
+                self._begin(point.step)
+            self._adviser.note(point)
+            changed += self._report(
+                self.detector.feed(point.step, point.values, time=point.time, launch=self.launch)
+            )
+        return changed
+
+    def _begin(self, first_step: int) -> None:
+        """The first point says where the launch starts: its baselines are those of the steps it continues."""
+        self._begun = True
+        for launch, point in read_past(self.paths, read_journal(self.paths).entries, self.launch, first_step):
+            self.detector.feed(point.step, point.values, time=point.time, launch=launch)
+        self._incidents.forget(self.detector.events)
+
+    def _report(self, events: list[Event]) -> list[Event]:
+        """Into the journal what is new about each, then the proposal, then one line on stderr."""
+        kept: dict[int, Event] = {}
+        for event in events:
+            if self._incidents.is_old(event):
+                continue
+            kept[event.id] = event
+            if not self._incidents.record(event):
+                continue
+            if self._hook is not None:
+                self._hook(event)
+            if event.tier is Tier.PROPOSE:
+                self._propose(event)
+            elif event.tier is Tier.WARN:
+                self._say(f"chronicle: {self._incidents.title(event)}")
+        return list(kept.values())
+
+    def _propose(self, event: Event) -> None:
+        advice = self._adviser.advise(self.detector.events, event)
+        if advice is None:
+            return
+        self._say(f"chronicle: {self._incidents.title(event)}")
+        self._say(f"chronicle: {advice}")
+
+    def _complain(self, problem: Exception) -> None:
+        text = f"{type(problem).__name__}: {problem}"
+        if text not in self._complained:
+            self._complained.add(text)
+            self._say(f"chronicle: the live detector stumbled: {text}")

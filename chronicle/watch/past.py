@@ -1,0 +1,41 @@
+"""The points a launch's weights descend from: the lineage's kept steps, out of the launches' own logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import compute_lineage
+from chronicle.metrics.log import Point, read_metrics
+from chronicle.paths import RunPaths
+
+REACH_STEPS = 20_000  # the longest memory of the detector, with room
+
+
+def read_past(paths: RunPaths, entries: Sequence[Entry], launch: int, first_step: int) -> Iterator[tuple[int, Point]]:
+    """Yield (launch, point) of the steps before `first_step` that this launch continues; missing logs are left out."""
+    earlier = [entry for entry in entries if entry.launch is None or entry.launch < launch]
+    for interval in compute_lineage(earlier, _observed(paths, launch)).kept:
+        last = min(interval.last, first_step - 1)
+        if last < max(interval.first, first_step - REACH_STEPS):
+            continue
+        try:
+            points = list(read_metrics(paths.metrics_path(interval.launch)))
+        except OSError:
+            continue
+        for point in points:
+            if interval.first <= point.step <= last:
+                yield interval.launch, point
+
+
+def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
+    """First and last logged step of every earlier launch."""
+    seen: dict[int, tuple[int, int]] = {}
+    for number in range(1, launch):
+        try:
+            steps = [point.step for point in read_metrics(paths.metrics_path(number))]
+        except OSError:
+            continue
+        if steps:
+            seen[number] = (min(steps), max(steps))
+    return seen

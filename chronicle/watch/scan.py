@@ -1,0 +1,133 @@
+"""A finished or growing log, or a whole run, scanned after the fact: events, series for the picture, proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import compute_lineage
+from chronicle.journal.reader import read_journal
+from chronicle.metrics.log import Point, read_metrics
+from chronicle.metrics.readers import read_log
+from chronicle.paths import RunPaths
+from chronicle.watch.facts import collect_candidates, collect_history, find_checkpoint_roots
+from rollback.detect import Detector, Event, Tier
+from rollback.propose import CandidateCheckpoint, Proposal, propose
+
+SPARK_POINTS = 72
+JSON_FIELDS = (
+    "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
+    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What one log says; `spark` holds (first row, worst loss) of equal slices of it."""
+
+    source: str
+    rows: int
+    last_step: int
+    events: tuple[Event, ...]
+    proposal: Proposal | None
+    spark: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One object a file; proposals are a list, empty where nothing calls for one."""
+        return {
+            "file": self.source,
+            "rows": self.rows,
+            "events": [{name: record[name] for name in JSON_FIELDS} | {"evidence": record["evidence"]}
+                       for record in (event.to_json() for event in self.events)],
+            "proposals": [] if self.proposal is None else [self.proposal.to_json()],
+        }  # fmt: skip
+
+
+class Spark:
+    """The worst loss of each of at most 72 slices, slices doubling as the log grows; O(1) memory."""
+
+    def __init__(self) -> None:
+        self.size, self.filled = 1, 0
+        self.slices: list[tuple[int, float]] = []
+
+    def feed(self, row: int, value: float) -> None:
+        if self.filled == 0 or not self.slices:
+            self.slices.append((row, value))
+        elif value > self.slices[-1][1] or value != value:
+            self.slices[-1] = (self.slices[-1][0], value)
+        self.filled = (self.filled + 1) % self.size
+        if len(self.slices) > 2 * SPARK_POINTS:
+            pairs = zip(self.slices[::2], [*self.slices[1::2], self.slices[-1]], strict=False)
+            self.slices = [(a[0], max(a[1], b[1])) for a, b in pairs]
+            self.size *= 2
+            self.filled = 0
+
+
+def scan_points(
+    points: Iterable[Point], source: str, advise: Callable[[Sequence[Event], int], Proposal | None]
+) -> Scan:
+    """Fold all points; `advise(events, last_step)` makes the proposal when an event calls for one."""
+    detector, spark, last_step = Detector(), Spark(), 0
+    for point in points:
+        detector.feed(point.step, point.values, time=point.time, launch=point.launch)
+        last_step = point.step
+        loss = point.values.get("loss")
+        if loss is not None:
+            spark.feed(detector.row - 1, loss)
+    detector.finish()
+    calls = any(event.tier is Tier.PROPOSE for event in detector.events)
+    proposal = advise(detector.events, last_step) if calls else None
+    return Scan(
+        source=source, rows=detector.row, last_step=last_step, events=detector.events, proposal=proposal,
+        spark=tuple(spark.slices),
+    )  # fmt: skip
+
+
+def scan_file(path: Path, *, checkpoints: Sequence[int] | None = None) -> Scan:
+    """Scan one log without a run around it: checkpoints are unknown unless their steps are given."""
+
+    def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
+        from rollback.propose import History
+
+        candidates = [CandidateCheckpoint(step=step) for step in checkpoints or ()]
+        return propose(events, candidates, History(last_step=last_step))
+
+    return scan_points(read_log(path), str(path), advise)
+
+
+def scan_run(paths: RunPaths, checkpoints_dir: Path | None) -> Scan:
+    """Scan every launch of a run in order; the proposal knows its journal and its checkpoints."""
+    entries = read_journal(paths).entries
+
+    def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
+        return advise_run(paths, entries, checkpoints_dir, events, last_step)
+
+    return scan_points(run_points(paths), paths.run, advise)
+
+
+def advise_run(
+    paths: RunPaths, entries: Sequence[Entry], checkpoints_dir: Path | None, events: Sequence[Event], last_step: int
+) -> Proposal | None:
+    """The proposal for a run's events from its journal and the checkpoints on disk."""
+    lineage = compute_lineage(entries)
+    launch = lineage.launches[-1].number if lineage.launches else None
+    roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
+    onsets = [event.onset_low_step for event in events if event.tier is Tier.PROPOSE and event.onset_low_step is not None]
+    candidates = collect_candidates(roots, lineage, before=onsets[-1] if onsets else last_step)
+    history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
+    return propose(events, candidates, history)
+
+
+def run_points(paths: RunPaths) -> Iterable[Point]:
+    """The points of all launches, in launch order, each with its launch."""
+    if not paths.launches_dir.is_dir():
+        return
+    for directory in sorted(paths.launches_dir.iterdir()):
+        if not (directory.name.isdecimal() and paths.metrics_path(int(directory.name)).is_file()):
+            continue
+        launch = int(directory.name)
+        for point in read_metrics(paths.metrics_path(launch)):
+            yield point._replace(launch=launch)
