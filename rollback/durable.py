@@ -1,0 +1,243 @@
+"""The few operations on a filesystem that a crash-safe change is made of, each one durable or atomic by itself.
+
+`Disk` is the only place of this package that writes. Every method announces itself to `point` first, so that the crash
+tests can stop, or fail, before each single operation. Nothing here knows checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_MISSING_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF})
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What `undo` gives back to a file or directory besides its bytes."""
+
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Attributes:
+        """The attributes of `path` itself; a link is not followed."""
+        found = path.lstat()
+        return cls(
+            mode=stat.S_IMODE(found.st_mode),
+            uid=found.st_uid,
+            gid=found.st_gid,
+            atime_ns=found.st_atime_ns,
+            mtime_ns=found.st_mtime_ns,
+        )
+
+    def to_json(self) -> list[int]:
+        return [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns]
+
+    @classmethod
+    def from_json(cls, values: Any) -> Attributes:
+        mode, uid, gid, atime_ns, mtime_ns = values
+        return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
+
+
+class Disk:
+    """The real filesystem. Raises `OSError` as the kernel does; interrupted calls are repeated by Python (PEP 475)."""
+
+    def point(self, operation: str, path: Path) -> None:
+        """Called before every operation that changes something; tests count, fail or stop here."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create `path` and its missing parents, each one durable."""
+        missing = []
+        while not path.exists():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            self.point("mkdir", directory)
+            directory.mkdir(exist_ok=True)
+            self.sync_directory(directory.parent)
+
+    def write_new(self, path: Path, content: bytes) -> None:
+        """Create `path`, which must not exist, with `content`, on disk when this returns."""
+        self.point("open", path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            self.write_all(descriptor, content, path)
+            self.point("fsync", path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_all(self, descriptor: int, content: bytes, path: Path) -> None:
+        """Write everything; a short write is continued."""
+        view = memoryview(content)
+        while view:
+            self.point("write", path)
+            view = view[os.write(descriptor, view[:_CHUNK_BYTES]) :]
+
+    def copy_new(self, source: Path, target: Path) -> None:
+        """Copy the bytes of `source` into `target`, which must not exist; durable."""
+        self.point("open", target)
+        with source.open("rb") as reader, target.open("xb") as writer:
+            self.point("write", target)
+            if not _reflink(reader.fileno(), writer.fileno()):
+                shutil.copyfileobj(reader, writer, _CHUNK_BYTES)
+            writer.flush()
+            self.point("fsync", target)
+            os.fsync(writer.fileno())
+
+    def sync_file(self, path: Path) -> None:
+        """Bring the bytes of an existing file to disk."""
+        self.point("fsync", path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Bring the entries of a directory to disk; a filesystem without that notion is left alone."""
+        self.point("fsync", path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as problem:
+            if problem.errno not in _NO_DIRECTORY_SYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give an inode a second name; a link is not followed."""
+        self.point("link", target)
+        os.link(source, target, follow_symlinks=False)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Rename onto a name that is free; raises `FileExistsError` instead of replacing anything."""
+        self.point("rename", target)
+        if _renameat2(source, target, _RENAME_NOREPLACE) in _MISSING_CALL:
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+            os.rename(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over whatever file has the name; atomic."""
+        self.point("rename", target)
+        os.replace(source, target)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Swap two names in one atomic operation."""
+        self.point("exchange", other)
+        code = _renameat2(one, other, _RENAME_EXCHANGE)
+        if code:
+            raise OSError(code, os.strerror(code), str(other))
+
+    def can_exchange(self, directory: Path) -> bool:
+        """Whether the filesystem of `directory` knows RENAME_EXCHANGE; tried on two empty directories in it."""
+        one, other = directory / "probe-1", directory / "probe-2"
+        self.make_directory(one)
+        self.make_directory(other)
+        try:
+            self.exchange(one, other)
+        except OSError as problem:
+            if problem.errno not in _MISSING_CALL:
+                raise
+            return False
+        finally:
+            one.rmdir()
+            other.rmdir()
+        return True
+
+    def set_attributes(self, path: Path, attributes: Attributes) -> None:
+        """Give a file or directory mode, times, and where permitted the owner."""
+        self.point("attributes", path)
+        found = path.lstat()
+        if (found.st_uid, found.st_gid) != (attributes.uid, attributes.gid):
+            _chown_if_permitted(path, attributes)
+        os.chmod(path, attributes.mode)
+        os.utime(path, ns=(attributes.atime_ns, attributes.mtime_ns))
+
+    def unlink(self, path: Path) -> None:
+        """Remove one name of a file."""
+        self.point("unlink", path)
+        path.unlink()
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a file or directory tree, if it is there; links are removed, never followed."""
+        if not os.path.lexists(path):
+            return
+        if path.is_symlink() or not path.is_dir():
+            self.unlink(path)
+            return
+        if not os.access(path, os.W_OK | os.X_OK):
+            path.chmod(0o700)
+        for entry in sorted(path.iterdir()):
+            self.remove_tree(entry)
+        self.point("rmdir", path)
+        path.rmdir()
+
+
+REAL_DISK = Disk()
+
+
+@functools.cache
+def _libc_renameat2() -> Callable[..., int] | None:
+    import ctypes
+
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return function
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> int:
+    """0 when done, the error number where the call or the flag is unknown; raises for every other error."""
+    function = _libc_renameat2()
+    if function is None:
+        return errno.ENOSYS
+    import ctypes
+
+    while function(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags) != 0:
+        code = ctypes.get_errno()
+        if code == errno.EINTR:
+            continue
+        if code in _MISSING_CALL:
+            return code
+        raise OSError(code, os.strerror(code), str(source), None, str(target))
+    return 0
+
+
+def _chown_if_permitted(path: Path, attributes: Attributes) -> None:
+    # only root gives files away; the bytes matter more than their owner
+    with contextlib.suppress(PermissionError):
+        os.chown(path, attributes.uid, attributes.gid, follow_symlinks=False)
+
+
+def _reflink(source: int, target: int) -> bool:
+    """Share the blocks of one file with another (btrfs, xfs); False where the filesystem cannot."""
+    import fcntl
+
+    ficlone = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+    try:
+        fcntl.ioctl(target, ficlone, source)
+    except OSError:
+        return False
+    return True

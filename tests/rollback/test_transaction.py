@@ -1,0 +1,365 @@
+"""A change is made whole and taken back whole: every byte, mode and time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollback.durable import Disk
+from rollback.errors import Refused, RollbackError
+from rollback.transaction import Change, Receipt, apply_change, recover, undo
+from tests.rollback.disks import Journal, picture
+
+OLD_NS = 1_600_000_000_123_456_789
+
+
+def write_bytes(content: bytes) -> Any:
+    def write(_source: Path, target: Path, _changed: object) -> None:
+        target.write_bytes(content)
+
+    return write
+
+
+def make_world(top: Path, *, pointer: bool = True) -> Path:
+    """A checkpoints root with 500, 750 and 1000, each with weights, scheduler and optimizer; all of it years old."""
+    root = top / "work" / "checkpoints"
+    for step in (500, 750, 1000):
+        inner = root / f"opt_step-{step}" / "accelerator_state"
+        inner.mkdir(parents=True)
+        (inner / "model.safetensors").write_bytes(b"weights of %d" % step)
+        (inner / "model.safetensors").chmod(0o600)
+        (inner / "scheduler.bin").write_bytes(b"lr=1.0 at %d" % step)
+        (inner / "optimizer.bin").write_bytes(b"group lr=1.0 at %d" % step)
+    if pointer:
+        (root / "latest").write_text("opt_step-1000")
+    (top / "work" / "logs").mkdir()
+    age(top / "work")
+    return root
+
+
+def age(top: Path) -> None:
+    for number, path in enumerate(sorted(top.rglob("*"), key=lambda p: -len(p.parts))):
+        os.utime(path, ns=(OLD_NS + number, OLD_NS + number * 1000), follow_symlinks=False)
+    os.utime(top, ns=(OLD_NS, OLD_NS))
+
+
+HALVED = {
+    "accelerator_state/scheduler.bin": b"lr=0.5",
+    "accelerator_state/optimizer.bin": b"group lr=0.5, a longer text than before",
+}
+
+
+def change_to(root: Path, step: int, contents: Mapping[str, bytes] = HALVED, **more: Any) -> Change:
+    name = f"opt_step-{step}"
+    later = [f"opt_step-{n}" for n in (500, 750, 1000) if n > step and (root / f"opt_step-{n}").exists()]
+    given: dict[str, Any] = {
+        "root": root,
+        "entry": name,
+        "source": root / name,
+        "writers": {path: write_bytes(content) for path, content in contents.items()},
+        "abandon": tuple(later),
+        "pointers": {"latest": name.encode()} if (root / "latest").exists() else {},
+        "contract": (root.parent / "logs" / "contract.json", b'{"v":1}'),
+        "facts": {"step": step},
+    }
+    return Change(**(given | more))
+
+
+def apply(root: Path, change: Change, journal: Journal, disk: Disk | None = None) -> Receipt:
+    extra = {} if disk is None else {"disk": disk}
+    return apply_change(change, objects_dir=root.parent.parent / "objects", record=journal.record, **extra)
+
+
+def take_back(root: Path, receipt: Receipt, journal: Journal, disk: Disk | None = None, **more: Any) -> Receipt:
+    extra = {} if disk is None else {"disk": disk}
+    return undo(receipt, objects_dir=root.parent.parent / "objects", record=journal.record, **extra, **more)
+
+
+def test_edit_abandons_later_checkpoints_and_moves_the_pointer(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500), journal)
+    state = root / "opt_step-500" / "accelerator_state"
+    assert sorted(os.listdir(root)) == ["latest", "opt_step-500"]
+    assert (state / "scheduler.bin").read_bytes() == b"lr=0.5"
+    assert (state / "model.safetensors").read_bytes() == b"weights of 500"
+    assert (root / "latest").read_text() == "opt_step-500"
+    away = root.parent / "abandoned" / receipt.data["intent"]
+    assert sorted(os.listdir(away)) == ["opt_step-1000", "opt_step-750"]
+    assert json.loads((root.parent / "logs" / "contract.json").read_text()) == {"v": 1}
+    assert [kind for _, kind, _ in journal.entries] == ["rollback.intent", "rollback.receipt"]
+
+
+def test_nothing_of_ours_is_left_where_a_loader_looks(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    names = {path.name for path in (root / "opt_step-500").rglob("*")}
+    apply(root, change_to(root, 500), journal)
+    assert {path.name for path in (root / "opt_step-500").rglob("*")} == names
+    assert sorted(os.listdir(root.parent)) == ["abandoned", "checkpoints", "logs"]
+
+
+def test_kept_original_lies_outside_the_checkpoint_by_its_digest(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500), journal)
+    for file in receipt.data["files"]:
+        kept = tmp_path / "objects" / file["before"][:2] / file["before"]
+        assert kept.read_bytes().endswith(b"at 500")
+
+
+def test_edited_files_get_a_new_inode_and_untouched_ones_keep_theirs(tmp_path: Path) -> None:
+    """A snapshot made by hard links must not change with the edit."""
+    root, journal = make_world(tmp_path), Journal()
+    state = root / "opt_step-500" / "accelerator_state"
+    snapshot = tmp_path / "snapshot.bin"
+    os.link(state / "scheduler.bin", snapshot)
+    model = (state / "model.safetensors").stat()
+    apply(root, change_to(root, 500), journal)
+    assert snapshot.read_bytes() == b"lr=1.0 at 500"
+    after = (state / "model.safetensors").stat()
+    assert (after.st_ino, after.st_nlink) == (model.st_ino, 1)
+
+
+def test_modes_and_directory_times_survive_the_edit(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    state = root / "opt_step-500" / "accelerator_state"
+    (state / "scheduler.bin").chmod(0o640)
+    state.chmod(0o750)
+    age(root)
+    times = state.stat().st_mtime_ns, (root / "opt_step-500").stat().st_mtime_ns
+    apply(root, change_to(root, 500), journal)
+    assert oct((state / "scheduler.bin").stat().st_mode & 0o777) == oct(0o640)
+    assert oct(state.stat().st_mode & 0o777) == oct(0o750)
+    assert (state.stat().st_mtime_ns, (root / "opt_step-500").stat().st_mtime_ns) == times
+
+
+@pytest.mark.parametrize("contents", [HALVED, {}], ids=["edited", "not edited"])
+@pytest.mark.parametrize("pointer", [True, False])
+@pytest.mark.parametrize("step", [500, 750, 1000])
+def test_undo_restores_every_byte_mode_and_time(
+    tmp_path: Path, step: int, pointer: bool, contents: dict[str, bytes]
+) -> None:
+    root, journal = make_world(tmp_path, pointer=pointer), Journal()
+    before = picture(tmp_path / "work")
+    receipt = apply(root, change_to(root, step, contents), journal)
+    assert picture(tmp_path / "work") != before
+    take_back(root, receipt, journal)
+    after = picture(tmp_path / "work")
+    after["logs"] = before["logs"]  # the journal lives there: its directory's time is no part of the promise
+    assert after == before
+
+
+names = st.text("abcXYZ019._-é ", min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.dictionaries(
+        st.lists(names, min_size=1, max_size=3).map("/".join),
+        st.tuples(st.binary(max_size=40), st.sampled_from([0o400, 0o600, 0o644, 0o755]), st.integers(0, 2**60)),
+        min_size=1,
+        max_size=8,
+    ),
+    data=st.data(),
+)
+def test_undo_after_apply_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, tuple[bytes, int, int]], data: st.DataObject
+) -> None:
+    top = tmp_path_factory.mktemp("world")
+    root = top / "work" / "checkpoints"
+    written: dict[str, bytes] = {}
+    for name, (content, mode, when) in files.items():
+        path = root / "opt_step-500" / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError):
+            continue
+        path.chmod(mode)
+        os.utime(path, ns=(when, when))
+        written[name] = content
+    (root / "opt_step-750").mkdir()
+    age(top / "work")
+    edited = data.draw(st.lists(st.sampled_from(sorted(written)), unique=True)) if written else []
+    before = picture(top / "work")
+    journal = Journal()
+    contents = {name: written[name] + b"!" for name in edited}
+    receipt = apply(root, change_to(root, 500, contents, contract=None), journal)
+    for name in edited:
+        assert (root / "opt_step-500" / name).read_bytes() == written[name] + b"!"
+    take_back(root, receipt, journal)
+    assert picture(top / "work") == before
+
+
+def test_abandoned_checkpoint_is_brought_back_and_displaces_its_namesake(tmp_path: Path) -> None:
+    """Seed 003, exp8 -> exp9 -> exp10: 30500 exists twice, and the one of the earlier launch is wanted."""
+    root, journal = make_world(tmp_path), Journal()
+    first = apply(root, change_to(root, 500), journal)
+    new = root / "opt_step-750" / "accelerator_state"
+    new.mkdir(parents=True)
+    for name in ("model.safetensors", "scheduler.bin", "optimizer.bin"):
+        (new / name).write_bytes(b"of the second launch")
+    before = picture(tmp_path / "work")
+    source = root.parent / "abandoned" / first.data["intent"] / "opt_step-750"
+    for contents in (HALVED, {}):
+        receipt = apply(root, change_to(root, 750, contents, source=source), journal)
+        state = root / "opt_step-750" / "accelerator_state"
+        assert (state / "model.safetensors").read_bytes() == b"weights of 750"
+        expected = b"lr=0.5" if contents else b"lr=1.0 at 750"
+        assert (state / "scheduler.bin").read_bytes() == expected
+        assert not source.exists()
+        displaced = root.parent / "abandoned" / receipt.data["intent"] / "opt_step-750" / "accelerator_state"
+        assert (displaced / "model.safetensors").read_bytes() == b"of the second launch"
+        take_back(root, receipt, journal)
+        seen = picture(tmp_path / "work")
+        for changing in ("logs", f"abandoned/{first.data['intent']}", "abandoned"):
+            seen[changing] = before[changing]
+        assert seen == before
+
+
+def test_abandoned_checkpoint_comes_back_to_a_free_name(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    first = apply(root, change_to(root, 500), journal)
+    source = root.parent / "abandoned" / first.data["intent"] / "opt_step-1000"
+    before = picture(tmp_path / "work", times=False)
+    for contents in (HALVED, {}):
+        receipt = apply(root, change_to(root, 1000, contents, source=source), journal)
+        assert (root / "opt_step-1000" / "accelerator_state" / "model.safetensors").read_bytes() == b"weights of 1000"
+        assert not source.exists()
+        take_back(root, receipt, journal)
+        assert picture(tmp_path / "work", times=False) == before
+
+
+def test_undo_after_a_later_launch_saved_abandons_its_checkpoints_and_overwrites_nothing(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    before = picture(tmp_path / "work", times=False)
+    receipt = apply(root, change_to(root, 500), journal)
+    for step in (600, 750, 1200):
+        (root / f"opt_step-{step}").mkdir()
+        (root / f"opt_step-{step}" / "new.bin").write_bytes(b"second launch %d" % step)
+    undone = take_back(root, receipt, journal, newer=("opt_step-600", "opt_step-750", "opt_step-1200"))
+    seen = picture(tmp_path / "work", times=False)
+    away = root.parent / "abandoned" / undone.data["intent"]
+    for step in (600, 750, 1200):
+        assert (away / f"opt_step-{step}" / "new.bin").read_bytes() == b"second launch %d" % step
+    assert {k: v for k, v in seen.items() if not k.startswith("abandoned")} == before
+
+
+def test_undo_is_refused_when_an_edited_file_was_changed_since(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500), journal)
+    (root / "opt_step-500" / "accelerator_state" / "scheduler.bin").write_bytes(b"somebody else")
+    before = picture(tmp_path)
+    with pytest.raises(Refused, match="was changed after the rollback"):
+        take_back(root, receipt, journal)
+    assert picture(tmp_path) == before
+
+
+def test_undo_is_refused_when_the_checkpoint_is_gone_or_replaced(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500, {}), journal)
+    (root / "opt_step-500").rename(tmp_path / "moved")
+    with pytest.raises(Refused, match="is gone"):
+        take_back(root, receipt, journal)
+    (root / "opt_step-500").mkdir()
+    with pytest.raises(Refused, match="was replaced"):
+        take_back(root, receipt, journal)
+
+
+def test_a_writer_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    before = picture(tmp_path / "work")
+
+    def fail(_source: Path, target: Path, _changed: object) -> None:
+        target.write_bytes(b"half")
+        raise RollbackError("no")
+
+    change = change_to(root, 500, writers={"accelerator_state/scheduler.bin": fail})
+    with pytest.raises(RollbackError, match="no"):
+        apply(root, change, journal)
+    seen = picture(tmp_path / "work")
+    assert seen == before | {"logs": seen["logs"]}
+    assert journal.open_intents() == []
+
+
+def test_a_twin_that_is_not_what_was_planned_is_never_installed(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    before = picture(root)
+
+    def check(twin: Path) -> None:
+        assert (twin / "accelerator_state" / "scheduler.bin").read_bytes() == b"lr=0.5"
+        raise RollbackError("not what was planned")
+
+    with pytest.raises(RollbackError, match="not what was planned"):
+        apply_change(change_to(root, 500), objects_dir=tmp_path / "objects", record=journal.record, check_twin=check)
+    assert picture(root) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_parent_is_refused_before_anything_changed(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    root.parent.chmod(0o555)
+    try:
+        with pytest.raises(Refused, match="not writable"):
+            apply(root, change_to(root, 500), journal)
+    finally:
+        root.parent.chmod(0o755)
+    assert journal.entries == []
+
+
+def test_mount_point_is_refused_naming_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == root)
+    with pytest.raises(Refused, match="mount point") as caught:
+        apply(root, change_to(root, 500), journal)
+    assert "checkpoints" in (caught.value.remedy or "")
+    assert journal.entries == []
+
+
+def test_edited_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    path = root / "opt_step-500" / "accelerator_state" / "scheduler.bin"
+    path.rename(tmp_path / "blob")
+    path.symlink_to(tmp_path / "blob")
+    with pytest.raises(Refused, match="symbolic link"):
+        apply(root, change_to(root, 500), journal)
+
+
+def test_a_pipe_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    os.mkfifo(root / "opt_step-500" / "pipe")
+    with pytest.raises(Refused, match="neither a file nor a directory"):
+        apply(root, change_to(root, 500), journal)
+
+
+class NoExchange(Disk):
+    """A filesystem without RENAME_EXCHANGE, such as NFS."""
+
+    def can_exchange(self, directory: Path) -> bool:
+        return False
+
+    def exchange(self, one: Path, other: Path) -> None:
+        raise AssertionError("exchange on a filesystem that has none")
+
+
+def test_without_exchange_the_result_and_the_undo_are_the_same(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    before = picture(tmp_path / "work")
+    receipt = apply(root, change_to(root, 500), journal, NoExchange())
+    assert (root / "opt_step-500" / "accelerator_state" / "scheduler.bin").read_bytes() == b"lr=0.5"
+    assert sorted(os.listdir(root.parent)) == ["abandoned", "checkpoints", "logs"]
+    take_back(root, receipt, journal, NoExchange())
+    seen = picture(tmp_path / "work")
+    assert seen == before | {"logs": seen["logs"]}
+
+
+def test_recover_of_an_intent_that_began_nothing_closes_it(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    intent = journal.record("rollback.intent", {"root": str(root), "entry": "opt_step-500"})
+    assert recover(intent, journal.entries[0][2], record=journal.record) is None
+    assert journal.open_intents() == []
