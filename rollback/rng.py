@@ -1,0 +1,36 @@
+"""Random states told apart without loading them: a digest of what a rank's RNG file holds."""
+
+from __future__ import annotations
+
+import hashlib
+
+from rollback.pickle_values import ArrayRef, TensorRef
+from rollback.torch_file import TorchFile
+
+_NO_GENERATOR = {"step"}
+
+
+def rng_digest(file: TorchFile) -> str:
+    """A short digest of every generator's state: numbers, arrays, and the checksums of tensor records.
+
+    Two ranks with equal digests will draw the same numbers. Counters that are no random state are left out.
+    """
+    digest = hashlib.sha256()
+    checksums = _checksums(file)
+    for leaf in file.leaves():
+        if leaf.keys and leaf.keys[0] in _NO_GENERATOR:
+            continue
+        value = leaf.value
+        if isinstance(value, TensorRef):
+            key = value.storage.key if value.storage else ""
+            digest.update(f"{leaf.keys}{value.dtype}{value.shape}{checksums.get(key)}".encode())
+        elif isinstance(value, ArrayRef):
+            digest.update(f"{leaf.keys}{value.dtype}{value.shape}".encode() + (value.content or b""))
+        else:
+            digest.update(f"{leaf.keys}{value!r}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _checksums(file: TorchFile) -> dict[str, int]:
+    layouts = [segment.layout for segment in file.segments if segment.layout is not None]
+    return {record.name.rpartition("/")[2]: record.crc for layout in layouts for record in layout.records}
