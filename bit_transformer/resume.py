@@ -1,8 +1,9 @@
 """Which checkpoint a launch starts from. Nothing is guessed.
 
-`auto`: the one the contract names (a rollback wrote it); without a contract a fresh start, and only into an empty
-directory. `latest-complete` takes the highest step whose manifest is there, and is spelled out by whoever wants it.
-A path or a step number names one. Loading and checking are the trainer's and the guard's.
+`auto`: the journal has the last word: after a rollback the checkpoint its contract names, else the checkpoint saved last;
+where the journal names none, a fresh start, and only into an empty directory. `latest-complete` takes the highest step
+whose manifest is there, and is spelled out by whoever wants it. A path or a step number names one. Loading and checking
+are the trainer's and the guard's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bit_transformer.errors import CannotResume
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
 STATE_DIRECTORY = "accelerator_state"
@@ -47,31 +50,53 @@ def list_steps(root: Path) -> list[int]:
 def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) -> ResumePoint:
     """Return where to start. Raises CannotResume where that is open or the named checkpoint is not there."""
     contract = _read_contract(environ)
-    if requested == "fresh":
+    path = _named_path(requested, root, environ, contract)
+    if path is None:
         _require_nothing_later(root, -1)
         return ResumePoint(path=None)
-    if requested == "auto":
-        if contract is None:
-            if list_steps(root):
-                raise CannotResume(
-                    f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and no contract names one",
-                    "say `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
-            return ResumePoint(path=None)
-        path = _state_directory(Path(contract["checkpoint"]), root)
-    elif requested == "latest-complete":
-        path = checkpoint_path(root, _latest_complete(root))
-    else:
-        path = checkpoint_path(root, int(requested)) if requested.isdigit() else _state_directory(Path(requested), root)
     if not path.is_dir():
         raise CannotResume(f"checkpoint `{path}` does not exist; steps here: {_listed(list_steps(root))}")
     match = CHECKPOINT_NAME.fullmatch(path.parent.name)
-    if match:
+    if match and path.parent.parent.resolve() == root.resolve():
         _require_nothing_later(root, int(match[1]))
     if contract is None or not _is_same(path, _state_directory(Path(contract["checkpoint"]), root)):
         return ResumePoint(path=path)
     data = contract.get("data") or {}
     return ResumePoint(path=path, skip_batches=int(data.get("skip_batches") or 0),
                        reshuffle=bool(data.get("reshuffle")), warmup_steps=int(contract.get("warmup_steps") or 0))
+
+
+def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract: Mapping[str, Any] | None) -> Path | None:
+    if requested == "fresh":
+        return None
+    if requested == "latest-complete":
+        return checkpoint_path(root, _latest_complete(root))
+    if requested != "auto":
+        return checkpoint_path(root, int(requested)) if requested.isdigit() else _state_directory(Path(requested), root)
+    kind, named = _last_word(environ)
+    if kind == "checkpoint":
+        return _state_directory(Path(named), root)
+    if contract is not None and kind != "undone":
+        return _state_directory(Path(contract["checkpoint"]), root)
+    if list_steps(root):
+        raise CannotResume(
+            f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and the journal names none of them as next",
+            "say `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
+    return None
+
+
+def _last_word(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return ("checkpoint", path), ("rollback", ""), ("undone", "") or ("", ""): what the journal says last."""
+    run_dir = environ.get("CHRONICLE_RUN_DIR")
+    word = ("", "")
+    for entry in read_journal(RunPaths(Path(run_dir))).entries if run_dir else ():
+        if entry.kind == "checkpoint":
+            word = ("checkpoint", str(entry.data.get("path", "")))
+        elif entry.kind in ("rollback.receipt", "recover.receipt"):
+            word = ("rollback", "")
+        elif entry.kind == "undo.receipt":
+            word = ("undone", "")
+    return word
 
 
 def _read_contract(environ: Mapping[str, str]) -> dict[str, Any] | None:
