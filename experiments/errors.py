@@ -1,0 +1,39 @@
+"""What goes wrong on purpose in a study.
+
+    ChronicleError
+    └── StudyError          1  base of everything raised here
+        ├── BadStudy        2  a study file says something impossible; the message names the key
+        ├── NoData          1  the sources do not hold what the slices of a seed need
+        ├── GateFailed      3  the control arm is not bit-identical, or data differ before the treatment: no report
+        └── NotRegistered   2  results are asked for before anything was registered, or under another plan
+"""
+
+from chronicle.errors import ChronicleError
+
+__all__ = ["BadStudy", "GateFailed", "NoData", "NotRegistered", "StudyError"]
+
+
+class StudyError(ChronicleError):
+    """Base of everything raised on purpose here; `remedy` is shown as `hint:`."""
+
+
+class BadStudy(StudyError):
+    """A study file cannot be used; nothing has been started."""
+
+    exit_code = 2
+
+
+class NoData(StudyError):
+    """A source has fewer samples than the slices of this seed need."""
+
+
+class GateFailed(StudyError):
+    """The study's own controls failed, so its contrasts mean nothing and are not reported."""
+
+    exit_code = 3
+
+
+class NotRegistered(StudyError):
+    """The journal holds no registration of this study, or one of another plan."""
+
+    exit_code = 2

@@ -1,0 +1,248 @@
+"""Inference for paired designs: the unit is the seed, the data are differences between two arms at the same seed.
+
+Primary interval: paired t. BCa bootstrap only from n = 20 on: at n = 8 its coverage is about 89 %. Tests: paired t and
+the exact sign-flip test. "No effect" is shown only by TOST (Schuirmann 1987) against a margin fixed beforehand. Holm
+(1979) over the main contrasts. Pure: the same differences give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+__all__ = [
+    "BCA_FROM",
+    "Interval",
+    "PairedResult",
+    "adjust_holm",
+    "bca_interval",
+    "compare_paired",
+    "num_seeds_for_difference",
+    "num_seeds_for_equivalence",
+    "power_of_difference",
+    "power_of_equivalence",
+    "sign_flip_p",
+    "smallest_detectable",
+    "tost_p",
+]
+
+Differences: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+BCA_FROM = 20
+EXACT_FLIPS_UP_TO = 20  # 2^20 sign patterns; above that, a fixed sample of patterns
+SAMPLED_FLIPS = 200_000
+MOST_SEEDS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A confidence interval, both ends included."""
+
+    low: float
+    high: float
+
+    def contains(self, value: float) -> bool:
+        """Whether the value lies inside."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedResult:
+    """Everything said about one contrast. Units are those of the differences; p values are two-sided, unadjusted."""
+
+    num_pairs: int
+    mean: float
+    sd: float
+    interval: Interval
+    t_p: float
+    sign_flip_p: float
+    tost_p: float
+    bca: Interval | None
+    smallest_detectable: float
+
+
+def compare_paired(differences: Sequence[float], *, margin: float, alpha: float = 0.05) -> PairedResult:
+    """Analyse one contrast; needs two or more finite differences, else ValueError."""
+    d = _checked(differences)
+    n, mean, sd = len(d), float(d.mean()), float(d.std(ddof=1))
+    half = _t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n)
+    return PairedResult(
+        num_pairs=n,
+        mean=mean,
+        sd=sd,
+        interval=Interval(low=mean - half, high=mean + half),
+        t_p=_t_test_p(mean, sd, n),
+        sign_flip_p=sign_flip_p(d),
+        tost_p=tost_p(d, margin),
+        bca=bca_interval(d, alpha=alpha) if n >= BCA_FROM else None,
+        smallest_detectable=smallest_detectable(sd, n, alpha=alpha),
+    )
+
+
+def tost_p(differences: Sequence[float] | Differences, margin: float) -> float:
+    """P value of two one-sided t tests: small means the true difference lies inside ±margin."""
+    d = _checked(differences)
+    if margin <= 0:
+        raise ValueError(f"margin is {margin}, expected a number above 0")
+    n, mean, error = len(d), float(d.mean()), float(d.std(ddof=1)) / math.sqrt(len(d))
+    if error == 0:
+        return 0.0 if abs(mean) < margin else 1.0
+    from scipy import stats
+
+    return float(max(stats.t.sf((mean + margin) / error, n - 1), stats.t.cdf((mean - margin) / error, n - 1)))
+
+
+def sign_flip_p(differences: Sequence[float] | Differences) -> float:
+    """Two-sided p of the sign-flip test: how many of the 2^n signings give a sum at least as far from 0.
+
+    Exact to 20 pairs; above that 200,000 signings drawn with a fixed seed (the observed one counted in).
+    """
+    d = _checked(differences)
+    n, observed = len(d), abs(float(d.sum()))
+    close_enough = observed - 1e-12 * max(1.0, float(np.abs(d).sum()))  # sums in another order differ by rounding
+    if n > EXACT_FLIPS_UP_TO:
+        signs = np.random.default_rng(0).integers(0, 2, size=(SAMPLED_FLIPS, n), dtype=np.int8) * 2 - 1
+        return float((1 + (np.abs(signs @ d) >= close_enough).sum()) / (1 + SAMPLED_FLIPS))
+    sums = np.zeros(1)
+    for value in d:
+        sums = np.concatenate([sums + value, sums - value])
+    return float((np.abs(sums) >= close_enough).mean())
+
+
+def bca_interval(
+    differences: Sequence[float] | Differences, *, alpha: float = 0.05, num_resamples: int = 10_000
+) -> Interval:
+    """Bias-corrected and accelerated bootstrap interval of the mean (Efron 1987), with a fixed seed."""
+    from scipy import stats
+
+    d = _checked(differences)
+    if float(d.std()) == 0:
+        return Interval(low=float(d[0]), high=float(d[0]))
+    rng = np.random.default_rng(0)
+    means = np.sort(d[rng.integers(0, len(d), size=(num_resamples, len(d)))].mean(axis=1))
+    below = float((means < d.mean()).mean() + 0.5 * (means == d.mean()).mean())
+    bias = float(stats.norm.ppf(min(max(below, 1 / num_resamples), 1 - 1 / num_resamples)))
+    jackknife = (d.sum() - d) / (len(d) - 1)
+    spread = jackknife.mean() - jackknife
+    acceleration = float((spread**3).sum() / (6 * (spread**2).sum() ** 1.5))
+
+    def end(level: float) -> float:
+        z = bias + float(stats.norm.ppf(level))
+        return float(np.quantile(means, stats.norm.cdf(bias + z / (1 - acceleration * z))))
+
+    return Interval(low=end(alpha / 2), high=end(1 - alpha / 2))
+
+
+def adjust_holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Holm's step-down adjusted p values, in the order given."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return tuple(adjusted)
+
+
+def power_of_difference(delta: float, sd: float, num_pairs: int, *, alpha: float = 0.05) -> float:
+    """Probability that the two-sided paired t test rejects when the true mean difference is `delta`."""
+    from scipy import stats
+
+    if sd == 0:
+        return 1.0 if delta else alpha
+    shift, bound = delta / sd * math.sqrt(num_pairs), _t_quantile(1 - alpha / 2, num_pairs - 1)
+    upper, lower = (float(stats.nct.sf(bound, num_pairs - 1, s)) for s in (shift, -shift))
+    return _probability(upper) + _probability(lower)
+
+
+def power_of_equivalence(
+    margin: float, sd: float, num_pairs: int, *, delta: float = 0.0, alpha: float = 0.05
+) -> float:
+    """Probability that TOST declares equivalence when the true mean difference is `delta`.
+
+    Exact up to quadrature: given s, the mean must fall inside ±(margin − t·s/√n); s² is chi-squared.
+    """
+    from scipy import stats
+
+    if sd == 0:
+        return 1.0 if abs(delta) < margin else 0.0
+    df, error, bound = num_pairs - 1, sd / math.sqrt(num_pairs), _t_quantile(1 - alpha, num_pairs - 1)
+    top = margin / (bound * error)  # s/σ above which nothing can pass
+    ratios = (np.arange(2000) + 0.5) / 2000 * top
+    room = margin - bound * error * ratios
+    passes = stats.norm.cdf((room - delta) / error) - stats.norm.cdf((-room - delta) / error)
+    density = stats.chi2.pdf(df * ratios**2, df) * 2 * df * ratios
+    return float(min(1.0, (passes * density).sum() * top / 2000))
+
+
+def smallest_detectable(sd: float, num_pairs: int, *, power: float = 0.8, alpha: float = 0.05) -> float:
+    """The true difference that the paired t test finds with this power."""
+    return sd * _detectable_in_sds(num_pairs, power, alpha)
+
+
+@cache
+def _detectable_in_sds(num_pairs: int, power: float, alpha: float) -> float:
+    low, high = 0.0, 1.0
+    while power_of_difference(high, 1.0, num_pairs, alpha=alpha) < power:
+        low, high = high, high * 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if power_of_difference(middle, 1.0, num_pairs, alpha=alpha) < power else (low, middle)
+    return high
+
+
+def num_seeds_for_difference(delta: float, sd: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Fewest pairs that show a true difference of `delta`; None above 10,000 (or for a difference of 0)."""
+    return _fewest(lambda n: power_of_difference(delta, sd, n, alpha=alpha) >= power) if delta else None
+
+
+def num_seeds_for_equivalence(
+    margin: float, sd: float, *, delta: float = 0.0, power: float = 0.8, alpha: float = 0.05
+) -> int | None:
+    """Fewest pairs that show equivalence when the truth is `delta`; None above 10,000 or outside the margin."""
+    if abs(delta) >= margin:
+        return None
+    return _fewest(lambda n: power_of_equivalence(margin, sd, n, delta=delta, alpha=alpha) >= power)
+
+
+def _fewest(enough: Any) -> int | None:
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, high * 2
+        if high > MOST_SEEDS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _t_test_p(mean: float, sd: float, n: int) -> float:
+    from scipy import stats
+
+    if sd == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / sd * math.sqrt(n), n - 1))
+
+
+@cache
+def _t_quantile(level: float, df: int) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf(level, df))
+
+
+def _probability(value: float) -> float:
+    """scipy's noncentral t returns NaN far in the tails: there the probability is 0."""
+    return 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
+
+
+def _checked(differences: Sequence[float] | Differences) -> Differences:
+    d = np.asarray(differences, dtype=np.float64)
+    if d.ndim != 1 or len(d) < 2 or not np.isfinite(d).all():
+        raise ValueError(f"differences are {list(differences)}, expected two or more finite numbers")
+    return d
