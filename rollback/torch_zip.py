@@ -234,16 +234,3 @@ def _inflate(raw: bytes, record: Record) -> bytes:
     if len(data) != record.size_bytes:
         raise UnreadableFile(f"zip record `{record.name}` inflates to {len(data)} bytes instead of {record.size_bytes}")
     return data
-
-
-def record_crc(fd: int, layout: ZipLayout, record: Record) -> int:
-    """CRC-32 of the record's content, read in chunks."""
-    if not record.stored:
-        return zlib.crc32(read_record(fd, layout, record, max_bytes=MAX_DIRECTORY_BYTES))
-    offset, left, crc = data_offset(fd, layout, record), record.size_bytes, 0
-    while left:
-        part = read_at(fd, offset, min(left, CHUNK_BYTES))
-        crc = zlib.crc32(part, crc)
-        offset += len(part)
-        left -= len(part)
-    return crc
