@@ -1,4 +1,4 @@
-"""`chronicle audit`: is the record itself sound? Journal chains, clocks, logs of launches, attachments; claims where there are any.
+"""`chronicle audit`: is the record itself sound? Journal chains, clocks, logs of launches, attachments.
 
 `verify` looks at checkpoints; this looks at what was written about them. Findings end with exit code 5.
 """
@@ -32,7 +32,8 @@ def audit(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     settings = need_run(settings_from(run, logs))
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
-    findings = [*_journal(journal, settings.paths), *_clocks(journal), *_logs(story, settings.paths), *_objects(journal, settings.paths)]
+    paths = settings.paths
+    findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths), *_objects(journal, paths)]
     bad = [f for f in findings if f.severity is not Severity.INFO]
     lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
     chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
@@ -75,11 +76,13 @@ def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
     numbers = {launch.number for launch in story.launches}
     for number in range(1, max(numbers, default=0) + 1):
         if number not in numbers:
-            yield _warn("launch-missing", f"launches/{number:04d}", "no `launch.start` entry: its journal file was not copied here")
+            text = "no `launch.start` entry: its journal file was not copied here"
+            yield _warn("launch-missing", f"launches/{number:04d}", text)
     for launch in story.launches:
         if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
             where = paths.metrics_path(launch.number).relative_to(paths.run_dir).as_posix()
-            yield Finding(check="no-metrics", severity=Severity.INFO, path=where, message="the launch has steps but no per-step log")
+            text = "the launch has steps but no per-step log"
+            yield Finding(check="no-metrics", severity=Severity.INFO, path=where, message=text)
 
 
 def _warn(check: str, path: str, message: str) -> Finding:

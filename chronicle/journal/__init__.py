@@ -5,7 +5,7 @@ checkpoints, the command line or a trainer.
 """
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.lineage import Interval, LaunchSpan, Lineage, compute_lineage
+from chronicle.journal.lineage import Interval, LaunchSpan, Lineage, RollbackMark, compute_lineage
 from chronicle.journal.reader import Journal, Problem, read_journal
 from chronicle.journal.writer import JournalWriter
 
@@ -17,6 +17,7 @@ __all__ = [
     "LaunchSpan",
     "Lineage",
     "Problem",
+    "RollbackMark",
     "compute_lineage",
     "read_journal",
 ]

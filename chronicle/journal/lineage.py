@@ -17,7 +17,7 @@ from typing import Any
 
 from chronicle.journal.entries import Entry
 
-__all__ = ["Interval", "LaunchSpan", "Lineage", "compute_lineage"]
+__all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
 
 LAUNCH_KINDS = frozenset(("launch.start", "launch.step", "guard.verdict", "launch.end"))
 
@@ -54,11 +54,23 @@ class LaunchSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackMark:
+    """Where an applied rollback left the lineage and where it went: (launch, step) before and after."""
+
+    entry_id: str
+    from_launch: int | None
+    from_step: int
+    to_launch: int | None
+    to_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """`kept` in step order, without overlaps; `launches` in launch order."""
+    """`kept` in step order, without overlaps; `launches` in launch order; `rollbacks` that were not undone."""
 
     kept: tuple[Interval, ...] = ()
     launches: tuple[LaunchSpan, ...] = ()
+    rollbacks: tuple[RollbackMark, ...] = ()
 
     @property
     def head_step(self) -> int:
@@ -145,6 +157,7 @@ class _Fold:
         self.current: int | None = None
         self.histories: dict[int, _Link | None] = {}  # what each launch's weights descend from, itself not included
         self.rollbacks: list[tuple[str, _Link | None]] = []  # what undo brings back: (receipt id, kept before)
+        self.marks: list[RollbackMark] = []
 
     def take(self, entry: Entry) -> None:
         if entry.kind == "rollback.receipt":
@@ -167,13 +180,17 @@ class _Fold:
         self.rollbacks.append((entry.id, self.kept))
         parent = _whole(entry.data.get("parent_launch"))
         base = self.kept if parent is None or parent not in self.histories else self._through(parent)
+        before = self.kept
         if entry.step is not None:
             self.kept = _truncate(base, entry.step)
+            self.marks.append(_mark(entry.id, before, self.kept, entry.step))
 
     def _undo(self, undone: set[str]) -> None:
         for index in range(len(self.rollbacks) - 1, -1, -1):
             if self.rollbacks[index][0] in undone:
                 self.kept, self.current = self.rollbacks[index][1], None
+                gone = {receipt for receipt, _ in self.rollbacks[index:]}
+                self.marks = [mark for mark in self.marks if mark.entry_id not in gone]
                 del self.rollbacks[index:]
                 return
 
@@ -199,7 +216,18 @@ class _Fold:
             intervals.append(Interval(launch=kept.launch, first=kept.first, last=kept.last))
             kept = kept.older
         intervals.reverse()
-        return Lineage(kept=tuple(intervals), launches=tuple(_mark_abandoned(self.spans, intervals)))
+        launches = tuple(_mark_abandoned(self.spans, intervals))
+        return Lineage(kept=tuple(intervals), launches=launches, rollbacks=tuple(self.marks))
+
+
+def _mark(entry_id: str, before: _Link | None, after: _Link | None, step: int) -> RollbackMark:
+    return RollbackMark(
+        entry_id=entry_id,
+        from_launch=None if before is None else before.launch,
+        from_step=step if before is None else before.last,
+        to_launch=None if after is None else after.launch,
+        to_step=step,
+    )
 
 
 def _truncate(kept: _Link | None, step: int) -> _Link | None:

@@ -124,6 +124,8 @@ def _parent(stretch: Stretch, by_launch: Mapping[int, Sequence[Stretch]]) -> tup
 def _holding(stretches: Sequence[Stretch], launch: int | None, step: int | None) -> tuple[int, int] | None:
     """The stretch of this launch in which this step lies."""
     for part in stretches:
-        if part.launch.number == launch and step is not None and part.first <= step and (part.last is None or step <= part.last):
+        if part.launch.number != launch or step is None:
+            continue
+        if part.first <= step and (part.last is None or step <= part.last):
             return part.key
     return None

@@ -16,14 +16,19 @@ __all__ = ["observed_steps", "read_story"]
 LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
-def read_story(paths: RunPaths, *, journal: Journal | None = None, clock: Callable[[], float] = time.time) -> Story:
-    """The whole story; a run without anything is an empty story, not an error."""
+def read_story(
+    paths: RunPaths, *, journal: Journal | None = None, signs_of_life: bool = True, clock: Callable[[], float] = time.time
+) -> Story:
+    """The whole story; a run without anything is an empty story, not an error.
+
+    Without `signs_of_life` it depends on what is recorded alone: a rendered page must not change while nothing happens.
+    """
     journal = read_journal(paths) if journal is None else journal
 
     def until(launch: int, step: int) -> Sequence[Point]:
         return points_until(paths.metrics_path(launch), step)
 
-    return assemble(journal, observed_steps(paths), until, _alive(paths, clock()))
+    return assemble(journal, observed_steps(paths), until, _alive(paths, clock()) if signs_of_life else ())
 
 
 def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:

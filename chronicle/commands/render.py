@@ -1,0 +1,89 @@
+"""`chronicle render`: write `CHRONICLE.md` and its picture; `--check` says whether the committed file is stale."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.commands.existing import need_run
+from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.result import CommandResult, ExitCode
+from chronicle.paths import RunPaths
+from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
+from chronicle.story import Story, read_story
+from chronicle.story.measurements import points_until
+
+__all__ = ["render"]
+
+
+def render(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is stale.")] = False,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Write the chronicle of the run as Markdown, with one picture of its whole life.
+
+    Example: chronicle render --check
+    """
+    settings = need_run(settings_from(run, logs))
+    paths = settings.paths
+    story = read_story(paths, signs_of_life=False)
+    picture = any(launch.span.has_steps for launch in story.launches)
+    text = render_markdown(story, picture=picture, lost_seconds=dict(_lost(story, paths)))
+    if check:
+        return _check(paths, text)
+    _write(paths.chronicle_md, text)
+    talk = _draw(story, paths) if picture and plots else ()
+    data = {"run": settings.run, "path": str(paths.chronicle_md), "entries": len(story.entries), "picture": picture}
+    return CommandResult(text=str(paths.chronicle_md), data=data, talk=talk)
+
+
+def _check(paths: RunPaths, text: str) -> CommandResult:
+    try:
+        found = paths.chronicle_md.read_text(encoding="utf-8")
+    except OSError:
+        found = None
+    state = "missing" if found is None else "current" if found == text else "stale"
+    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": `chronicle render` writes it anew")
+    code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
+    return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
+
+
+def _lost(story: Story, paths: RunPaths) -> Iterator[tuple[str, float]]:
+    """Wall-clock time between first passing the target step and the step that was thrown away."""
+    for mark in story.lineage.rollbacks:
+        end, begin = _time(paths, mark.from_launch, mark.from_step), _time(paths, mark.to_launch, mark.to_step)
+        if end is not None and begin is not None and end >= begin:
+            yield mark.entry_id, end - begin
+
+
+def _time(paths: RunPaths, launch: int | None, step: int) -> float | None:
+    points = [] if launch is None else points_until(paths.metrics_path(launch), step, 1)
+    return points[-1].time if points else None
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a reader never sees half a page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
+    from chronicle.report.lineage_picture import draw_lineage
+    from chronicle.story.series import read_series
+
+    numbers = [launch.number for launch in story.launches]
+    try:
+        draw_lineage(story, read_series(paths, numbers), paths.run_dir / LINEAGE_PICTURE)
+    except ModuleNotFoundError as problem:
+        return (f"picture not drawn: {problem.name} is not installed (pip install 'chronicle[report]')",)
+    return ()

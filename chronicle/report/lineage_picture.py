@@ -1,0 +1,234 @@
+"""The one picture of a run's life: LR on top, loss by launch, and below them which launch came out of which.
+
+Drawing rules (journal_and_interface §6.2): y clipped to robust quantiles with off-scale marks, no line over a launch's
+border, one colour per launch in all panels, the abandoned part grey. Uses matplotlib's `Figure`, never pyplot: no
+backend, no display, no global state.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chronicle.story.assemble import Story, loss_of
+from chronicle.story.launches import LaunchStory
+from chronicle.story.matters import event_of
+from chronicle.story.plain import format_factor, plain
+from chronicle.story.series import Curve, LaunchSeries, robust_range, thin
+
+__all__ = ["PALETTE", "draw_lineage"]
+
+PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
+GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
+BUCKETS = 900
+FOREVER = 1 << 62
+LABELS = 24  # more launches than this are drawn without words
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.edgecolor": "#9aa0a8",
+    "axes.linewidth": 0.8,
+    "axes.labelcolor": INK,
+    "xtick.color": "#555b64",
+    "ytick.color": "#555b64",
+    "text.color": INK,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panels:
+    figure: Any
+    lr: Any
+    loss: Any
+    tree: Any
+
+
+def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path) -> None:
+    """Write the PNG (about 1600 × 1150 pixels); raises ImportError where matplotlib is not installed."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(RC):
+        panels = _panels(Figure, min(max(len(story.launches), 2), 40))
+        by_launch = {s.launch: s for s in series}
+        for launch in story.launches:
+            _launch(panels, launch, by_launch.get(launch.number))
+        _scale(panels.loss, story, series, _loss_name(series))
+        _scale(panels.lr, story, series, "lr")
+        _tree(panels, story)
+        _marks(panels, story)
+        _words(panels, story)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        panels.figure.savefig(destination, dpi=150, metadata={"Software": None}, facecolor="white")
+
+
+def _panels(figure_class: Any, rows: int) -> _Panels:
+    height = 5.2 + 0.17 * rows
+    figure = figure_class(figsize=(10.8, height), layout="constrained")
+    lr, loss, tree = figure.subplots(3, 1, sharex=True, height_ratios=[1.15, 3.0, 0.55 + 0.17 * rows])
+    for axes in (lr, loss, tree):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="both" if axes is not tree else "x", color=LIGHT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.margins(x=0.015)
+    lr.set_ylabel("learning rate")
+    loss.set_ylabel("loss")
+    tree.set_xlabel("step (optimizer steps completed)")
+    tree.set_yticks([])
+    tree.spines["left"].set_visible(False)
+    return _Panels(figure=figure, lr=lr, loss=loss, tree=tree)
+
+
+def _colour(launch: LaunchStory) -> str:
+    return PALETTE[(launch.number - 1) % len(PALETTE)]
+
+
+def _launch(panels: _Panels, launch: LaunchStory, series: LaunchSeries | None) -> None:
+    if series is None:
+        return
+    for axes, name in ((panels.lr, "lr"), (panels.loss, _loss_name([series]))):
+        curve = series.channels.get(name) if name else None
+        if curve is not None:
+            _curve(axes, launch, curve)
+
+
+def _curve(axes: Any, launch: LaunchStory, curve: Curve) -> None:
+    """The kept part in the launch's colour above, the abandoned part grey below; one point each is a dot."""
+    limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
+    for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
+        if not part.steps:
+            continue
+        thinned = thin(part, BUCKETS)
+        style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
+        marker = {"marker": "o", "markersize": 2.6} if len(part.steps) < 30 else {}
+        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", **style, **marker)
+
+
+def _loss_name(series: Sequence[LaunchSeries]) -> str | None:
+    names = {name: 0.0 for launch in series for name in launch.channels}
+    if loss_of(names) is None:
+        return None
+    from chronicle.story.assemble import LOSS_NAMES
+
+    return next(name for name in LOSS_NAMES if name in names)
+
+
+def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | None) -> None:
+    """y from the kept part, with room for what was abandoned near it; what lies beyond is marked at the border."""
+    if name is None:
+        return
+    kept: list[float] = []
+    for launch in series:
+        curve = launch.channels.get(name)
+        if curve is not None:
+            kept += [v for s, v in zip(curve.steps, curve.values, strict=True) if story.lineage.contains(launch.launch, s)]
+    everything = [v for launch in series for v in launch.channels.get(name, Curve()).values]
+    if name == "lr":
+        top = max((v for v in everything if math.isfinite(v)), default=1.0)
+        axes.set_ylim(0, top * 1.25 or 1.0)
+        return
+    low, high = robust_range(kept or everything)
+    axes.set_ylim(low, high)
+    for launch in series:
+        curve = launch.channels.get(name, Curve())
+        beyond = [s for s, v in zip(curve.steps, curve.values, strict=True) if not v <= high]
+        for step in _sparse(beyond, story):
+            axes.plot([step], [0.988], marker="^", markersize=4, color=GREY, transform=axes.get_xaxis_transform(), zorder=4)
+
+
+def _sparse(steps: Sequence[int], story: Story) -> list[int]:
+    """A row of neighbours is one mark: at most one per hundredth of the axis."""
+    width = max(1, max((x.span.last_step or 0 for x in story.launches), default=1) // 100)
+    out: list[int] = []
+    for step in steps:
+        if not out or abs(step - out[-1]) >= width:
+            out.append(step)
+    return out
+
+
+def _tree(panels: _Panels, story: Story) -> None:
+    """One row a launch: the kept part thick and coloured, the abandoned part grey, a line from where it branched off."""
+    axes, rows = panels.tree, {launch.number: i for i, launch in enumerate(story.launches)}
+    wide = len(story.launches) <= LABELS
+    for launch in story.launches:
+        start, last = launch.span.start_step, launch.span.last_step
+        if start is None:
+            continue
+        row, limit = rows[launch.number], launch.span.abandoned_after
+        last = start if last is None else max(last, start)
+        kept_to = last if limit is None else max(limit, start)
+        if launch.span.parent in rows:
+            axes.plot([start, start], [rows[launch.span.parent], row], color=GREY, linewidth=1.0, zorder=1)
+        if last > kept_to:
+            axes.plot([kept_to, last], [row, row], color=GREY, linewidth=2.4, solid_capstyle="butt", zorder=2)
+            axes.plot([last], [row], marker="x", markersize=5, color=GREY, markeredgewidth=1.4, zorder=2)
+        if kept_to > start:
+            axes.plot([start, kept_to], [row, row], color=_colour(launch), linewidth=4.2, solid_capstyle="butt", zorder=3)
+        saved = [c.step for c in launch.checkpoints]
+        axes.plot(saved[:200], [row] * len(saved[:200]), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
+        if wide:
+            label = f"{launch.number}  {format_factor(launch.lr.factor)}" if launch.lr else str(launch.number)
+            axes.annotate(label, (last, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.7)
+
+
+def _marks(panels: _Panels, story: Story) -> None:
+    for mark in story.lineage.rollbacks:
+        for axes in (panels.lr, panels.loss):
+            axes.axvline(mark.to_step, color="#8a5a00", linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.65, zorder=1)
+    for launch in story.launches:
+        rolled = any(mark.to_step == launch.span.start_step for mark in story.lineage.rollbacks)
+        if launch.resumed and not rolled:
+            for axes in (panels.lr, panels.loss):
+                axes.axvline(launch.span.start_step, color="#7c828b", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    for matter in story.matters:
+        step = event_of(matter.entry).get("onset_step", matter.entry.step)
+        if isinstance(step, int):
+            _pin(panels.loss, step, "v", ALARM)
+    for entry in story.entries:
+        if entry.kind == "hardware" and entry.step is not None:
+            _pin(panels.loss, entry.step, "D", "#7a3fb0")
+
+
+def _pin(axes: Any, step: int, marker: str, colour: str) -> None:
+    transform = axes.get_xaxis_transform()
+    axes.plot([step], [1.015], marker=marker, markersize=6, color=colour, transform=transform, clip_on=False, zorder=6)
+    axes.axvline(step, color=colour, linewidth=0.7, alpha=0.35, zorder=1)
+
+
+def _words(panels: _Panels, story: Story) -> None:
+    from matplotlib.lines import Line2D
+
+    head = story.headline
+    title = f"{plain(story.run)}: step {head.step}"
+    if head.loss is not None:
+        title += f", loss {head.loss:.4g}"
+    panels.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    handles = [Line2D([], [], color=GREY, linewidth=2, label="abandoned")]
+    if story.lineage.rollbacks:
+        handles.append(Line2D([], [], color="#8a5a00", linestyle=(0, (4, 3)), linewidth=1, label="rollback to here"))
+    if any(launch.resumed for launch in story.launches):
+        handles.append(Line2D([], [], color="#7c828b", linestyle=(0, (1, 2)), linewidth=1, label="restart"))
+    if story.matters:
+        handles.append(Line2D([], [], color=ALARM, marker="v", linestyle="none", label="incident"))
+    if any(e.kind == "hardware" for e in story.entries):
+        handles.append(Line2D([], [], color="#7a3fb0", marker="D", linestyle="none", label="hardware"))
+    panels.lr.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=5, frameon=False, fontsize=8)
+    _factors(panels, story)
+
+
+def _factors(panels: _Panels, story: Story) -> None:
+    """The cumulative factor where it changes, over the LR panel."""
+    shown: float | None = math.nan
+    if len(story.launches) > LABELS:
+        return
+    for launch in story.launches:
+        if launch.lr is None or launch.span.start_step is None or launch.lr.factor == shown:
+            continue
+        shown = launch.lr.factor
+        position = (launch.span.start_step, 0.97)
+        panels.lr.annotate(
+            format_factor(shown), position, xycoords=panels.lr.get_xaxis_transform(), xytext=(4, 0),
+            textcoords="offset points", va="top", fontsize=8, fontweight="bold", color=_colour(launch),
+        )  # fmt: skip
