@@ -1,0 +1,153 @@
+"""The interface trainers call, in every rank: what this process sees of itself, one JSON line a fact.
+
+    evidence = open_evidence()                     # does nothing without `chronicle run`
+    evidence.process(world_size=2, device={"kind": "cpu"}, wrapper="DistributedDataParallel", precision="bf16")
+    evidence.model(logical=771176450, counted=771176450, local=771176450, config={"d_model": 1792, "layers": 20})
+    evidence.data(step=100, samples=6400, bytes=1474560, dataset="stdlib", dataset_digest="…")
+    evidence.device(step=100, busy_fraction=0.93, memory_bytes=17_000_000_000)
+    evidence.end(step=3000)
+
+File: `$CHRONICLE_LAUNCH_DIR/evidence/rank-<r>.jsonl`, one `os.write` a line; the supervisor seals its digest in the journal
+at the end. Standard library only. Nothing here raises on a full disk: evidence that is not there is UNSUPPORTED later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.launch.processes import read_boot_id, read_process
+from chronicle.launch.rank_output import rank_of
+
+__all__ = ["VERSION", "RankEvidence", "digest_of", "open_evidence"]
+
+VERSION = 1
+
+
+def open_evidence(environ: Mapping[str, str] = os.environ, *, rank: int | None = None) -> RankEvidence:
+    """The evidence file of this rank; one that writes nothing when no launch directory is known."""
+    number = rank if rank is not None else rank_of(environ) or 0
+    directory = environ.get("CHRONICLE_LAUNCH_DIR")
+    return RankEvidence(Path(directory) / "evidence" / f"rank-{number}.jsonl" if directory else None, number)
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a JSON value with sorted keys: the same configuration gives the same digest in every rank."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+
+
+class RankEvidence:
+    """Appends facts of one rank. Every method may be called any number of times; a later line is a later observation."""
+
+    def __init__(self, path: Path | None, rank: int) -> None:
+        self.path = path
+        self.rank = rank
+        self._fd: int | None = None
+        self._broken = path is None
+
+    def process(
+        self,
+        *,
+        world_size: int,
+        device: Mapping[str, Any],
+        wrapper: str | None = None,
+        backend: str | None = None,
+        precision: str | None = None,
+        world_sizes_seen: Mapping[str, int] | None = None,
+    ) -> None:
+        """Who this rank is. `device` as `describe_device` returns it, `wrapper` the class around the model.
+
+        `world_sizes_seen` names who says which size (launcher, torch, accelerate): where they differ, ranks train apart.
+        """
+        me = read_process(os.getpid())
+        self._write(
+            "process",
+            host=socket.gethostname().split(".")[0],
+            pid=os.getpid(),
+            start_ticks=None if me is None else me.start_ticks,
+            boot_id=read_boot_id(),
+            world_size=world_size,
+            world_sizes_seen=dict(world_sizes_seen or {}),
+            device=dict(device),
+            wrapper=wrapper,
+            backend=backend,
+            precision=precision,
+        )
+
+    def model(
+        self,
+        *,
+        logical: int | None,
+        counted: int | None,
+        local: int | None,
+        config: Mapping[str, Any] | None = None,
+        method: str = "numel once per storage",
+    ) -> None:
+        """Three parameter counts: by formula, counted before wrapping, and held by this rank after wrapping."""
+        digest = None if config is None else digest_of(config)
+        self._write(
+            "model", logical=logical, counted=counted, local=local, method=method, config=config, config_digest=digest
+        )
+
+    def data(
+        self,
+        *,
+        step: int,
+        samples: int,
+        bytes: int | None = None,
+        tokens: int | None = None,
+        dataset: str | None = None,
+        dataset_digest: str | None = None,
+        dataset_bytes: int | None = None,
+        distinct_samples: int | None = None,
+        shards: Sequence[str] = (),
+    ) -> None:
+        """What this rank has read so far, counted in its loader; `shards` are the data shards it has opened."""
+        self._write(
+            "data",
+            step=step,
+            samples=samples,
+            bytes=bytes,
+            tokens=tokens,
+            dataset=dataset,
+            dataset_digest=dataset_digest,
+            dataset_bytes=dataset_bytes,
+            distinct_samples=distinct_samples,
+            shards=list(shards),
+        )
+
+    def device(
+        self, *, step: int, busy_fraction: float | None, memory_bytes: int | None, device: str | None = None
+    ) -> None:
+        """A sample of the device at this step: fraction of time busy since the last sample, memory in use."""
+        self._write("device", step=step, busy_fraction=busy_fraction, memory_bytes=memory_bytes, device=device)
+
+    def telemetry(self, *, step: int, values: Mapping[str, float]) -> None:
+        """Values a trainer says it measures; a channel that never changes is a dead one."""
+        self._write("telemetry", step=step, values=dict(values))
+
+    def end(self, *, step: int, reason: str = "completed") -> None:
+        """The last word of this rank: the step it completed and why it ends."""
+        self._write("end", step=step, reason=reason)
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self._broken or self.path is None:
+            return
+        record = {"v": VERSION, "kind": kind, "t": round(time.time(), 3), "rank": self.rank, **fields}
+        line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
+        try:
+            if self._fd is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if os.write(self._fd, line) != len(line):
+                raise OSError("short write")
+        except OSError as error:
+            self._broken = True
+            print(f"chronicle: no more evidence of rank {self.rank}: {error.strerror or error}", file=sys.stderr)

@@ -1,0 +1,58 @@
+"""What a launch is held against: the declared plan of the run, numbers somebody claimed, and the limits of the place.
+
+The plan is the journal's newest `plan` entry with facts: the first launch declares it, `--accept-change "reason"` replaces
+it. Pure: entries in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chronicle.journal import Entry
+from chronicle.preflight.facts import TrainerFacts
+
+__all__ = ["PLAN_KEYS", "Expectation", "declare_plan", "find_plan"]
+
+# What must not change in silence between launches, in the order it is reported
+PLAN_KEYS = ("params", "world_size", "dataset", "dataset_bytes", "precision", "wrapper", "planned_steps", "config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Everything a check may compare with. None or empty: nothing was declared, claimed or measured."""
+
+    plan: Mapping[str, Any] = field(default_factory=dict)  # as `declare_plan` returns it
+    claimed_params: float | None = None
+    claimed_devices: int | None = None
+    claimed_wrapper: str | None = None
+    claimed_dataset_bytes: int | None = None
+    accepted_change: str | None = None  # the reason given with --accept-change
+    grace_seconds: float | None = None  # launcher's KILL after a signal
+    signal_lead_seconds: float | None = None  # a scheduler's warning before its own KILL
+    free_bytes: int | None = None
+
+
+def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
+    """The part of the facts that later launches must repeat; what is unknown is not declared."""
+    plan = {
+        "params": facts.params_logical if facts.params_logical is not None else facts.params_counted,
+        "world_size": facts.world_size,
+        "dataset": facts.dataset,
+        "dataset_bytes": facts.dataset_bytes,
+        "precision": facts.precision,
+        "wrapper": facts.wrapper,
+        "planned_steps": facts.planned_steps,
+        "config": dict(facts.config) or None,
+    }
+    return {key: value for key, value in plan.items() if value is not None}
+
+
+def find_plan(entries: Iterable[Entry]) -> Entry | None:
+    """The newest entry that declares a plan with facts."""
+    newest = None
+    for entry in entries:
+        if entry.kind == "plan" and isinstance(entry.data.get("declared"), Mapping):
+            newest = entry
+    return newest

@@ -1,0 +1,118 @@
+"""`TrainerFacts`: what a trainer can say before its first step. Every field may stay None: unknown, never assumed.
+
+A trainer fills what it has on one rank, after gathering `ranks`, and calls `check_before_first_step(facts)`:
+
+    facts = TrainerFacts(config={"d_model": 1792, "layers": 20}, params_logical=n, params_counted=n, ranks=(…),
+                         num_data_shards=64, num_workers=4, planned_steps=3000, learning_rates=lrs, …)
+
+Counts are elements, lengths are samples, LRs are per optimizer update. Fields of a `--full` preflight (save round trip,
+sanity fit, micro-batch independence) are results of experiments that the trainer runs itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+__all__ = ["DecodedSample", "RankFacts", "TrainerFacts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank as it sees itself. `device` is an id that two ranks share only when they share the device."""
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    params_local: int | None = None
+    weights_digest: str | None = None  # of the initial weights, after broadcast
+    first_batch_digest: str | None = None
+    gradients_finite: bool | None = None  # after one backward pass
+    data_rank: int | None = None  # ranks of one model replica share it; None: every rank reads its own data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedSample:
+    """One training sample as the model gets it, decoded back for a person; `exact` is the round trip to bytes."""
+
+    text: str
+    length: int
+    masked: int
+    exact: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFacts:
+    """Everything the checks can read about a run that is about to start."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)  # what defines model, data and schedule: JSON values
+    # counts
+    params_logical: int | None = None  # closed formula over the configuration
+    params_counted: int | None = None  # before wrapping, each storage once
+    params_by_module: Mapping[str, int] = field(default_factory=dict)
+    tied_expected: bool | None = None
+    tied_in_memory: bool | None = None
+    # topology, measured
+    ranks: tuple[RankFacts, ...] = ()
+    world_sizes_seen: Mapping[str, int] = field(default_factory=dict)  # launcher, torch, accelerate, deepspeed
+    wrapper: str | None = None
+    precision: str | None = None
+    precision_supported: bool | None = None
+    compile_requested: bool | None = None
+    compile_possible: bool | None = None
+    collective_correct: bool | None = None
+    collective_seconds: float | None = None
+    # data
+    dataset: str | None = None
+    dataset_bytes: int | None = None
+    num_samples: int | None = None
+    num_distinct_samples: int | None = None
+    pad_fraction: float | None = None
+    num_data_shards: int | None = None
+    num_workers: int | None = None  # per rank
+    data_resampled: bool | None = None
+    masked_fractions: tuple[float, ...] = ()  # labels left out of the loss, per collated batch
+    samples: tuple[DecodedSample, ...] = ()
+    future_leak: float | None = None  # largest change of earlier logits after a later token changed
+    # schedule
+    planned_steps: int | None = None  # optimizer updates
+    scheduler: str | None = None
+    scheduler_horizon: int | None = None  # scheduler steps until its end
+    scheduler_steps_per_update: float | None = None
+    learning_rates: tuple[float, ...] = ()  # predicted for each update from here on, first group
+    accumulation: int | None = None
+    micro_batch: int | None = None
+    # saving
+    checkpoint_bytes: int | None = None
+    checkpoints_kept: int | None = None
+    save_seconds: float | None = None
+    # --full
+    save_round_trip: str | None = None  # "" when everything came back equal, else the object that did not
+    fit_losses: tuple[float, ...] = ()  # sanity fit on fixed data, one value an update
+    fit_resumed_equal: bool | None = None
+    micro_batch_difference: float | None = None  # |loss(B) - mean loss of its parts| / loss(B)
+    telemetry: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # channel -> values over the fit
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks that reported themselves."""
+        return len(self.ranks) or None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; fields that say nothing are left out."""
+        return {key: value for key, value in asdict(self).items() if value not in (None, (), {}, [])}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrainerFacts:
+        """The reverse; raises ValueError for a field this version does not know, naming it."""
+        known = {one.name for one in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ValueError(f"unknown trainer facts: {', '.join(unknown)}")
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        values["ranks"] = tuple(RankFacts(**rank) for rank in data.get("ranks", ()))
+        values["samples"] = tuple(DecodedSample(**sample) for sample in data.get("samples", ()))
+        values["telemetry"] = {name: tuple(series) for name, series in data.get("telemetry", {}).items()}
+        return cls(**values)

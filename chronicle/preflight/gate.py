@@ -1,0 +1,94 @@
+"""The gate inside the ranks: check what the trainer says before its first step, write it down, refuse on a failure.
+
+Called on one rank with the gathered facts. Without `chronicle run` there is no journal and nothing is written; a
+failure is refused all the same. The first launch of a run declares its plan here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import JournalError, Refusal
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.paths import RunPaths
+from chronicle.preflight.catalogue import check_facts
+from chronicle.preflight.expectation import Expectation, declare_plan, find_plan
+from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight.results import CheckResult, Verdict, summarize
+
+__all__ = ["ACCEPT_VARIABLE", "SKIP_VARIABLE", "PreflightFailed", "check_before_first_step", "read_expectation"]
+
+ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
+SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
+
+
+class PreflightFailed(Refusal):
+    """At least one check failed. A trainer that ends because of it exits with 78: a requeue would fail again."""
+
+    exit_code = 78
+
+    def __init__(self, failures: tuple[CheckResult, ...]) -> None:
+        first = failures[0]
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        super().__init__(f"preflight {first.check} {first.title}: {first.message}{more}", first.remedy)
+        self.failures = failures
+
+
+def check_before_first_step(
+    facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ, expected: Expectation | None = None
+) -> tuple[CheckResult, ...]:
+    """Run the catalogue over `facts`, record it, raise `PreflightFailed` when something failed."""
+    paths, launch = _where(environ)
+    if expected is None:
+        expected = read_expectation(paths, environ)
+    skip = tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(",")))
+    results = check_facts(facts, expected, skip=skip)
+    failures = tuple(result for result in results if result.verdict is Verdict.FAIL)
+    if paths is not None:
+        _record(paths, launch, facts, expected, results, failures)
+    if failures:
+        raise PreflightFailed(failures)
+    return results
+
+
+def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Expectation:
+    """The declared plan of the run and the limits this launch was started with."""
+    plan = find_plan(read_journal(paths).entries) if paths is not None else None
+    grace = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    return Expectation(
+        plan=dict(plan.data["declared"]) if plan is not None else {},
+        accepted_change=environ.get(ACCEPT_VARIABLE) or None,
+        grace_seconds=float(grace) if grace.replace(".", "", 1).isdigit() else None,
+    )
+
+
+def _where(environ: Mapping[str, str]) -> tuple[RunPaths | None, int | None]:
+    directory, number = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH", "")
+    return (RunPaths(Path(directory)) if directory else None), (int(number) if number.isdigit() else None)
+
+
+def _record(
+    paths: RunPaths,
+    launch: int | None,
+    facts: TrainerFacts,
+    expected: Expectation,
+    results: tuple[CheckResult, ...],
+    failures: tuple[CheckResult, ...],
+) -> None:
+    """One `preflight` entry, and the plan where this launch declares or changes it. A broken journal stops nobody."""
+    data: dict[str, Any] = {"verdict": "failed" if failures else "passed", "checks": [r.to_json() for r in results]}
+    data["facts"] = json.loads(json.dumps(facts.to_json(), default=str))
+    declared = declare_plan(facts)
+    try:
+        with JournalWriter(paths) as writer:
+            writer.append("preflight", launch=launch, title=f"preflight: {summarize(results)}", data=data)
+            if declared and not failures and (not expected.plan or expected.accepted_change):
+                title = f"plan changed: {expected.accepted_change}" if expected.plan else f"plan declared by launch {launch}"
+                reason = expected.accepted_change if expected.plan else None
+                writer.append("plan", launch=launch, title=title, data={"declared": declared, "reason": reason})
+    except JournalError:
+        pass

@@ -1,0 +1,178 @@
+"""Checks on what is trained: counts, wrapper, the plan, tied weights, dtype, flags. Pure.
+
+Sources: seed 000 ("1B" that was 771,176,450), seed 001 (169,990,657 is ceil(679,962,626 / 4), one rank's part).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from chronicle.preflight.answers import Answer
+from chronicle.preflight.expectation import PLAN_KEYS, Expectation, declare_plan
+from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight.results import CheckResult
+
+__all__ = [
+    "check_arithmetic_count",
+    "check_claimed_count",
+    "check_flags",
+    "check_plan",
+    "check_precision",
+    "check_tied_weights",
+    "check_wrapper",
+]
+
+CLAIM_TOLERANCE = 0.01
+SHARDED_WRAPPERS = ("FullyShardedDataParallel", "FSDP", "DeepSpeedEngine", "FSDPModule")
+COUNT_REMEDY = "say what is trained, or train what was said"
+
+
+def check_claimed_count(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF02: what is counted is what is claimed, within 1 %."""
+    answer = Answer("PF02", "parameter count against the claim")
+    counted = facts.params_counted
+    if counted is None or expected.claimed_params is None:
+        return answer.unknown("a count before wrapping" if counted is None else "no claim to compare with")
+    claimed = expected.claimed_params
+    off = (counted - claimed) / claimed
+    read = f"counted {counted:,} before wrapping"
+    if abs(off) <= CLAIM_TOLERANCE:
+        return answer.passed(f"claim {claimed:,.0f}, counted {counted:,} ({off:+.1%})", read)
+    return answer.failed(f"claim {claimed:,.0f}, counted {counted:,} ({off:+.1%})", read, COUNT_REMEDY)
+
+
+def check_arithmetic_count(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF03: formula, count before wrapping and what the ranks hold belong to one model."""
+    answer = Answer("PF03", "three parameter counts agree")
+    logical, counted = facts.params_logical, facts.params_counted
+    if logical is None or counted is None:
+        return answer.unknown("formula or count")
+    local = [rank.params_local for rank in facts.ranks if rank.params_local is not None]
+    read = f"formula {logical:,}, counted {counted:,}, local {', '.join(f'{n:,}' for n in local[:8]) or 'unknown'}"
+    if logical != counted:
+        share = _share_of(logical, counted, len(facts.ranks))
+        return answer.failed(f"formula says {logical:,}, counted {counted:,}{share}", read, _module_table(facts))
+    if local and not _local_fits(counted, local, facts.wrapper):
+        return answer.failed(f"{len(local)} ranks hold {sum(local):,} of {counted:,}", read, "look at the wrapper")
+    return answer.passed(f"{counted:,} by formula and by count", read)
+
+
+def _share_of(logical: int, counted: int, world_size: int) -> str:
+    """Whether the smaller number is one rank's part of the larger: then it was counted after sharding."""
+    for size in {world_size, 2, 4, 8, 16, 32, 64} - {0, 1}:
+        if counted == math.ceil(logical / size):
+            return f": exactly 1/{size}, a count taken on one rank after sharding"
+    return ""
+
+
+def _local_fits(counted: int, local: list[int], wrapper: str | None) -> bool:
+    """Sharded: the parts add up, padding aside. Replicated: every rank holds all of it."""
+    padded = counted + len(local) * 64 * 64  # flat parameters are padded per unit
+    if wrapper in SHARDED_WRAPPERS:
+        return counted <= sum(local) <= padded or all(part == counted for part in local)
+    return all(part == counted for part in local) or counted <= sum(local) <= padded
+
+
+def _module_table(facts: TrainerFacts) -> str | None:
+    rows = sorted(facts.params_by_module.items(), key=lambda row: -row[1])[:6]
+    return "; ".join(f"{name}: {count:,}" for name, count in rows) or None
+
+
+def check_wrapper(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF05: the class around the model is the one that was declared."""
+    answer = Answer("PF05", "wrapper")
+    claimed = expected.claimed_wrapper or expected.plan.get("wrapper")
+    if facts.wrapper is None or claimed is None:
+        return answer.unknown("the model's wrapper" if facts.wrapper is None else "no wrapper was declared")
+    if _same_wrapper(facts.wrapper, str(claimed)):
+        return answer.passed(facts.wrapper, f"class {facts.wrapper}")
+    remedy = "start it under the launcher that shards it, or declare what is meant"
+    return answer.failed(f"declared {claimed}, found {facts.wrapper}", f"class {facts.wrapper}", remedy)
+
+
+def _same_wrapper(found: str, claimed: str) -> bool:
+    families = (
+        ("fsdp", "fullyshardeddataparallel", "fsdpmodule"),
+        ("ddp", "distributeddataparallel"),
+        ("dp", "dataparallel"),
+        ("deepspeed", "deepspeedengine", "zero"),
+    )
+    one, other = found.lower(), claimed.lower()
+    return one == other or any(one in family and other in family for family in families)
+
+
+def check_plan(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF06: model, data, topology and precision are those of the declared plan, or the change was accepted."""
+    answer = Answer("PF06", "no silent change of the plan")
+    if not expected.plan:
+        return answer.unknown("no plan was declared before this launch")
+    now = declare_plan(facts)
+    changes = describe_changes(expected.plan, now)
+    read = f"compared {', '.join(key for key in PLAN_KEYS if key in expected.plan and key in now)}"
+    if not changes:
+        return answer.passed("as declared", read)
+    text = "; ".join(changes)
+    if expected.accepted_change:
+        return answer.passed(f"changed and accepted ({expected.accepted_change}): {text}", read)
+    return answer.failed(text, read, 'start with the declared plan, or say `chronicle run --accept-change "reason"`')
+
+
+def describe_changes(plan: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One text per changed key; keys that one side does not know are left out."""
+    changes = []
+    for key in PLAN_KEYS:
+        if key in plan and key in now and key != "config" and plan[key] != now[key]:
+            changes.append(f"{key}: {_shown(plan[key])} → {_shown(now[key])}{_shrunk(plan[key], now[key])}")
+    before, after = plan.get("config") or {}, now.get("config") or {}
+    for key in sorted(set(before) & set(after)):
+        if before[key] != after[key]:
+            changes.append(f"{key}: {_shown(before[key])} → {_shown(after[key])}")
+    return changes
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _shrunk(before: Any, after: Any) -> str:
+    if isinstance(before, int) and isinstance(after, int) and before > 0 and after < before:
+        return f" ({1 - after / before:.0%} smaller)"
+    return ""
+
+
+def check_tied_weights(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF18: input and output embedding share storage exactly when the configuration says so."""
+    answer = Answer("PF18", "tied weights")
+    if facts.tied_expected is None or facts.tied_in_memory is None:
+        return answer.unknown("whether they are tied")
+    words = {True: "tied", False: "separate"}
+    text = f"declared {words[facts.tied_expected]}, in memory {words[facts.tied_in_memory]}"
+    if facts.tied_expected == facts.tied_in_memory:
+        return answer.passed(text, "storage addresses")
+    return answer.failed(text, "storage addresses", "tie them again after loading and wrapping")
+
+
+def check_precision(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF20: the device computes in the precision that is asked for."""
+    answer = Answer("PF20", "precision")
+    if facts.precision is None or facts.precision_supported is None:
+        return answer.unknown("whether the device supports it")
+    if facts.precision_supported:
+        return answer.passed(f"{facts.precision} works here", "a matrix product")
+    return answer.failed(f"{facts.precision} does not work here", "a matrix product", "choose another precision")
+
+
+def check_flags(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF29: a flag that cannot be honoured is said, not dropped."""
+    answer = Answer("PF29", "requested flags")
+    if facts.compile_requested is None:
+        return answer.unknown("whether compilation is requested")
+    if not facts.compile_requested:
+        return answer.passed("no compilation requested")
+    if facts.compile_possible is None:
+        return answer.unknown("whether compilation works here")
+    if facts.compile_possible:
+        return answer.passed("compilation requested and possible")
+    return answer.skipped("compilation was requested and is NOT possible here: the run goes on without it")
