@@ -24,7 +24,7 @@ from rollback.integrity import Progress, check_file
 from rollback.layout import Checkpoint, Role, StateFile
 from rollback.manifest import Manifest, compare_manifest, read_manifest
 
-__all__ = ["check_names", "check_retention", "passes", "verify_checkpoint"]
+__all__ = ["check_names", "check_retention", "passes", "root_stray_findings", "verify_checkpoint"]
 
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
 
@@ -77,6 +77,20 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
         for path in checkpoint.strays
     ]
     return strays + known.missing(checkpoint.files)
+
+
+def root_stray_findings(names: Sequence[str]) -> list[Finding]:
+    """F1 for what lies beside the checkpoints: a loader that looks for the latest may take it."""
+    return [
+        Finding(
+            check="F1",
+            severity=Severity.WARN,
+            path=name,
+            message="lies beside the checkpoints and is none: loaders that look for the latest may take or trip over it",
+            remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
+        )
+        for name in names
+    ]
 
 
 def check_retention(

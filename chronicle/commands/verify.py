@@ -1,0 +1,125 @@
+"""`chronicle verify`: whether checkpoints can be trusted, with every byte read unless told otherwise."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.commands.inspect import checkpoint_named, settings_root
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.result import CommandResult, ExitCode
+from rollback.checkpoint import list_checkpoints, list_root_strays
+from rollback.findings import Finding, Severity
+from rollback.integrity import Progress
+from rollback.layout import Checkpoint
+from rollback.verify import root_stray_findings, verify_checkpoint
+
+__all__ = ["verify"]
+
+Found = list[tuple[str, Checkpoint | None, list[Finding]]]
+
+
+def verify(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(help="A path, a step, or STEP@LAUNCH; without it, all.", metavar="[CKPT]", show_default=False),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Verify every checkpoint of the run, abandoned ones too.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check a checkpoint, or all: strays, completeness, checksums, agreement of steps and LRs (exit 5 on findings).
+
+    Example: chronicle verify --all
+    """
+    root = None if checkpoint and not all_ else settings_from(run, logs, checkpoints).need_checkpoints()
+    if checkpoint and not all_:
+        chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))]
+    else:
+        assert root is not None
+        chosen = list_checkpoints(root)
+    found = _verified(chosen, full)
+    if root is not None:
+        beside = root_stray_findings(list_root_strays(root))
+        if beside:
+            found.append((str(root), None, beside))
+    code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
+    text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
+    return CommandResult(text=text, data=_data(found, full), exit_code=code)
+
+
+def _verified(chosen: Sequence[Checkpoint], full: bool) -> Found:
+    total = sum(checkpoint.size_bytes for checkpoint in chosen)
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as executor, _progress(total if full else 0) as progress:
+        return [(str(c.path), c, verify_checkpoint(c, full=full, executor=executor, progress=progress)) for c in chosen]
+
+
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[Progress | None]:
+    """A bar on stderr where a person watches and there is something to wait for; None elsewhere."""
+    if total_bytes < 200 * 10**6 or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verifying", total=total_bytes)
+        yield lambda count: bar.advance(task, count)
+
+
+def _counts(finding: Finding) -> bool:
+    return finding.severity is not Severity.INFO
+
+
+def _lines(found: Found, full: bool, *, brief: bool) -> Iterator[str]:
+    width = max(len(Path(path).name) for path, _, _ in found)
+    for path, checkpoint, findings in found:
+        yield f"{Path(path).name:<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
+        for finding in findings:
+            if brief and not _counts(finding):
+                continue
+            yield f"  {finding.severity.value:<5} {finding.check:<3} {finding.path}: {finding.message}"
+            if finding.remedy and _counts(finding):
+                yield f"            hint: {finding.remedy}"
+
+
+def _about(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return ""
+    step = "step ?" if checkpoint.step is None else f"step {checkpoint.step}"
+    return f"{checkpoint.format} · {step}{' · abandoned' if checkpoint.abandoned else ''} · "
+
+
+def _verdict(findings: Sequence[Finding], full: bool) -> str:
+    count = sum(map(_counts, findings))
+    if count:
+        return f"{count} finding{'s' if count > 1 else ''}"
+    return "intact" if full else "complete; contents not read"
+
+
+def _data(found: Found, full: bool) -> Mapping[str, Any]:
+    return {
+        "full": full,
+        "checkpoints": [
+            {
+                "path": path,
+                "format": checkpoint.format if checkpoint else None,
+                "step": checkpoint.step if checkpoint else None,
+                "passes": not any(finding.severity is Severity.ERROR for finding in findings),
+                "findings": [finding.to_json() for finding in findings],
+            }
+            for path, checkpoint, findings in found
+        ],
+    }
