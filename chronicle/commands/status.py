@@ -14,7 +14,7 @@ from chronicle.story.summary import summarize
 
 __all__ = ["status"]
 
-SHOWN = 5  # open matters on the screen; the rest is counted
+SHOWN = 3  # open matters on the screen; the rest is counted
 NEXT_TO_LOSS = ("lr", "grad_norm")
 
 
@@ -105,9 +105,11 @@ def _checkpoint(saved: SavedCheckpoint | None) -> str:
 
 
 def _guard(story: Story) -> Iterator[str]:
-    for launch in story.unverified[-SHOWN:]:
-        said = "no guard spoke" if launch.verdict is None else f"guard: {plain(launch.verdict)}"
-        yield _row("unverified", f"launch {launch.number} resumed at step {launch.span.start_step}: {said}")
+    if story.unverified:
+        numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
+        more = len(story.unverified) - SHOWN
+        words = f"resumed without a guard's word: launch {numbers}" + (f" and {more} before" if more > 0 else "")
+        yield _row("unverified", words)
     last = story.last_launch
     if last is not None and last.verdict is not None:
         checks = (last.verdict_entry.data.get("checks") or ()) if last.verdict_entry else ()
