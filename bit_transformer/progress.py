@@ -29,10 +29,14 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing anything."""
         return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
-                "data": {"plan": self.plan.to_json(), "plan_hash": self.plan.plan_hash,
-                         "segments": self.segments.to_json(), "position": self.segments.position(self.step)},
+                "data": {"plan": self.plan.to_json(), **self.data_state()},
                 "rewarms": [list(rewarm) for rewarm in self.rewarms],
                 "world_size": self.world_size, "accumulation_steps": self.accumulation_steps}
+
+    def data_state(self) -> dict[str, Any]:
+        """Return where the data of the next step lies, for the guard to compare."""
+        return {"plan_hash": self.plan.plan_hash, "segments": self.segments.to_json(),
+                "position": self.segments.position(self.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state; raises PlanChanged if the data plan is another one."""

@@ -21,12 +21,13 @@ from accelerate.utils import set_seed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+
 from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
 from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
-from bit_transformer.guarding import guarded
+from bit_transformer.guarding import guard
 from bit_transformer.loaders import StepDataset, TextWindows, held_out_windows, load_steps, plan_data
 from bit_transformer.model import BitTransformer, next_bit_losses
 from bit_transformer.progress import Progress
@@ -68,9 +69,10 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
 
     # Ranks ---------------------------------------------------------------------------------------------------------
     cpu = recipe.device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(
+    accelerator = guard(Accelerator(
         cpu=cpu, mixed_precision=recipe.mixed_precision, gradient_accumulation_steps=recipe.accumulation_steps,
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else [])
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []),
+        step=lambda: progress.step, data_state=lambda: progress.data_state(), fresh_start=resume == "fresh")
     rank, world_size = accelerator.process_index, accelerator.num_processes
     recipe.require_divisible(world_size)
 
@@ -96,8 +98,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     topology.require_agreement()
     set_seed(recipe.seed, device_specific=True)
 
-    # Resume: the guard compares memory with contract and manifest before the first step -------------------------------
-    guard = guarded(accelerator)
+    # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------
     point = find_resume_point(resume, checkpoints, os.environ)
     if point.path is not None:
         accelerator.load_state(str(point.path))
@@ -108,7 +109,6 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
     log = report.StepLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
     log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path)
-    guard.before_first_step()
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(recipe.data.sources), accelerator.device)
