@@ -5,9 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from experiments import statistics as st
 from hypothesis import given, settings
 from hypothesis import strategies as some
+
+from experiments import statistics as st
 
 STUDENT_DATA = [1.0, 2.0, 3.0, 4.0, 5.0]
 
