@@ -1,0 +1,395 @@
+"""Memory against expectation: every comparison the guard makes, each with its likely cause. Pure.
+
+Codes are the primitives of the evidence table: M1 fingerprint, M2 LR oracle, M3 topology, M4 data, M5 object identity.
+Nothing is compared that was not recorded; nothing that was recorded is left out silently: `Check.ok` rows say what held.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from chronicle.resume.contract import Expectation
+from chronicle.resume.memory import Memory, Scheduler
+from chronicle.resume.refusal import Check
+
+__all__ = ["check_memory", "check_rng"]
+
+SAME = 1e-9  # relative: the same program on the same state
+COMPUTED = 1e-6  # relative: a contract's LRs come from a closed form, torch's from its recursion
+NORM = 1e-4  # relative: a reduction may be summed in another order
+
+
+def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_first_step: bool = False) -> list[Check]:
+    """All comparisons that must hold both after the load and right before the first step."""
+    by_hand = at_first_step and expected.lr_set_by_hand
+    checks: list[Check] = [] if "lr" in expected.accepted else list(_lr_checks(expected, found, by_hand))
+    memory = expected.memory
+    if memory is None:
+        return checks + list(_contract_only_checks(expected, found))
+    for part in (_step_checks, _scheduler_checks, _optimizer_checks, _topology_checks, _extra_checks):
+        checks += part(expected, memory, found)
+    return checks + list(_digest_checks(expected, memory, found, rank))
+
+
+def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
+    """The generators of this rank: only comparable directly after the load, before anything draws from them."""
+    memory = expected.memory
+    if memory is None or "rng" in expected.accepted or _world_accepted(expected):
+        return []
+    promised, own = memory.of_rank(rank), found.of_rank(rank)
+    if promised is None or own is None or not promised.rng:
+        return []
+    wrong = [name for name, digest in promised.rng.items() if name in own.rng and own.rng[name] != digest]
+    return [
+        Check(
+            name="random generators",
+            code="M1",
+            ok=not wrong,
+            expected="state of the generators at save",
+            found=f"{', '.join(wrong)} differ" if wrong else "equal",
+            where=f"rank {rank}",
+            cause=_rng_cause(memory, own.rng, rank) if wrong else "",
+        )
+    ]
+
+
+def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[Check]:
+    tolerance = SAME if expected.contract is None else COMPUTED
+    lrs = expected.lrs()
+    own = tuple(group.lr for group in found.groups)
+    if lrs is not None:
+        ok = _close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
+        yield Check(
+            name="learning rate per group",
+            code="M1",
+            ok=ok,
+            expected=_show(lrs),
+            found=_show(own) or "no optimizer",
+            where="optimizer param_groups",
+            cause="" if ok else _lr_cause(expected, found, lrs, own),
+        )
+    rows = expected.next_lrs()
+    if rows is None or found.next_lrs is None or by_hand or _world_accepted(expected):
+        return
+    count = min(len(rows), len(found.next_lrs))
+    bad = next((i for i in range(count) if not _close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
+    yield Check(
+        name="learning rates of the next steps",
+        code="M2",
+        ok=bad is None,
+        expected=f"step +{bad + 1}: {_show(rows[bad])}" if bad is not None else f"{count} steps",
+        found=f"step +{bad + 1}: {_show(found.next_lrs[bad])}" if bad is not None else "equal",
+        where="scheduler and optimizer, stepped on copies",
+        cause="" if bad is None else _forecast_cause(expected, found),
+    )
+
+
+def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """A checkpoint without manifest: what the contract itself promises."""
+    contract = expected.contract
+    if contract is None:
+        return
+    if contract.last_epochs and found.schedulers:
+        yield _equal(
+            "scheduler position",
+            "M1",
+            sorted(contract.last_epochs),
+            sorted(s.last_epoch for s in found.schedulers if s.last_epoch is not None),
+            "schedulers' last_epoch",
+            "the scheduler was not restored from this checkpoint",
+        )
+    promised = contract.optimizer_step
+    if promised is not None and (found.optimizer_steps is not None or not found.groups):
+        actual = found.optimizer_steps[1] if found.optimizer_steps else None
+        yield _equal(
+            "optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored"
+        )
+
+
+def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    if memory.step is not None and found.step is not None:
+        yield _equal("step", "M1", memory.step, found.step, "the trainer's own counter", _step_cause(memory, found))
+    if memory.optimizer_steps is not None:
+        yield _equal(
+            "optimizer step",
+            "M1",
+            memory.optimizer_steps,
+            found.optimizer_steps,
+            "`step` of the optimizer's per-parameter state (smallest, largest)",
+            "the optimizer state was not restored"
+            if found.optimizer_steps is None
+            else "state of another step was loaded",
+        )
+
+
+def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    yield _equal(
+        "schedulers",
+        "M1",
+        [s.name for s in memory.schedulers],
+        [s.name for s in found.schedulers],
+        "schedulers that were prepared or registered",
+        "a scheduler is not prepared or registered in this launch, or was replaced or reordered",
+    )
+    if len(memory.schedulers) != len(found.schedulers):
+        return
+    moved = expected.contract.last_epochs if expected.contract else ()
+    for index, (saved, own) in enumerate(zip(memory.schedulers, found.schedulers, strict=True)):
+        where = f"scheduler {index} ({own.name})"
+        if own.last_epoch not in moved:
+            yield _equal(
+                "scheduler position",
+                "M1",
+                saved.last_epoch,
+                own.last_epoch,
+                f"{where} last_epoch, {saved.unit} per optimizer step",
+                _position_cause(saved, own),
+            )
+        if not _world_accepted(expected):
+            yield _equal(
+                "scheduler unit",
+                "M3",
+                saved.unit,
+                own.unit,
+                f"{where}: scheduler steps per optimizer step",
+                "the number of processes changed, so the schedule would run at another speed",
+            )
+
+
+def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    yield _equal(
+        "optimizers",
+        "M3",
+        list(memory.optimizers),
+        list(found.optimizers),
+        "optimizer classes",
+        "another optimizer class is used in this launch, or prepare() was called after the load",
+    )
+    saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
+    if not _world_accepted(expected):
+        yield _equal(
+            "parameter groups",
+            "M3",
+            saved_sizes,
+            own_sizes,
+            "parameters and elements per group",
+            "the model or its grouping is not the one that was saved",
+        )
+    if len(memory.groups) != len(found.groups):
+        return
+    for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
+        where = f"group {index}"
+        if saved.moment_norm is not None and not _world_accepted(expected):
+            ok = own.moment_norm is not None and _close(saved.moment_norm, own.moment_norm, NORM)
+            yield Check(
+                name="first moments",
+                code="M1",
+                ok=ok,
+                expected=f"norm {saved.moment_norm:.9g}",
+                found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
+                where=where,
+                cause="" if ok else _moment_cause(own.moment_norm),
+            )
+        yield _equal(
+            "parameters with state",
+            "M1",
+            saved.num_states,
+            own.num_states,
+            where,
+            "part of the optimizer state was dropped",
+        )
+        names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
+        for name in names:
+            if name not in expected.accepted and getattr(saved, name) is not None:
+                yield _near(name, getattr(saved, name), getattr(own, name), where)
+
+
+def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    for key, value in memory.topology.items():
+        if key in expected.accepted or key not in found.topology:
+            continue
+        if key == "num_processes" and _world_accepted(expected):
+            continue
+        cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
+        yield _equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
+
+
+def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    if memory.scaler is not None:
+        yield _equal(
+            "loss scaler",
+            "M1",
+            dict(memory.scaler),
+            None if found.scaler is None else dict(found.scaler),
+            "gradient scaler",
+            "the scaler's state was not restored; it starts from its initial scale",
+        )
+    for name, digest in memory.averages.items():
+        yield _equal(
+            f"averaged weights `{name}`",
+            "M1",
+            digest,
+            found.averages.get(name),
+            "averaged copy of the model",
+            "the average was not restored: it starts from other weights",
+        )
+
+
+def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: int) -> Iterator[Check]:
+    own = found.of_rank(rank)
+    saved = memory.of_rank(rank)
+    if saved is None or _world_accepted(expected):
+        replicated = {digest.weights for digest in memory.ranks}
+        saved = memory.ranks[0] if len(replicated) == 1 and memory.ranks else None
+    if saved is None or own is None or (_world_accepted(expected) and _is_sharded(memory)):
+        return
+    if saved.weights:
+        yield _equal(
+            "weights",
+            "M1",
+            saved.weights,
+            own.weights,
+            f"sample of every tensor, rank {rank}",
+            _weights_cause(memory, own.weights),
+        )
+    if saved.moments:
+        yield _equal(
+            "optimizer moments",
+            "M1",
+            saved.moments,
+            own.moments,
+            f"sample of every tensor, rank {rank}",
+            _moments_cause(memory, own.moments, rank),
+        )
+
+
+def _equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
+    ok = expected == found
+    return Check(
+        name=name,
+        code=code,
+        ok=ok,
+        expected=_text(expected),
+        found=_text(found),
+        where=where,
+        cause="" if ok else cause,
+    )
+
+
+def _near(name: str, expected: float, found: float | None, where: str) -> Check:
+    ok = found is not None and _close(expected, found, SAME)
+    cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
+    return Check(name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=_text(found), where=where, cause=cause)
+
+
+def _world_accepted(expected: Expectation) -> bool:
+    return "world_size" in expected.accepted
+
+
+def _is_sharded(memory: Memory) -> bool:
+    return len({digest.moments for digest in memory.ranks}) > 1
+
+
+def _close(a: float, b: float, tolerance: float) -> bool:
+    return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
+
+
+def _close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
+    return len(a) == len(b) and all(
+        len(x) == len(y) and all(_close(p, q, tolerance) for p, q in zip(x, y, strict=True))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _show(row: Sequence[float]) -> str:
+    shown = ", ".join(f"{lr:.9g}" for lr in row[:6])
+    return f"{shown}, … ({len(row)} groups)" if len(row) > 6 else shown
+
+
+def _text(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 160 else text[:157] + "…"
+
+
+def _lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Sequence[float]) -> str:
+    if not own:
+        return "no optimizer is known to the guard: load after prepare()"
+    if len(own) != len(lrs):
+        return "the number of parameter groups changed"
+    restarted = _restarted_scheduler(expected.memory, found.schedulers)
+    if restarted:
+        return restarted
+    contract = expected.contract
+    if contract is not None and contract.lr_ratio and expected.memory is not None:
+        old = tuple(group.lr for group in expected.memory.groups)
+        if _close_rows((old,), (tuple(own),), COMPUTED):
+            return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
+    if all(lr == 0 for lr in own):
+        return "LR is zero: the warm-up starts again"
+    return "the optimizer's groups were not restored, or something set their LR after the load"
+
+
+def _forecast_cause(expected: Expectation, found: Memory) -> str:
+    restarted = _restarted_scheduler(expected.memory, found.schedulers)
+    if restarted:
+        return restarted
+    if expected.memory and [s.unit for s in expected.memory.schedulers] != [s.unit for s in found.schedulers]:
+        return "the scheduler advances at another speed: the number of processes changed"
+    return "the schedule has another shape than at save: other arguments (warm-up, horizon), class, or bound optimizer"
+
+
+def _restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
+    saved = memory.schedulers if memory else ()
+    if saved and not schedulers:
+        return "the scheduler is not prepared or registered in this launch: its saved state was not loaded"
+    for index, own in enumerate(schedulers):
+        if own.last_epoch == 0 and (index >= len(saved) or saved[index].last_epoch):
+            return (
+                f"scheduler {index} ({own.name}) was not restored: it stands at its beginning and would warm up again"
+            )
+    return ""
+
+
+def _position_cause(saved: Scheduler, own: Scheduler) -> str:
+    if not own.last_epoch:
+        return "the scheduler was not restored: it stands at its beginning"
+    if not saved.last_epoch:
+        return "the scheduler was stepped during the load"
+    for factor in (2, 3, 4, 8, 16):
+        if own.last_epoch in (saved.last_epoch * factor, saved.last_epoch // factor):
+            return f"off by a factor of {factor}: stepped twice, or counted in another number of processes"
+    if abs(own.last_epoch - saved.last_epoch) <= saved.unit:
+        return "stepped once too often or too seldom around the save or the load"
+    return "state of another step was loaded"
+
+
+def _step_cause(memory: Memory, found: Memory) -> str:
+    if not found.step:
+        return "the step counter was not restored: training would start from zero"
+    return "state of another step was loaded, or the counter is not in optimizer steps"
+
+
+def _moment_cause(norm: float | None) -> str:
+    if norm is None or norm == 0:
+        return "the optimizer state was not restored: its moments are empty"
+    return "moments of another step, or of other parameters"
+
+
+def _weights_cause(memory: Memory, own: str) -> str:
+    for name, digest in memory.averages.items():
+        if own and digest == own:
+            return f"these are the averaged weights `{name}`, not the weights that were trained"
+    return "the model was not restored, or changed after the load"
+
+
+def _moments_cause(memory: Memory, own: str, rank: int) -> str:
+    for digest in memory.ranks:
+        if digest.rank != rank and own and digest.moments == own:
+            return f"this rank holds the optimizer shard of rank {digest.rank}"
+    return "the optimizer state was not restored, or belongs to other parameters"
+
+
+def _rng_cause(memory: Memory, own: Mapping[str, str], rank: int) -> str:
+    for digest in memory.ranks:
+        if digest.rank != rank and digest.rng.get("torch") == own.get("torch"):
+            return f"this rank holds the generators of rank {digest.rank}"
+    return "the random state was not restored: its file is missing, unreadable or of another world size, skipped in silence"

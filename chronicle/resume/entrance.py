@@ -1,0 +1,56 @@
+"""`chronicle.guard(thing, …)`: one word for Accelerate and DeepSpeed, told apart by where their classes come from."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chronicle.errors import UsageProblem
+from chronicle.resume.options import Mode, Options
+
+__all__ = ["guard"]
+
+T = TypeVar("T")
+
+
+def guard(
+    target: T,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    data_state: Callable[[], Any] | None = None,
+    step: Callable[[], int | None] | None = None,
+    fresh_start: bool = False,
+    accept_change: Mapping[str, str] | None = None,
+    mode: str = "enforce",
+) -> T:
+    """Put an `Accelerator` or a DeepSpeed engine under guard and return the same object.
+
+    `run_dir`: the run's directory; default `CHRONICLE_RUN_DIR`, else the settings. `data_state()`: position of the data
+    of the *next* optimizer step, JSON-able; `step()`: optimizer steps completed (default: the optimizer's own count).
+    `fresh_start`: this launch means to start from scratch although the run has checkpoints. `accept_change`: topology
+    keys that may differ, with the reason. Raises `UsageProblem` for other objects; refusals come as `ResumeRefused`.
+    """
+    options = Options(
+        run_dir=None if run_dir is None else Path(run_dir),
+        data_state=data_state,
+        step=step,
+        fresh_start=fresh_start,
+        accept_change=dict(accept_change or {}),
+        mode=Mode(mode),
+    )
+    origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
+    names = {base.__name__ for base in type(target).__mro__}
+    if "Accelerator" in names and "accelerate" in origins:
+        from chronicle.resume.accelerate import guard_accelerator
+
+        guard_accelerator(target, options)
+    elif "DeepSpeedEngine" in names:
+        from chronicle.resume.deepspeed import guard_engine
+
+        guard_engine(target, options)
+    else:
+        raise UsageProblem(
+            f"cannot guard a {type(target).__name__}: expected an Accelerator or a DeepSpeed engine",
+            "plain torch: chronicle.attach(...); HF Trainer and Lightning: ChronicleCallback",
+        )
+    return target

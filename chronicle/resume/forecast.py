@@ -1,0 +1,163 @@
+"""The LRs of the next k optimizer steps, from the live scheduler and optimizer, without touching either.
+
+The scheduler is deep-copied with its optimizer replaced by a stand-in that holds copies of the parameter groups and no
+tensors; then the copy is stepped. Functions (`lr_lambda`, bound methods of a trainer included) are shared, not copied:
+they are functions of the step. Random generators are put back afterwards, whatever a scheduler may have drawn.
+"""
+
+import copy
+import functools
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["NUM_FORECAST", "BoundScheduler", "forecast_lrs", "preserved_rng", "raw_optimizer", "raw_scheduler"]
+
+NUM_FORECAST = 20
+SHARED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundScheduler:
+    """A scheduler as the training loop uses it: the raw object and how often it is stepped per optimizer step."""
+
+    scheduler: Any
+    unit: int = 1
+    where: str = ""  # "prepared", "registered", "engine": for messages
+
+
+class StandInOptimizer:
+    """What a scheduler needs of an optimizer: groups to write into, defaults, and a `step` that counts as patched."""
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
+        self.param_groups = [_plain(group) for group in groups]
+        self.defaults = dict(defaults)
+        self.state: dict[Any, Any] = {}
+        self._opt_called = True
+
+    def step(self) -> None:
+        """Never moves anything."""
+
+
+StandInOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def raw_scheduler(scheduler: Any) -> Any:
+    """The torch scheduler behind Accelerate's wrappers."""
+    for _ in range(5):
+        inner = getattr(scheduler, "scheduler", None)
+        if inner is None or not hasattr(inner, "step"):
+            return scheduler
+        scheduler = inner
+    return scheduler
+
+
+def raw_optimizer(optimizer: Any) -> Any:
+    """The torch optimizer behind Accelerate's and DeepSpeed's wrappers."""
+    for _ in range(5):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None or not hasattr(inner, "param_groups"):
+            return optimizer
+        optimizer = inner
+    return optimizer
+
+
+def forecast_lrs(
+    optimizers: Sequence[Any], schedulers: Sequence[BoundScheduler], k: int = NUM_FORECAST
+) -> tuple[tuple[float, ...], ...] | None:
+    """Row i holds the LR per group (all optimizers, in order) of the i-th step from now; None when it cannot be known.
+
+    Fewer than k rows when a scheduler ends before (OneCycleLR past `total_steps`).
+    """
+    stand_ins = {
+        id(optimizer): StandInOptimizer(optimizer.param_groups, _defaults(optimizer)) for optimizer in optimizers
+    }
+    copies = [_copy_bound(bound, stand_ins) for bound in schedulers]
+    if any(is_metric_driven(bound.scheduler) for bound in schedulers):
+        return None  # ReduceLROnPlateau: the next LRs depend on losses nobody knows yet
+    rows: list[tuple[float, ...]] = []
+    with preserved_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for row in range(k):
+            rows.append(tuple(float(g["lr"]) for s in stand_ins.values() for g in s.param_groups))
+            if row + 1 < k and not all(_advance(bound) for bound in copies):
+                break
+    return tuple(rows)
+
+
+def is_metric_driven(scheduler: Any) -> bool:
+    """Whether `step` wants a metric (ReduceLROnPlateau, alone or inside another)."""
+    if type(scheduler).__name__ == "ReduceLROnPlateau":
+        return True
+    return any(is_metric_driven(child) for child in getattr(scheduler, "_schedulers", ()) or ())
+
+
+def _copy_bound(bound: BoundScheduler, stand_ins: Mapping[int, StandInOptimizer]) -> BoundScheduler:
+    memo: dict[int, Any] = {}
+    for scheduler in _family(bound.scheduler):
+        owner = getattr(scheduler, "optimizer", None)
+        if owner is not None:
+            memo[id(owner)] = stand_ins.get(id(raw_optimizer(owner))) or StandInOptimizer(owner.param_groups, {})
+        for value in (*(getattr(scheduler, "lr_lambdas", None) or ()), *vars(scheduler).values()):
+            if isinstance(value, SHARED) or hasattr(value, "named_parameters"):
+                memo[id(value)] = value  # a function of the step, or a whole model: never copied
+    return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit, where=bound.where)
+
+
+def _family(scheduler: Any) -> Iterator[Any]:
+    yield scheduler
+    for child in getattr(scheduler, "_schedulers", ()) or ():
+        yield from _family(child)
+
+
+def _advance(bound: BoundScheduler) -> bool:
+    """Step as the training loop does per optimizer step; False when the scheduler has reached its end."""
+    for _ in range(bound.unit):
+        total = getattr(bound.scheduler, "total_steps", None)
+        if total is not None and bound.scheduler._step_count > total:
+            return True  # Accelerate's wrapper stops there and keeps the last LR
+        try:
+            bound.scheduler.step()
+        except (ValueError, StopIteration, IndexError):
+            return False
+    return True
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a group without its parameters; tensor values (`lr=torch.tensor`) are cloned, never shared."""
+    out: dict[str, Any] = {}
+    for key, value in group.items():
+        if key == "params":
+            out[key] = []
+        elif hasattr(value, "clone") and hasattr(value, "item"):
+            out[key] = value.clone()
+        else:
+            out[key] = copy.copy(value)
+    return out
+
+
+def _defaults(optimizer: Any) -> Mapping[str, Any]:
+    return dict(getattr(optimizer, "defaults", None) or {})
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Whatever happens inside, Python's, NumPy's and torch's CPU generators are afterwards where they were."""
+    import random
+    import sys
+
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    torch_state = torch.get_rng_state() if torch is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)

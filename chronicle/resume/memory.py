@@ -1,0 +1,191 @@
+"""What a rank has in memory, as values that travel: into the manifest at save, into the comparison at load. Pure.
+
+Nothing here knows torch or the disk; `fingerprint` fills these in. Every field may be absent (None, empty): an older
+manifest, a framework that has no such thing. Absent is not compared; that is said in the verdict, never hidden.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Group", "Memory", "RankDigest", "Scheduler"]
+
+MEMORY_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One parameter group of an optimizer. `moment_norm` is the L2 norm of its first moments, None where it has none."""
+
+    lr: float
+    initial_lr: float | None = None
+    max_lr: float | None = None
+    min_lr: float | None = None
+    weight_decay: float | None = None
+    num_params: int = 0
+    num_elements: int = 0
+    moment_norm: float | None = None
+    num_states: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """One LR scheduler. `unit` is how often it is stepped per optimizer step (1, or num_processes when prepared)."""
+
+    name: str  # class name; "class" in the persisted form
+    last_epoch: int | None = None
+    step_count: int | None = None
+    last_lr: tuple[float, ...] = ()
+    unit: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDigest:
+    """What one rank says about itself in less than a kilobyte: 64-bit hex digests, "" where it has none."""
+
+    rank: int
+    rng: Mapping[str, str] = field(default_factory=dict)  # python | numpy | torch | cuda -> digest
+    weights: str = ""
+    moments: str = ""
+    data: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The persisted form."""
+        return {
+            "rank": self.rank,
+            "rng": dict(self.rng),
+            "weights": self.weights,
+            "moments": self.moments,
+            "data": self.data,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "RankDigest":
+        """Parse the persisted form; unknown keys are ignored, missing ones empty."""
+        return cls(
+            rank=int(record.get("rank", 0)),
+            rng={str(k): str(v) for k, v in dict(record.get("rng") or {}).items()},
+            weights=str(record.get("weights") or ""),
+            moments=str(record.get("moments") or ""),
+            data=str(record.get("data") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The state of a run in memory at one step, seen from one rank, with the digests of all ranks."""
+
+    step: int | None = None  # optimizer steps completed
+    groups: tuple[Group, ...] = ()
+    optimizer_steps: tuple[int, int] | None = None  # smallest and largest per-parameter step of the optimizer
+    optimizers: tuple[str, ...] = ()
+    schedulers: tuple[Scheduler, ...] = ()
+    next_lrs: tuple[tuple[float, ...], ...] | None = None  # row i: LR per group of the i-th optimizer step from here
+    lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
+    recent_lrs: tuple[tuple[float, ...], ...] = ()  # of the last optimizer steps before this point
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    scaler: Mapping[str, Any] | None = None
+    averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
+    data: Any = None  # the trainer's own data position, JSON-able
+    ranks: tuple[RankDigest, ...] = ()
+
+    def of_rank(self, rank: int) -> RankDigest | None:
+        """The digest of one rank, None when it was not recorded."""
+        return next((digest for digest in self.ranks if digest.rank == rank), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The persisted form (`memory` of the manifest); LRs as plain numbers, NaN never occurs in them."""
+        return {
+            "v": MEMORY_VERSION,
+            "step": self.step,
+            "groups": [_group_json(group) for group in self.groups],
+            "optimizer_steps": None if self.optimizer_steps is None else list(self.optimizer_steps),
+            "optimizers": list(self.optimizers),
+            "schedulers": [_scheduler_json(scheduler) for scheduler in self.schedulers],
+            "next_lrs": None if self.next_lrs is None else [list(row) for row in self.next_lrs],
+            "lr_source": self.lr_source,
+            "recent_lrs": [list(row) for row in self.recent_lrs],
+            "topology": dict(self.topology),
+            "scaler": None if self.scaler is None else dict(self.scaler),
+            "averages": dict(self.averages),
+            "rng": {str(digest.rank): dict(digest.rng) for digest in self.ranks},
+            "ranks": [digest.to_json() for digest in self.ranks],
+            "data": self.data,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Memory":
+        """Parse the persisted form; a missing field is absent, an unknown one ignored."""
+        steps = record.get("optimizer_steps")
+        rows = record.get("next_lrs")
+        return cls(
+            step=record.get("step"),
+            groups=tuple(_parse_group(group) for group in record.get("groups") or ()),
+            optimizer_steps=None if steps is None else (int(steps[0]), int(steps[1])),
+            optimizers=tuple(str(name) for name in record.get("optimizers") or ()),
+            schedulers=tuple(_parse_scheduler(item) for item in record.get("schedulers") or ()),
+            next_lrs=None if rows is None else _parse_rows(rows),
+            lr_source=str(record.get("lr_source") or "untested"),
+            recent_lrs=_parse_rows(record.get("recent_lrs") or ()),
+            topology=dict(record.get("topology") or {}),
+            scaler=record.get("scaler"),
+            averages=dict(record.get("averages") or {}),
+            data=record.get("data"),
+            ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
+        )
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    return {
+        "lr": group.lr,
+        "initial_lr": group.initial_lr,
+        "max_lr": group.max_lr,
+        "min_lr": group.min_lr,
+        "weight_decay": group.weight_decay,
+        "num_params": group.num_params,
+        "num_elements": group.num_elements,
+        "moment_norm": group.moment_norm,
+        "num_states": group.num_states,
+    }
+
+
+def _parse_group(record: Mapping[str, Any]) -> Group:
+    return Group(
+        lr=float(record["lr"]),
+        initial_lr=_float(record.get("initial_lr")),
+        max_lr=_float(record.get("max_lr")),
+        min_lr=_float(record.get("min_lr")),
+        weight_decay=_float(record.get("weight_decay")),
+        num_params=int(record.get("num_params") or 0),
+        num_elements=int(record.get("num_elements") or 0),
+        moment_norm=_float(record.get("moment_norm")),
+        num_states=int(record.get("num_states") or 0),
+    )
+
+
+def _scheduler_json(scheduler: Scheduler) -> dict[str, Any]:
+    return {
+        "class": scheduler.name,
+        "last_epoch": scheduler.last_epoch,
+        "step_count": scheduler.step_count,
+        "last_lr": list(scheduler.last_lr),
+        "unit": scheduler.unit,
+    }
+
+
+def _parse_scheduler(record: Mapping[str, Any]) -> Scheduler:
+    return Scheduler(
+        name=str(record.get("class") or "?"),
+        last_epoch=record.get("last_epoch"),
+        step_count=record.get("step_count"),
+        last_lr=tuple(float(lr) for lr in record.get("last_lr") or ()),
+        unit=int(record.get("unit") or 1),
+    )
+
+
+def _parse_rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(lr) for lr in row) for row in rows)
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,72 @@
+"""The guard at a save: memory's fingerprint and the manifest, written last, without making training wait or fail.
+
+No collective is used (see `ranks`). When the other ranks' digests are not there within a second, a thread goes on
+waiting and writes the manifest then; file digests are always a thread's work. Whatever goes wrong is said once.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from chronicle.resume.files import write_digests, write_first_manifest
+from chronicle.resume.memory import Memory
+from chronicle.resume.ranks import Ranks
+from chronicle.resume.story import Story
+
+__all__ = ["Sealer"]
+
+WAIT_FOR_RANKS_SECONDS = 1.0  # on the training's own time
+WAIT_IN_BACKGROUND_SECONDS = 120.0
+
+
+class Sealer:
+    """Writes manifests for one process."""
+
+    def __init__(self, ranks: Ranks, story: Story) -> None:
+        self.ranks = ranks
+        self.story = story
+        self._threads: list[threading.Thread] = []
+
+    def seal(self, root: Path, memory: Memory) -> None:
+        """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own."""
+        own = memory.ranks[0]
+        prefix = self.ranks.publish(sha256(str(root).encode()).hexdigest()[:16], own)
+        if self.ranks.rank != 0:
+            return
+        digests = self.ranks.collect(prefix, own, WAIT_FOR_RANKS_SECONDS)
+        if len(digests) == self.ranks.world_size:
+            self._write(root, replace(memory, ranks=digests))
+            self._start(lambda: write_digests(root))
+            return
+
+        def wait_and_write() -> None:
+            late = self.ranks.collect(prefix, own, WAIT_IN_BACKGROUND_SECONDS)
+            self._write(root, replace(memory, ranks=late))
+            write_digests(root)
+
+        self._start(wait_and_write)
+
+    def finish(self) -> None:
+        """Wait until every manifest begun here is complete."""
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _write(self, root: Path, memory: Memory) -> None:
+        run = self.story.paths.run if self.story.paths else None
+        write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.story.launch)
+        data = {"path": str(root), "step": memory.step}
+        self.story.write("checkpoint", step=memory.step, title=f"checkpoint {root.name}", data=data)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as problem:  # noqa: BLE001 a thread of ours must not print a traceback into the training
+                self.story.say("digests", f"file digests were not completed ({type(problem).__name__}: {problem})")
+
+        thread = threading.Thread(target=guarded, name="chronicle-digests")
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()

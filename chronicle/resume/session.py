@@ -1,0 +1,357 @@
+"""One process under guard: what happens at a save, at a load, right before the first optimizer step, and for 50 steps after.
+
+Adapters call in; this module decides and refuses. It compares values (`checks`, `identity`), lets `sealing` and `files`
+touch the disk, and tells the journal (`story`). Errors of its own: at a save they are said once and training goes on;
+where unverified state would be trained on, they refuse.
+"""
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.resume.checks import check_memory, check_rng
+from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
+from chronicle.resume.files import check_files, checkpoint_root, read_memory
+from chronicle.resume.fingerprint import LiveState, fingerprint_memory
+from chronicle.resume.forecast import NUM_FORECAST, forecast_lrs
+from chronicle.resume.identity import (
+    check_contract,
+    check_fresh_start,
+    check_identity,
+    check_run_state,
+    shares_parameters,
+)
+from chronicle.resume.memory import Memory
+from chronicle.resume.options import Mode, Options, effective_options, launch_number
+from chronicle.resume.ranks import Ranks
+from chronicle.resume.refusal import Check, ResumeRefused, failed, format_table
+from chronicle.resume.sealing import Sealer
+from chronicle.resume.story import Story, find_run_dir
+from chronicle.resume.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
+from rollback.errors import RollbackError
+
+__all__ = ["GuardSession"]
+
+
+class GuardSession:
+    """State of the guard in one process. `observe` returns the live objects as they are now; the adapter provides it."""
+
+    def __init__(
+        self,
+        observe: Callable[[], LiveState],
+        options: Options,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._observe = observe
+        self.options = effective_options(options, environ)
+        self.ranks = ranks or Ranks()
+        run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
+        self.story = Story(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
+        self.sealer = Sealer(self.ranks, self.story)
+        if run_dir is None:
+            self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
+        self.expectation: Expectation | None = None
+        self.loaded_from: Path | None = None
+        self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
+        self._refusal: ResumeRefused | None = None
+        self._stepped = False
+        self._loading = False
+        self._data_met = False
+        self._start_step: int | None = None
+        self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=NUM_FORECAST)
+        self._witness = LrWitness()
+        self._tripwire: LrTripwire | None = None
+
+    @property
+    def off(self) -> bool:
+        """Whether the guard was switched off for this launch."""
+        return self.options.mode is Mode.OFF
+
+    # ---- at save -------------------------------------------------------------------------------------------------
+
+    def after_save(self, directory: Path) -> None:
+        """The framework has saved: fingerprint memory, manifest last, one journal entry. Never raises."""
+        if self.off:
+            return
+        try:
+            memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
+            if memory.next_lrs is not None:
+                self._witness = self._witness.predict(memory.next_lrs)
+            self.sealer.seal(checkpoint_root(directory), memory)
+        except Exception as problem:  # noqa: BLE001 a save that succeeded must not kill the run through its guard
+            text = f"`{directory}` was saved but could not be sealed ({_reason(problem)}); training goes on"
+            self.story.say("save", text)
+
+    # ---- at load -------------------------------------------------------------------------------------------------
+
+    def before_load(self, directory: Path, checks: Sequence[Check] = ()) -> None:
+        """Files first: a refusal here comes before a byte of state has been replaced. `checks`: the adapter's own."""
+        if self.off:
+            return
+        self.sealer.finish()
+        root = checkpoint_root(directory)
+        found = self._guarded(lambda: self._check_before_load(root))
+        self._settle([*checks, *found], "before load", root)
+        self._loading = True
+
+    def _check_before_load(self, root: Path) -> list[Check]:
+        history, contract = self.story.read(), self._contract()
+        memory = read_memory(root)
+        self.expectation = self._expect(root, memory, contract)
+        files = check_files(root) if self.ranks.rank == 0 else []  # once is enough: the verdict is exchanged
+        return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
+
+    def after_load(self, directory: Path) -> None:
+        """Memory next: everything the manifest or contract promises, on every rank."""
+        if self.off:
+            return
+        self._loading = False
+        self.loaded_from = checkpoint_root(directory)
+        self._settle(self._guarded(self._check_after_load), "after load", self.loaded_from)
+
+    def load_failed(self, problem: BaseException) -> None:
+        """The framework's own load raised on this rank: the others must hear of it instead of waiting for ever."""
+        self._loading = False
+        if not self.off and self.ranks.world_size > 1:
+            where = f"rank {self.ranks.rank}"
+            self.ranks.gather(self._report([failed("load", "F2", found=_reason(problem), where=where)]))
+
+    def _check_after_load(self) -> list[Check]:
+        expectation = self.expectation or Expectation(basis="none")
+        live = self._live()
+        found = fingerprint_memory(live)
+        self._data_met = self._data_equal(live.data)
+        return check_memory(expectation, found, rank=live.rank) + check_rng(expectation, found, rank=live.rank)
+
+    # ---- the first step, and the fifty after it --------------------------------------------------------------------
+
+    def before_step(self, optimizer: Any) -> None:
+        """Called before every optimizer step; checks once, then watches the LR. None: an engine's whole step."""
+        if self._loading or (self._stepped and not self._refusal and not self._is_first(optimizer)):
+            return
+        if not self._stepped or self._refusal:
+            if not self._concerns(optimizer):
+                return
+            if self._refusal:
+                raise self._refusal  # caught by somebody who meant to go on
+            self._stepped = True
+            self._first_step(optimizer)
+        if self.off or not self._is_first(optimizer):
+            return
+        lrs = tuple(float(group["lr"]) for known in self._known for group in known.param_groups)
+        self._recent.append(lrs)
+        self._witness = self._witness.see(lrs)
+        if self._tripwire is not None:
+            self._trip(lrs)
+
+    def _is_first(self, optimizer: Any) -> bool:
+        return optimizer is None or bool(self._known and optimizer is self._known[0])
+
+    def _concerns(self, optimizer: Any) -> bool:
+        """Whether a step of this optimizer is a step of the guarded training."""
+        if optimizer is None:
+            return True
+        live = self._observe()
+        if not live.optimizers and self.loaded_from is not None and self._refusal is None:
+            return True
+        return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
+
+    def _first_step(self, optimizer: Any) -> None:
+        if self.off:
+            self._record("off", (), "before the first step")
+            return
+        checks = self._guarded(lambda: self._check_first_step(optimizer))
+        self._settle(checks, "before the first step", self.loaded_from)
+        if all(check.ok for check in checks):
+            self._record("passed", checks, "before the first step")
+
+    def _check_first_step(self, optimizer: Any) -> list[Check]:
+        live = self._live()
+        self._known = tuple(live.optimizers)
+        found = fingerprint_memory(live)
+        self._start_step = found.step or 0
+        if found.next_lrs is not None:
+            self._witness = self._witness.predict(found.next_lrs)
+        checks = check_identity(live, optimizer)
+        if self.loaded_from is None:
+            checks += self._check_nothing_loaded(found)
+        if self.expectation is None:
+            return checks
+        checks += check_memory(self.expectation, found, rank=live.rank, at_first_step=True)
+        if not (self._data_met or self._data_equal(live.data)):
+            checks.append(self._data_check(live.data))
+        own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
+        self._tripwire = LrTripwire.after(self.expectation, own)
+        return checks
+
+    def _check_nothing_loaded(self, found: Memory) -> list[Check]:
+        """No load was seen: right for a first launch or a declared fresh start, the worst accident otherwise."""
+        history, contract = self.story.read(), self._contract()
+        pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
+        if self.options.fresh_start or (pending is None and not history.checkpoints):
+            return []
+        step = found.optimizer_steps[1] if found.optimizer_steps else 0
+        root = next((Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step), None)
+        memory = None if root is None else read_memory(root)
+        if root is None or memory is None:
+            return check_fresh_start(found, history, pending)
+        # the trainer loads by itself: hold it to the checkpoint it stands at
+        self.loaded_from, self.expectation = root, self._expect(root, memory, contract)
+        return check_contract(contract, root, history)
+
+    def _trip(self, lrs: tuple[float, ...]) -> None:
+        assert self._tripwire is not None
+        position = self._tripwire.position + 1
+        check = self._tripwire.feed(lrs)
+        if self._tripwire.done:
+            self._tripwire = None
+        if check is not None:
+            self._refuse([check], f"step {position} of this launch", self.loaded_from, local=True)
+
+    # ---- settling --------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], list[Check]]) -> list[Check]:
+        """A failure of the guard itself, where state is at stake, is a failed check."""
+        try:
+            return work()
+        except (ChronicleError, RollbackError) as problem:
+            found, cause = problem.message, problem.remedy or ""
+        except Exception as problem:  # noqa: BLE001 unverified state must not be trained on, whatever broke the check
+            found, cause = _reason(problem), "the check itself failed"
+        return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
+
+    def _settle(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
+        """Exchange with the other ranks; refuse everywhere when anything failed anywhere."""
+        reports = self.ranks.gather(self._report(checks))
+        own = [check for check in checks if not check.ok]
+        others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self.ranks.rank]
+        if own or others:
+            self._refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
+
+    def _report(self, checks: Sequence[Check]) -> dict[str, Any]:
+        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40]] for c in checks if not c.ok]
+        return {"rank": self.ranks.rank, "failed": bad}
+
+    def _refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
+        """Say it (the main process, or this rank when no other was asked), record it, raise unless only warning."""
+        warned = self.options.mode is Mode.WARN
+        place = f"`{root}`" if root is not None else "nothing was loaded"
+        headline = f"{'warning, let pass by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
+        remedy = None if warned else _remedy(bad)
+        if self.ranks.rank == 0 or local:
+            sys.stderr.write(format_table(headline, bad, remedy))
+            sys.stderr.flush()
+        self._record("warned" if warned else "refused", bad, moment)
+        if not warned:
+            first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
+            text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
+            self._refusal = ResumeRefused(text, remedy, bad)
+            raise self._refusal
+
+    def _record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
+        expectation, contract = self.expectation, self.expectation.contract if self.expectation else None
+        basis = expectation.basis if expectation else ("none" if self.loaded_from else "fresh")
+        data: dict[str, Any] = {
+            "verdict": verdict,
+            "moment": moment,
+            "mode": str(self.options.mode),
+            "basis": basis,
+            "verified": verdict == "passed" and basis != "none",
+            "checks": [check.to_json() for check in checks],
+        }
+        if self.loaded_from is not None:
+            data["checkpoint"] = str(self.loaded_from)
+        if contract is not None:
+            data["contract"] = contract.rollback
+        if expectation and expectation.accepted:
+            data["accepted"] = dict(expectation.accepted)
+        if self.options.fresh_start:
+            data["fresh_start"] = True
+        promised = expectation.memory.step if expectation and expectation.memory else None
+        step = self._start_step if self._start_step is not None else promised
+        self.story.write("guard.verdict", step=step, title=f"guard: {verdict} {moment}", data=data)
+
+    # ---- small readings --------------------------------------------------------------------------------------------
+
+    def _live(self) -> LiveState:
+        live = self._observe()
+        live.rank = self.ranks.rank
+        if self.options.step is not None:
+            live.step = self.options.step()
+        if self.options.data_state is not None:
+            live.data = self.options.data_state()
+        return live
+
+    def _contract(self) -> Contract | None:
+        return read_contract(self.story.paths.contract_path) if self.story.paths else None
+
+    def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
+        bound = contract if contract is not None and same_checkpoint(contract, root) else None
+        basis = "contract" if bound else ("manifest" if memory else "none")
+        accepted = accepted_changes(bound, self.options.accept_change)
+        return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
+
+    def _data_equal(self, data: Any) -> bool:
+        expectation = self.expectation
+        if self.options.data_state is None or expectation is None or expectation.memory is None:
+            return True
+        if expectation.memory.data is None or "data" in expectation.accepted:
+            return True
+        if expectation.contract is not None and expectation.contract.moves_data:
+            return True
+        return _plain(expectation.memory.data) == _plain(data)
+
+    def _data_check(self, data: Any) -> Check:
+        saved = self.expectation.memory.data if self.expectation and self.expectation.memory else None
+        return failed(
+            "data position",
+            "M4",
+            expected=str(saved)[:160],
+            found=str(data)[:160],
+            where="data_state()",
+            cause="the data position was not restored: samples would be repeated or left out",
+        )
+
+
+def _plain(data: Any) -> str:
+    return json.dumps(data, sort_keys=True, default=str)
+
+
+def _reason(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"[:300]
+
+
+def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:
+    """Failures of another rank that this rank has not itself."""
+    names = {check.name for check in own}
+    where = f"rank {report['rank']}"
+    checks = [
+        failed(name, code, expected=expected, found=found, where=f"{where}: {place}")
+        for name, code, expected, found, place in report["failed"]
+        if name not in names
+    ]
+    if report.get("more"):
+        checks.append(failed("more checks", "M1", found=f"{report['more']} further mismatches", where=where))
+    return checks
+
+
+def _remedy(bad: Sequence[Check]) -> str:
+    names = {check.name for check in bad}
+    if "resume" in names:
+        return (
+            "load a checkpoint before training; a fresh start says CHRONICLE_FRESH_START=1, or takes another run name"
+        )
+    if "open transaction" in names:
+        return "`chronicle recover` finishes or reverts it"
+    return (
+        "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
+        "CHRONICLE_GUARD=warn lets it pass, journalled"
+    )

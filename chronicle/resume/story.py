@@ -1,0 +1,114 @@
+"""The guard's side of the journal: what it reads from it before a first step, and what it writes, without ever failing.
+
+Only the main process writes. A journal that cannot be read or written (full disk, no run directory, permissions) is said
+once on stderr and training goes on: the journal tells the story, the checkpoint's manifest protects the state.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.paths import RunPaths
+
+__all__ = ["History", "Story", "find_run_dir"]
+
+INTENTS = ("rollback.intent", "undo.intent")
+RECEIPTS = ("rollback.receipt", "undo.receipt", "recover.receipt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the journal knows that a first step depends on."""
+
+    checkpoints: tuple[tuple[int | None, str], ...] = ()  # (step, path) in the order they were saved
+    open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
+    fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch has met
+    readable: bool = True
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest checkpoint the journal knows."""
+        return self.checkpoints[-1][0] if self.checkpoints else None
+
+
+class Story:
+    """Journal of one run for one process. `run_dir` None means: no journal, nothing is recorded."""
+
+    def __init__(
+        self, run_dir: Path | None, *, launch: int | None = None, is_main: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.paths = None if run_dir is None else RunPaths(run_dir)
+        self.launch = launch
+        self._is_main = is_main
+        self._writer: JournalWriter | None = None
+        self._said: set[str] = set()
+
+    def write(
+        self, kind: str, *, step: int | None, title: str, data: Mapping[str, Any], refs: Iterable[str] = ()
+    ) -> None:
+        """Append one entry if this is the main process and there is a run; never raises."""
+        if not self._is_main() or self.paths is None:
+            return
+        try:
+            if self._writer is None:
+                self._writer = JournalWriter(self.paths)
+            self._writer.append(kind, step=step, launch=self.launch, title=title, refs=tuple(refs), data=data)
+        except (ChronicleError, OSError, ValueError) as problem:
+            self.say("journal", f"the journal could not be written ({problem}); training goes on")
+
+    def read(self) -> History:
+        """Fold the journal; an unreadable one is an empty history that says so."""
+        if self.paths is None or not self.paths.journal_dir.is_dir():
+            return History()
+        try:
+            return fold_history(read_journal(self.paths).entries)
+        except (ChronicleError, OSError) as problem:
+            self.say("journal-read", f"the journal could not be read ({problem})")
+            return History(readable=False)
+
+    def say(self, topic: str, text: str) -> None:
+        """One line on stderr, once per topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
+
+
+def fold_history(entries: Iterable[Entry]) -> History:
+    """Pure: checkpoints, open intents and met contracts of a run."""
+    checkpoints: list[tuple[int | None, str]] = []
+    intents: dict[str, str] = {}
+    fulfilled: set[str] = set()
+    for entry in entries:
+        if entry.kind == "checkpoint" and entry.data.get("path"):
+            checkpoints.append((entry.step, str(entry.data["path"])))
+        elif entry.kind in INTENTS:
+            intents[entry.id] = str(entry.data.get("id") or entry.id)
+        elif entry.kind in RECEIPTS:
+            named = {*entry.refs, str(entry.data.get("intent")), str(entry.data.get("id"))}
+            intents = {key: name for key, name in intents.items() if key not in named and name not in named}
+        elif entry.kind == "guard.verdict" and entry.data.get("contract") and entry.data.get("verdict") != "refused":
+            fulfilled.add(str(entry.data["contract"]))
+    return History(
+        checkpoints=tuple(checkpoints), open_intent=next(iter(intents), None), fulfilled=frozenset(fulfilled)
+    )
+
+
+def find_run_dir(
+    given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path
+) -> tuple[Path | None, str]:
+    """The run directory and where it came from; None (with the reason) when it is not clear which run is meant."""
+    if given is not None:
+        return Path(given).absolute(), "argument"
+    if environ.get("CHRONICLE_RUN_DIR"):
+        return Path(environ["CHRONICLE_RUN_DIR"]), "CHRONICLE_RUN_DIR"
+    from chronicle.settings import load_settings
+
+    try:
+        return load_settings(cwd, environ).paths.run_dir, "settings"
+    except ChronicleError as problem:
+        return None, str(problem)
