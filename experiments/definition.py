@@ -1,0 +1,260 @@
+"""A study as data: arms, profiles, outcome, contrasts and margin, read from YAML and named by a hash.
+
+Lengths inside arms are in slices, so that one study fits every profile. Unknown keys are errors: a misspelt treatment
+would be a study of nothing. What the arms mean in updates is `design`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.errors import BadStudy
+
+__all__ = ["Arm", "Contrast", "Loss", "Order", "Profile", "Restart", "Study", "find_study", "list_studies", "parse_study"]
+
+VERSION = 1
+STUDIES_DIR = Path(__file__).parent / "studies"
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
+
+T = TypeVar("T")
+
+
+class Order(StrEnum):
+    """In which order a slice is read after a restart."""
+
+    PLAN = "plan"  # the order the arm would have had without the restart
+    RESHUFFLED = "reshuffled"  # another full shuffle of the slice
+    STOCK = "stock"  # stock WebDataset: shard list shuffled anew, samples through a cold buffer; entropy from the seed
+    STOCK_UNSEEDED = "stock-unseeded"  # the same with entropy from the machine, recorded with the launch
+
+
+class Loss(StrEnum):
+    """State that a restart throws away."""
+
+    MOMENTS = "moments"  # Adam's moments and step counts
+    SCHEDULE = "schedule"  # the LR schedule begins again at 0, warm-up included (the `.orig` accident of exp9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """What happens between two launches. `at` counts slices from the start; empty: at every slice boundary."""
+
+    at: tuple[float, ...] = ()
+    order: Order = Order.PLAN
+    loses: tuple[Loss, ...] = ()
+    ratio: Mapping[str, int] = field(default_factory=dict)  # mixture right after the restart …
+    ratio_for: float = 0.0  # … for so many slices
+    back: float = 0.0  # rolled back by so many slices
+    skip: float = 0.0  # and so many slices of data skipped
+
+    def __post_init__(self) -> None:
+        if min(self.ratio_for, self.back, self.skip, *self.at, 0.0) < 0:
+            raise BadStudy(f"a restart has a negative length: {self}")
+        if bool(self.ratio) != bool(self.ratio_for):
+            raise BadStudy("`ratio` and `ratio_for` belong together: one of them is missing")
+        if (self.back or self.skip) and len(self.at) != 1:
+            raise BadStudy("a rollback (`back`, `skip`) needs one position in `at`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A sequence of slices (1 … 4, repeats allowed), read one after the other, or merged and shuffled."""
+
+    name: str
+    slices: tuple[int, ...]
+    merged: bool = False
+    restart: Restart | None = None
+    says: str = ""
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise BadStudy(f"arm `{self.name}`: expected letters, digits and `-`, beginning with a letter")
+        if not self.slices or min(self.slices) < 1:
+            raise BadStudy(f"arm `{self.name}` has slices {list(self.slices)}, expected numbers from 1")
+        if self.merged and self.restart is not None:
+            raise BadStudy(f"arm `{self.name}` is merged and restarted: its order after a restart is not defined")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """`plus` minus `minus`, paired by seed. Contrasts of the family `main` share Holm's adjustment."""
+
+    name: str
+    plus: str
+    minus: str
+    family: str = "other"
+    question: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Sizes. Updates are optimizer steps; windows are bytes; `once` names arms run for the first seed only."""
+
+    name: str
+    d_model: int
+    num_heads: int
+    num_layers: int
+    d_ff: int
+    window_bytes: int
+    batch_size: int
+    start_updates: int
+    slice_updates: int
+    seeds: int
+    arms: tuple[str, ...]
+    once: tuple[str, ...] = ()
+    lr: float = 3e-3
+    warmup_updates: int = 20
+    decay_slices: float = 1.0  # the LR falls to a tenth over the last so many slices
+    ema_decay: float = 0.99
+    shard_samples: int = 8
+    eval_every: int = 25
+    eval_windows: int = 64  # per source, during the run; the final evaluation takes four times as many
+    stock_buffer: int = 1000
+    stock_initial: int = 100
+    device: str = "cpu"
+    mixed_precision: str = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """The whole definition. `sources` are corpora with integer weights, `gate` two arms that must agree bit for bit."""
+
+    name: str
+    title: str
+    sources: Mapping[str, int]
+    arms: tuple[Arm, ...]
+    contrasts: tuple[Contrast, ...]
+    profiles: tuple[Profile, ...]
+    reference: str
+    gate: tuple[str, ...] = ()
+    factorial: Mapping[str, str] = field(default_factory=dict)
+    margin_bpb: float = 0.02
+    alpha: float = 0.05
+    primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        if len(set(names)) != len(names):
+            raise BadStudy(f"arms have the same name: {', '.join(sorted(names))}")
+        wanted = [self.reference, *self.gate, *self.factorial.values()]
+        wanted += [arm for contrast in self.contrasts for arm in (contrast.plus, contrast.minus)]
+        wanted += [arm for profile in self.profiles for arm in (*profile.arms, *profile.once)]
+        unknown = sorted(set(wanted) - set(names))
+        if unknown:
+            raise BadStudy(f"unknown arm `{unknown[0]}`: the study has {', '.join(names)}")
+        if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
+            raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
+        if len(self.gate) not in (0, 2):
+            raise BadStudy(f"gate names {len(self.gate)} arms, expected two: the reference and its exact restart")
+        lengths = {len(arm.slices) for arm in self.arms}
+        if len(lengths) != 1:
+            raise BadStudy(f"arms have {sorted(lengths)} slices: all must make the same number of updates")
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 over the canonical form: what is registered before the first launch."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name; raises `BadStudy` listing the known ones."""
+        return self.arms[_position([arm.name for arm in self.arms], name, "arm")]
+
+    def profile(self, name: str) -> Profile:
+        """The profile of that name; raises `BadStudy` listing the known ones."""
+        return self.profiles[_position([profile.name for profile in self.profiles], name, "profile")]
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole definition as plain values."""
+        return {"v": VERSION, **asdict(self)}
+
+
+def list_studies() -> tuple[str, ...]:
+    """Names of the studies that come with the product."""
+    return tuple(sorted(path.stem for path in STUDIES_DIR.glob("*.yaml")))
+
+
+def find_study(name_or_path: str) -> Study:
+    """A study that comes with the product, or a YAML file of the user's own. Raises `BadStudy`."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise BadStudy(f"study file `{path}` does not exist")
+    else:
+        path = STUDIES_DIR / f"{name_or_path}.yaml"
+        if name_or_path not in list_studies():
+            raise BadStudy(f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}")
+    return parse_study(path.read_text(encoding="utf-8"), where=str(path))
+
+
+def parse_study(text: str, *, where: str = "study") -> Study:
+    """Parse YAML; raises `BadStudy` naming file and key."""
+    import yaml
+
+    try:
+        record = yaml.safe_load(text)
+    except yaml.YAMLError as problem:
+        raise BadStudy(f"`{where}` is not YAML: {problem}") from problem
+    if not isinstance(record, dict) or record.pop("v", None) != VERSION:
+        raise BadStudy(f"`{where}` is not a study of version {VERSION}", f"begin it with `v: {VERSION}`")
+    return study_from_json(record, where=where)
+
+
+def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study:
+    """The inverse of `to_json`, and the reading of a parsed file (named lists may be mappings by name)."""
+    parts = {key: value for key, value in record.items() if key != "v"}
+    try:
+        parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
+        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
+        parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
+        return _build(Study, parts)
+    except BadStudy as problem:
+        raise BadStudy(f"`{where}`: {problem.message}", problem.remedy) from problem
+
+
+def _arm(record: Mapping[str, Any]) -> Arm:
+    restart = record.get("restart")
+    return _build(Arm, {**record, "restart": None if restart is None else _restart(restart)})
+
+
+def _restart(record: Mapping[str, Any]) -> Restart:
+    parts = dict(record)
+    try:
+        parts["order"] = Order(parts.get("order", Order.PLAN))
+        parts["loses"] = tuple(Loss(item) for item in parts.get("loses", ()))
+    except ValueError as problem:
+        raise BadStudy(f"restart {dict(record)}: {problem}") from problem
+    return _build(Restart, parts)
+
+
+def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
+    if isinstance(value, Mapping):
+        return [{"name": str(name), **(body or {})} for name, body in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return value
+    raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+
+
+def _build(kind: type[T], record: Mapping[str, Any]) -> T:
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(record) - set(known))
+    if unknown:
+        raise BadStudy(f"unknown key `{unknown[0]}` in {kind.__name__.lower()}: expected {', '.join(known)}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    try:
+        return kind(**values)
+    except TypeError as problem:
+        raise BadStudy(f"{kind.__name__.lower()} {record.get('name', '')}: {problem}") from problem
+
+
+def _position(names: Sequence[str], name: str, what: str) -> int:
+    if name not in names:
+        raise BadStudy(f"unknown {what} `{name}`: expected one of {', '.join(names)}")
+    return names.index(name)

@@ -1,0 +1,175 @@
+"""From a study and a profile to launches in updates: legs of an arm, runs of the study. Pure: no clock, no disk, no dice.
+
+    arm B, slices of 100:   leg 1  0 ── 100   leg 2  100 ── 200   leg 3 …      each leg is one launch
+    arm B-skip:             leg 1  0 ── 250   leg 2  150 ──────── 400          rolled back by 100
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.definition import Arm, Profile, Restart, Study
+from experiments.errors import BadStudy
+
+__all__ = ["START", "Leg", "StudyPlan", "StudyRun", "legs_of", "plan_study"]
+
+START = "start"  # name of the run that trains the common checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One launch of an arm, in updates from the start checkpoint; resumes at `first`, ends after `last`.
+
+    `saves` are the updates after which it saves: its end, and points that a later leg goes back to.
+    """
+
+    number: int
+    first: int
+    last: int
+    saves: tuple[int, ...]
+    restart: Restart | None = None
+    data_offset: int = 0  # batches skipped so far in this lineage
+
+    @property
+    def num_updates(self) -> int:
+        """Updates this launch makes."""
+        return self.last - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRun:
+    """One arm at one seed: a run of its own, with its own journal and checkpoints."""
+
+    arm: str
+    seed: int
+    legs: tuple[Leg, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the run: `B-s3`."""
+        return self.arm if self.arm == START else f"{self.arm}-s{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """What is registered: the definition, the profile with its seeds, and every run in the order they are started."""
+
+    study: Study
+    profile: Profile
+    runs: tuple[StudyRun, ...]
+
+    @property
+    def plan_hash(self) -> str:
+        """Hex sha256 of what decides the numbers: definition, profile, seeds and arms."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of all launches together."""
+        return sum(leg.num_updates for run in self.runs for leg in run.legs)
+
+    @property
+    def num_launches(self) -> int:
+        """Launches, when none fails."""
+        return sum(len(run.legs) for run in self.runs)
+
+    @property
+    def arm_names(self) -> tuple[str, ...]:
+        """Arms that are run, in the study's order."""
+        present = {run.arm for run in self.runs}
+        return tuple(arm.name for arm in self.study.arms if arm.name in present)
+
+    def run(self, name: str) -> StudyRun:
+        """The run of that name; raises `BadStudy`."""
+        for one in self.runs:
+            if one.name == name:
+                return one
+        raise BadStudy(f"no run `{name}` in this plan", "`chronicle experiment plan` lists them")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, enough to rebuild the plan."""
+        runs = [[run.arm, run.seed] for run in self.runs if run.arm != START]
+        return {"study": self.study.to_json(), "profile": self.profile.name, "runs": runs}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> StudyPlan:
+        """Rebuild a registered plan."""
+        from experiments.definition import study_from_json
+
+        study = study_from_json(record["study"])
+        profile = study.profile(record["profile"])
+        return _assemble(study, profile, [(str(arm), int(seed)) for arm, seed in record["runs"]])
+
+
+def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tuple[str, ...] = ()) -> StudyPlan:
+    """Which runs a study makes. `arms` replaces the profile's choice (the reference and its gate always run)."""
+    sizes = study.profile(profile)
+    if seeds is not None:
+        if seeds < 1:
+            raise BadStudy(f"seeds is {seeds}, expected 1 or more")
+        sizes = replace(sizes, seeds=seeds)
+        study = replace(study, profiles=tuple(sizes if p.name == profile else p for p in study.profiles))
+    every, once = sizes.arms, sizes.once
+    if arms:
+        for name in arms:
+            study.arm(name)
+        every = tuple(name for name in (study.reference, *arms) if name not in study.gate[1:])
+        every, once = tuple(dict.fromkeys(every)), study.gate[1:]
+    pairs = [(name, 0) for name in (*study.gate, *once)]
+    pairs += [(name, seed) for seed in range(sizes.seeds) for name in every]
+    return _assemble(study, sizes, list(dict.fromkeys(pairs)))
+
+
+def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
+    _check_sizes(study, profile)
+    start = StudyRun(arm=START, seed=0, legs=(Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),))
+    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0] not in study.gate))  # the gate first: it may end everything
+    runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
+    return StudyPlan(study=study, profile=profile, runs=(start, *runs))
+
+
+def legs_of(arm: Arm, profile: Profile) -> tuple[Leg, ...]:
+    """The launches of one arm."""
+    size, total = profile.slice_updates, profile.slice_updates * len(arm.slices)
+    if arm.restart is None:
+        return (Leg(number=1, first=0, last=total, saves=(total,)),)
+    restart = arm.restart
+    points = [round(at * size) for at in restart.at] or list(range(size, total, size))
+    if points != sorted(set(points)) or points[0] <= 0 or points[-1] >= total:
+        raise BadStudy(f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 1 … {total - 1}")
+    return tuple(_cut_legs(restart, points, total, round(restart.back * size), round(restart.skip * size)))
+
+
+def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: int) -> Iterator[Leg]:
+    resumes = [0, *(point - back for point in points)]
+    ends = [*points, total]
+    if min(resumes) < 0:
+        raise BadStudy(f"a rollback by {back} updates goes back before the arm's own start")
+    for index, (first, last) in enumerate(zip(resumes, ends, strict=True)):
+        later = [point for point in resumes[index + 1 : index + 2] if first < point < last]
+        yield Leg(
+            number=index + 1,
+            first=first,
+            last=last,
+            saves=(*later, last),
+            restart=restart if index else None,
+            data_offset=skip * index,
+        )
+
+
+def _check_sizes(study: Study, profile: Profile) -> None:
+    total = sum(study.sources.values())
+    for source, weight in study.sources.items():
+        samples = profile.slice_updates * profile.batch_size * weight
+        if samples % (total * profile.shard_samples):
+            raise BadStudy(
+                f"profile `{profile.name}`: a slice holds {samples / total:g} samples of `{source}`, "
+                f"expected a whole number of shards of {profile.shard_samples}",
+                "choose slice_updates, batch_size or shard_samples so that slices are whole shards",
+            )
+    if profile.window_bytes * 9 < 9 * 2:
+        raise BadStudy(f"profile `{profile.name}`: window_bytes is {profile.window_bytes}, expected 2 or more")

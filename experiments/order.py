@@ -1,0 +1,214 @@
+"""Which samples an arm reads at which update: the whole order of one arm at one seed, as arrays. Pure.
+
+Windows of a source are permuted once per study; the first are the start's, the rest lie in data shards of
+`shard_samples`. A block of as many seeds as there are slices shares one shuffled shard list and rotates it (a Latin
+square), so that every slice is once the repeated one. Lines beyond the last slice are the reserve of skipped and
+over-drawn data. Stock orders follow webdataset 1.0.2: shards shuffled, then a sample buffer that starts cold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from chronicle.data.order import derive_key, permute
+from experiments.definition import Arm, Order, Profile
+from experiments.design import Leg
+from experiments.errors import NoData
+from experiments.slicing import cut_slice
+
+__all__ = ["DataShape", "leg_order", "shuffle_through_buffer", "slice_samples", "start_order"]
+
+Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataShape:
+    """The sources of a study with their sizes, and the profile that cuts them."""
+
+    sources: Mapping[str, int]  # weight by name
+    num_windows: tuple[int, ...]
+    profile: Profile
+    num_slices: int
+
+    def counts(self, num_batches: int, weights: Sequence[int] | None = None) -> Ids:
+        """Samples of each source in each of `num_batches` batches, exact in the sum; shape (num_batches, sources)."""
+        weights = tuple(self.sources.values()) if weights is None else tuple(weights)
+        cumulative = np.concatenate([[0], np.cumsum(weights)])
+        bounds = np.arange(num_batches + 1)[:, None] * self.profile.batch_size * cumulative // cumulative[-1]
+        counts: Ids = np.diff(np.diff(bounds, axis=1), axis=0)
+        return counts
+
+    def per_slice(self, source: int) -> int:
+        """Samples of this source in one slice."""
+        weights = tuple(self.sources.values())
+        return self.profile.slice_updates * self.profile.batch_size * weights[source] // sum(weights)
+
+    def pool(self, source: int) -> tuple[Ids, Ids]:
+        """Window numbers of the start phase, and those left for slices; both in the study's fixed order."""
+        size = self.num_windows[source]
+        windows = permute(np.arange(size, dtype=np.int64), size, derive_key("study", tuple(self.sources)[source]))
+        needed = int(self.counts(self.profile.start_updates)[:, source].sum())
+        return windows[:needed], windows[needed:]
+
+    def shard_list(self, source: int, block: int) -> Ids:
+        """The shuffled list of data shards of a block of seeds; rows of `shard_samples` windows."""
+        _, rest = self.pool(source)
+        usable = len(rest) // self.profile.shard_samples * self.profile.shard_samples
+        shards = rest[:usable].reshape(-1, self.profile.shard_samples)
+        if not len(shards):
+            raise NoData(
+                f"source `{tuple(self.sources)[source]}` has {self.num_windows[source]} windows of "
+                f"{self.profile.window_bytes} bytes and the start takes them all",
+                "a shorter start, or more text",
+            )
+        lines = permute(np.arange(len(shards), dtype=np.int64), len(shards), derive_key("sort -R", source, block))
+        return shards[lines]
+
+
+def start_order(shape: DataShape) -> Ids:
+    """Ids of the start phase: (updates, batch, 2) of (source, window)."""
+    for source, name in enumerate(shape.sources):
+        needed = int(shape.counts(shape.profile.start_updates)[:, source].sum())
+        if needed > shape.num_windows[source]:
+            raise NoData(
+                f"source `{name}` has {shape.num_windows[source]} windows, the start needs {needed}",
+                "a shorter start, or more text",
+            )
+    streams = [iter(shape.pool(source)[0].tolist()) for source in range(len(shape.sources))]
+    return _fill(shape.counts(shape.profile.start_updates), streams)
+
+
+def slice_samples(shape: DataShape, source: int, seed: int, logical: int) -> Ids:
+    """Shards of slice `logical` (from 1; `num_slices + 1` is the reserve) at this seed, as rows of windows."""
+    block, turn = divmod(seed, shape.num_slices)
+    physical = logical if logical > shape.num_slices else (logical - 1 + turn) % shape.num_slices + 1
+    lines = shape.shard_list(source, block)
+    per_slice = shape.per_slice(source) // shape.profile.shard_samples
+    if logical > shape.num_slices:
+        return lines[per_slice * shape.num_slices :]
+    return np.asarray(cut_slice(list(lines), physical, per_slice))
+
+
+def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int, *, entropy: str | None = None) -> Ids:
+    """Ids of one launch: (updates of the leg, batch, 2). Raises `NoData` where slices or reserve run out.
+
+    `entropy` replaces the seed in stock orders that are not seeded; the caller records it.
+    """
+    size = shape.profile.slice_updates
+    reserve = [_reserve(shape, source, seed, leg.number - 1) for source in range(len(shape.sources))]
+    rows: list[Ids] = []
+    for position in _parts(leg.first + leg.data_offset, leg.last + leg.data_offset, size):
+        number = position.start // size
+        streams = [
+            _chain(_slice_stream(shape, arm, number, source, seed, leg, entropy), reserve[source])
+            for source in range(len(shape.sources))
+        ]
+        counts = _counts_of_slice(shape, number * size, leg)
+        whole = _fill(counts, streams)
+        rows.append(whole[position.start - number * size : position.stop - number * size])
+    return np.concatenate(rows)
+
+
+def _parts(first: int, last: int, size: int) -> Iterator[range]:
+    while first < last:
+        end = min(last, (first // size + 1) * size)
+        yield range(first, end)
+        first = end
+
+
+def _counts_of_slice(shape: DataShape, begins: int, leg: Leg) -> Ids:
+    """Samples per source and batch over one slice; a dip replaces the mixture for the first updates after a restart."""
+    counts, restart = shape.counts(shape.profile.slice_updates), leg.restart
+    if restart is None or not restart.ratio:
+        return counts
+    dip_first = leg.first + leg.data_offset - begins
+    dip = range(max(0, dip_first), min(len(counts), dip_first + round(restart.ratio_for * shape.profile.slice_updates)))
+    if len(dip):
+        weights = [restart.ratio[name] for name in shape.sources]
+        counts[dip.start : dip.stop] = shape.counts(len(dip), weights)
+    return counts
+
+
+def _slice_stream(
+    shape: DataShape, arm: Arm, number: int, source: int, seed: int, leg: Leg, entropy: str | None
+) -> Iterator[int]:
+    """Samples of one source over the slice that the arm reads as its `number`-th (from 0)."""
+    if number >= len(arm.slices):
+        return iter(())  # beyond the last slice only the reserve is left
+    if arm.merged:
+        parts = [slice_samples(shape, source, seed, logical).ravel() for logical in arm.slices]
+        merged = _shuffled(np.concatenate(parts), derive_key("merged", seed, source))
+        per_slice = shape.per_slice(source)
+        return iter(merged[number * per_slice : (number + 1) * per_slice].tolist())
+    logical = arm.slices[number]
+    shards = slice_samples(shape, source, seed, logical)
+    again = arm.slices[:number].count(logical)  # a repeated slice is read in a new order each time
+    order = leg.restart.order if leg.restart is not None else Order.PLAN
+    if order is Order.PLAN:
+        return iter(_shuffled(shards.ravel(), derive_key("slice", seed, source, logical, again)).tolist())
+    if order is Order.RESHUFFLED:
+        return iter(_shuffled(shards.ravel(), derive_key("again", seed, source, logical, again, leg.number)).tolist())
+    dice = random.Random(f"{entropy or seed}/{source}/{logical}/{leg.number}/{number}")
+    lines = [row.tolist() for row in shards]
+    dice.shuffle(lines)
+    samples = (sample for line in lines for sample in line)
+    return shuffle_through_buffer(samples, shape.profile.stock_buffer, shape.profile.stock_initial, dice)
+
+
+def shuffle_through_buffer(
+    samples: Iterator[int], buffer_size: int, initial: int, dice: random.Random
+) -> Iterator[int]:
+    """Shuffle a stream as webdataset's `.shuffle` does: two in, one out, beginning when `initial` are buffered.
+
+    Cold start: the first samples come from the first `initial` of the stream, so after every start they are nearly in
+    the order of the shards. The same dice give the same order as webdataset 1.0.2.
+    """
+    initial, held = min(initial, buffer_size), []
+    for sample in samples:
+        held.append(sample)
+        if len(held) < buffer_size:
+            held.extend(one for one in (next(samples, None),) if one is not None)
+        if len(held) >= initial:
+            yield _take_out(held, dice)
+    while held:
+        yield _take_out(held, dice)
+
+
+def _take_out(held: list[int], dice: random.Random) -> int:
+    chosen = dice.randint(0, len(held) - 1)
+    held[chosen], held[-1] = held[-1], held[chosen]
+    return held.pop()
+
+
+def _shuffled(windows: Ids, key: int) -> Ids:
+    return windows[permute(np.arange(len(windows), dtype=np.int64), len(windows), key)]
+
+
+def _reserve(shape: DataShape, source: int, seed: int, part: int) -> Iterator[int]:
+    """This launch's own part of the lines that no slice holds: launches of one arm never draw the same from it."""
+    lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[part % shape.num_slices :: shape.num_slices]
+    return iter(_shuffled(lines, derive_key("reserve", seed, source)).tolist() if len(lines) else ())
+
+
+def _chain(own: Iterator[int], reserve: Iterator[int]) -> Iterator[int]:
+    yield from own
+    yield from reserve
+
+
+def _fill(counts: Ids, streams: Sequence[Iterator[int]]) -> Ids:
+    """Batches with `counts` samples of each source, taken from the streams in order."""
+    batches = []
+    for row in counts.tolist():
+        batch = []
+        for source, (number, stream) in enumerate(zip(row, streams, strict=True)):
+            taken = [next(stream, None) for _ in range(number)]
+            if None in taken:
+                raise NoData(f"source number {source} ran out of samples", "fewer or shorter slices, or more text")
+            batch += [(source, sample) for sample in taken]
+        batches.append(batch)
+    return np.asarray(batches, dtype=np.int64).reshape(len(batches), -1, 2)

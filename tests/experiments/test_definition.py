@@ -1,0 +1,117 @@
+"""Studies are data: what is registered, what is refused, and what a file of one's own needs."""
+
+import pytest
+
+from experiments.definition import Order, find_study, list_studies, parse_study, study_from_json
+from experiments.design import START, StudyPlan, legs_of, plan_study
+from experiments.errors import BadStudy
+
+OWN = """
+v: 1
+name: mine
+title: mine
+sources: {code: 1}
+reference: X
+arms:
+  X: {slices: [1, 2]}
+  Y: {slices: [1, 2], restart: {loses: [moments]}}
+contrasts:
+  harm: {plus: Y, minus: X, family: main, question: "does it hurt?"}
+profiles:
+  tiny: {d_model: 16, num_heads: 2, num_layers: 1, d_ff: 16, window_bytes: 8, batch_size: 4,
+         start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y]}
+"""
+
+
+def test_the_seeds_arms_and_all_ablations_are_in_the_study() -> None:
+    study = find_study("restart-impact")
+    assert {arm.name for arm in study.arms} == {"A", "A0", "A-prime", "B", "C", "C0", "B-opt", "B-lr", "B-ratio", "B-skip"}
+    assert {profile.name for profile in study.profiles} == {"ci", "cpu", "cpu-1m", "gpu"}
+    assert [c.name for c in study.contrasts if c.family == "main"] == ["order", "restart", "repetition"]
+
+
+@pytest.mark.parametrize("profile", ["ci", "cpu", "cpu-1m", "gpu"])
+def test_every_arm_makes_the_same_number_of_updates(profile: str) -> None:
+    study = find_study("restart-impact")
+    sizes = study.profile(profile)
+    for arm in study.arms:
+        legs = legs_of(arm, sizes)
+        assert (legs[0].first, legs[-1].last) == (0, 4 * sizes.slice_updates)
+        for before, after in zip(legs, legs[1:], strict=False):
+            assert after.first in before.saves
+
+
+def test_a_study_of_ones_own_works_like_ours() -> None:
+    plan = plan_study(parse_study(OWN), "tiny")
+    assert [run.name for run in plan.runs] == [START, "X-s0", "Y-s0", "X-s1", "Y-s1"]
+    assert [leg.last for leg in plan.run("Y-s1").legs] == [4, 8]
+
+
+def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "mine.yaml"
+    path.write_text(OWN)
+    assert find_study(str(path)).digest == parse_study(OWN).digest
+    assert list_studies() == ("restart-impact",)
+
+
+def test_the_definition_survives_its_json_form_with_the_same_digest() -> None:
+    study = find_study("restart-impact")
+    assert study_from_json(study.to_json()).digest == study.digest
+    plan = plan_study(study, "ci")
+    assert StudyPlan.from_json(plan.to_json()).plan_hash == plan.plan_hash
+
+
+def test_everything_that_decides_the_numbers_changes_the_plan_hash() -> None:
+    study = find_study("restart-impact")
+    hashes = {plan_study(study, "ci").plan_hash, plan_study(study, "cpu").plan_hash,
+              plan_study(study, "ci", seeds=3).plan_hash, plan_study(study, "ci", arms=("B",)).plan_hash,
+              plan_study(parse_study(OWN), "tiny").plan_hash,
+              plan_study(parse_study(OWN.replace("family: main", "family: other")), "tiny").plan_hash}  # fmt: skip
+    assert len(hashes) == 6
+
+
+def test_chosen_arms_keep_the_reference_and_its_gate() -> None:
+    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=("C0",))
+    assert [run.name for run in plan.runs] == [START, "A0-s0", "A-prime-s0", "C0-s0"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("loses: [moments]", "looses: [moments]", "unknown key `looses`"),
+        ("loses: [moments]", "loses: [momentum]", "momentum"),
+        ("minus: X", "minus: Z", "unknown arm `Z`"),
+        ("Y: {slices: [1, 2],", "Y: {slices: [1, 2, 1],", "same number of updates"),
+        ("Y: {slices: [1, 2],", "Y: {slices: [0, 2],", "numbers from 1"),
+        ("restart: {loses: [moments]}", "merged: true, restart: {}", "merged and restarted"),
+        ("restart: {loses: [moments]}", "restart: {back: 1.0}", "one position in `at`"),
+        ("restart: {loses: [moments]}", "restart: {ratio: {code: 1}}", "belong together"),
+        ("v: 1", "v: 2", "version 1"),
+        ("title: mine", "title: [", "not YAML"),
+        ("arms: [X, Y]", "arms: [X, Q]", "unknown arm `Q`"),
+        ("sources: {code: 1}", "sources: {code: 1}\nmargin_bpb: 0", "margin_bpb"),
+    ],
+)
+def test_an_impossible_study_is_refused_with_the_key(old: str, new: str, said: str) -> None:
+    assert old in OWN
+    with pytest.raises(BadStudy, match=said):
+        parse_study(OWN.replace(old, new))
+
+
+def test_slices_that_are_no_whole_shards_are_refused() -> None:
+    with pytest.raises(BadStudy, match="whole number of shards"):
+        plan_study(parse_study(OWN.replace("slice_updates: 4", "slice_updates: 5")), "tiny")
+
+
+def test_an_unknown_profile_or_study_names_the_known_ones() -> None:
+    with pytest.raises(BadStudy, match="tiny"):
+        plan_study(parse_study(OWN), "huge")
+    with pytest.raises(BadStudy, match="restart-impact"):
+        find_study("restart-inpact")
+
+
+def test_stock_order_is_what_the_seeds_arms_use() -> None:
+    study = find_study("restart-impact")
+    for name in ("B", "C"):
+        restart = study.arm(name).restart
+        assert restart is not None and restart.order is Order.STOCK
