@@ -23,7 +23,7 @@ LAUNCHERS = {
     "accelerate-1": ([*ACCELERATE, "--num_processes", "1", "--cpu"], 1),
     "accelerate-2": ([*ACCELERATE, "--num_processes", "2", "--multi_gpu"], 2),
     "torchrun": ([str(BIN / "torchrun"), "--standalone", "--nproc_per_node", "2"], 2),
-    "deepspeed": ([str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", "0"], 2),
+    "deepspeed": ([str(BIN / "deepspeed"), "--num_gpus", "2", "--no_local_rank", "--master_port", "0"], 2),
 }
 
 

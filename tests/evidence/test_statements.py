@@ -1,0 +1,76 @@
+"""Sentences into statements: what a written number stands for, and what is no statement of fact."""
+
+import math
+
+import pytest
+
+from chronicle.evidence.statements import Kind, parse_claim, parse_number
+
+
+@pytest.mark.parametrize(
+    "digits, scale, inside, outside",
+    [
+        ("1.21", "B", [1_208_606_722, 1_205_000_000, 1_214_999_999], [1_204_000_000, 1_216_000_000, 771_176_450]),
+        ("1", "B", [1_000_000_000, 960_000_000], [771_176_450, 1_208_606_722]),
+        ("1.0", "B", [1_049_000_000], [1_051_000_000, 771_176_450]),
+        ("680", "M", [679_962_626], [169_990_657, 681_000_000]),
+        ("771,176,450", None, [771_176_450], [771_176_449, 771_176_451]),
+        ("4", None, [4], [3, 5, 1]),
+    ],
+)
+def test_tolerance_is_what_the_writing_implies(digits, scale, inside, outside):
+    """1.21B is ±0.005B; 1B is not 771M: half a unit of the last digit, but never more than 5 %."""
+    low, high = parse_number(digits, scale)
+    assert all(low <= value <= high for value in inside)
+    assert not any(low <= value <= high for value in outside)
+
+
+def test_bounds_and_approximations():
+    assert parse_number("1", "B", "over")[1] == math.inf
+    assert parse_number("100", None, "~") == (90, 110)
+
+
+def kinds(sentence):
+    return {(one.kind, one.text) for one in parse_claim(sentence)}
+
+
+def test_the_sentence_of_the_issue_gives_four_statements():
+    assert kinds("trained 1.21B on 4 GPUs on WikiText-103") == {
+        (Kind.PARAMETERS, "1.21B"),
+        (Kind.DEVICES, "4 GPUs"),
+        (Kind.DATASET, "on WikiText-103"),
+        (Kind.TRAINED, "trained"),
+    }
+
+
+@pytest.mark.parametrize(
+    "sentence, kind, low, high",
+    [
+        ("Model created with 169,990,657 parameters", Kind.PARAMETERS, 169_990_657, 169_990_657),
+        ("Hardware: 4x NVIDIA L4 GPUs", Kind.DEVICES, 4, 4),
+        ("on 8 x A100", Kind.DEVICES, 8, 8),
+        ("3,000 optimizer steps", Kind.STEPS, 3000, 3000),
+        ("1.5B tokens", Kind.TOKENS, 1.45e9, 1.55e9),
+        ("12 GB of text", Kind.BYTES, 11.5e9, 12.5e9),
+        ("loss down to 0.81", Kind.LOSS, 0.805, 0.815),
+        ("on 2 nodes", Kind.HOSTS, 2, 2),
+        ("a 1B+ model", Kind.PARAMETERS, 0.95e9, math.inf),
+    ],
+)
+def test_numbers_are_read_with_what_they_count(sentence, kind, low, high):
+    found = [one for one in parse_claim(sentence) if one.kind is kind]
+    assert [(round(one.low, 6), one.high if one.high == math.inf else round(one.high, 6)) for one in found] == [(low, high)]
+
+
+def test_tokens_are_not_parameters_and_gpus_are_no_dataset():
+    assert {one.kind for one in parse_claim("on GPU 3 it saw 1.5B tokens")} == {Kind.TOKENS}
+
+
+@pytest.mark.parametrize("sentence", ["Target: 1,208,606,722 parameters", "we will train 1.21B", "planned on 4 GPUs"])
+def test_a_target_is_an_intent_and_nothing_else(sentence):
+    """Seed 001 took `Target:` lines for proof."""
+    assert [one.kind for one in parse_claim(sentence)] == [Kind.INTENT]
+
+
+def test_a_sentence_without_anything_checkable_gives_nothing():
+    assert parse_claim("the loss curve looks lovely") == ()
