@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bit_transformer.bits import BITS_PER_BYTE
-from bit_transformer.model import next_bit_losses
+from bit_transformer.model import next_symbol_losses
 
 _BATCH = 64
 
@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, windows: Mapping[str, Tensor], *, rank: int, worl
     model.eval()
     for row, windows_NT in enumerate(windows.values()):
         for bits_BT in windows_NT[rank::world_size].to(device).split(_BATCH):
-            losses = next_bit_losses(model(bits_BT), bits_BT).double()
+            losses = next_symbol_losses(model(bits_BT).logits_BTV, bits_BT).double()
             parity = losses[:, BITS_PER_BYTE - 2::BITS_PER_BYTE]  # position t predicts bit t + 1
             sums[row] += torch.stack([losses.sum() + math.log(2) * len(bits_BT), parity.sum()])
     model.train(was_training)

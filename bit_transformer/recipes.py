@@ -55,6 +55,7 @@ class Recipe:
     log_every: int = 10
     accumulation_steps: int = 1
     mixed_precision: str = "no"
+    ponder_weight: float = 0.01
     device: str = "cpu"
     seed: int = 0
     world_size: int | None = None
@@ -91,9 +92,9 @@ def demo() -> Recipe:
         name="demo",
         model=ModelConfig(d_model=64, num_heads=4, num_layers=2, d_ff=256, max_bits=216),
         data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=24, batch_size=16),
-        optimizer=OptimizerConfig(lr=4e-3),
+        optimizer=OptimizerConfig(lr=8e-3),
         schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=100,
-                                raise_step=300, raise_factor=6.0),
+                                raise_step=300, raise_factor=4.0),
         checkpoint_every=50, eval_every=50, eval_windows=64)
 
 

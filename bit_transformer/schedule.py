@@ -26,11 +26,19 @@ class ScheduleConfig:
     raise_factor: float = 1.0
     raise_ramp_steps: int = 1
 
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise BadRecipe(f"schedule shape `{self.shape}` is unknown, expected one of {', '.join(sorted(SHAPES))}")
+        for name in ("total_steps", "raise_ramp_steps"):
+            if getattr(self, name) < 1:
+                raise BadRecipe(f"{name} is {getattr(self, name)}, expected 1 or more")
+        if self.warmup_steps + self.decay_steps > self.total_steps:
+            raise BadRecipe(f"{self.warmup_steps} warm-up and {self.decay_steps} decay steps do not fit into "
+                            f"{self.total_steps} steps")
+
 
 def plan_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     """Return the factor on the base LR as a function of completed optimizer steps."""
-    if config.shape not in SHAPES:
-        raise BadRecipe(f"schedule shape `{config.shape}` is unknown, expected one of {', '.join(sorted(SHAPES))}")
     shape = SHAPES[config.shape]
 
     def factor(step: int) -> float:

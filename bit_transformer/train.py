@@ -29,7 +29,7 @@ from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
 from bit_transformer.guarding import guard
 from bit_transformer.loaders import StepDataset, TextWindows, held_out_windows, load_steps, plan_data
-from bit_transformer.model import BitTransformer, next_bit_losses
+from bit_transformer.model import BitTransformer, next_symbol_losses
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
@@ -120,9 +120,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         for part in batch.split(recipe.accumulation_steps):
             with accelerator.accumulate(model):
                 with accelerator.autocast():
-                    logits_BT2 = model(part.bits_BT)
-                losses_BT = next_bit_losses(logits_BT2, part.bits_BT)
-                accelerator.backward(losses_BT.mean())
+                    output = model(part.bits_BT)
+                losses_BT = next_symbol_losses(output.logits_BTV, part.bits_BT)
+                accelerator.backward(losses_BT.mean() + recipe.ponder_weight * output.ponder)
                 tally.add(losses_BT, part.sources_B)
                 if not accelerator.sync_gradients:
                     continue

@@ -1,0 +1,73 @@
+"""Schedules are pure functions of the optimizer step, and one function plans them all."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bit_transformer.errors import BadRecipe
+from bit_transformer.schedule import ScheduleConfig, plan_schedule, with_rewarms
+
+WSD = ScheduleConfig(shape="wsd", warmup_steps=4, total_steps=20, decay_steps=10, final_fraction=0.1)
+
+
+def test_wsd_is_the_written_list() -> None:
+    """Four steps up, six flat, ten down to a tenth."""
+    factors = [round(plan_schedule(WSD)(step), 4) for step in range(21)]
+    assert factors == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1, 1, 0.91, 0.82, 0.73, 0.64, 0.55, 0.46, 0.37, 0.28, 0.19,
+                       0.1]
+
+
+def test_cosine_begins_and_ends_where_it_should() -> None:
+    """Full after the warm-up, the final fraction at the last step and after it, never rising in between."""
+    factor = plan_schedule(dataclasses.replace(WSD, shape="cosine", decay_steps=0))
+    values = [factor(step) for step in range(3, 30)]
+    assert values[1] == 1.0 and values[17] == pytest.approx(0.1) and values[-1] == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(values))
+
+
+def test_raise_multiplies_from_its_step_on() -> None:
+    """The raise is part of the schedule: pure, recorded, and nothing before it changes."""
+    plain, raised = plan_schedule(WSD), plan_schedule(dataclasses.replace(WSD, raise_step=8, raise_factor=3.0))
+    assert [raised(s) / plain(s) for s in (0, 7, 8, 19)] == pytest.approx([1, 1, 3, 3])
+    ramped = plan_schedule(dataclasses.replace(WSD, raise_step=8, raise_factor=3.0, raise_ramp_steps=2))
+    assert [ramped(s) / plain(s) for s in (7, 8, 9, 10)] == pytest.approx([1, 2, 3, 3])
+
+
+@given(restart=st.integers(0, 20))
+def test_rebuilt_schedule_goes_on_as_if_never_rebuilt(restart: int) -> None:
+    """A scheduler rebuilt through the planner at any step and loaded gives the LRs of the one that never stopped."""
+    def build() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, plan_schedule(WSD))
+
+    optimizer, scheduler = build()
+    lrs = []
+    for step in range(25):
+        if step == restart:
+            states = optimizer.state_dict(), scheduler.state_dict()
+            optimizer, scheduler = build()
+            optimizer.load_state_dict(states[0])
+            scheduler.load_state_dict(states[1])
+        lrs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert lrs == [0.5 * plan_schedule(WSD)(step) for step in range(25)]
+
+
+def test_rewarm_rises_to_the_full_rate() -> None:
+    """After a rollback with a warm-up of four steps the factor climbs in quarters, then is the schedule's own."""
+    factor = with_rewarms(plan_schedule(ScheduleConfig(shape="constant")), lambda: [(10, 4)])
+    assert [factor(step) for step in (9, 10, 11, 12, 13, 14)] == [1, 0.25, 0.5, 0.75, 1, 1]
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"shape": "saw"}, "shape `saw` is unknown"), ({"decay_steps": 17}, "4 warm-up and 17 decay steps do not fit"),
+    ({"total_steps": 0}, "total_steps is 0"), ({"raise_ramp_steps": 0}, "raise_ramp_steps is 0")])
+def test_impossible_schedule_is_refused(change: dict[str, object], sentence: str) -> None:
+    """A schedule that cannot be what it says is refused when it is made."""
+    with pytest.raises(BadRecipe, match=sentence):
+        dataclasses.replace(WSD, **change)
