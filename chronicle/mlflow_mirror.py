@@ -307,12 +307,12 @@ def _milliseconds(stamp: str) -> int | None:
 
 
 def _first_line(problem: BaseException) -> str:
-    lines = plain(str(problem).strip().split("\n")[0])
-    return lines[:200] or type(problem).__name__
+    line = _without_password(plain(str(problem).strip().split("\n")[0]))
+    return line[:200] or type(problem).__name__
 
 
 def _without_password(uri: str) -> str:
-    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:…@", uri)
+    return re.sub(r"(://[^:/@\s]+):[^@\s]*@", r"\1:…@", uri)
 
 
 def main(arguments: list[str] | None = None) -> int:

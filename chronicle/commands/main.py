@@ -158,6 +158,8 @@ def _wants_json(argv: Sequence[str]) -> bool:
 
 def _render(outcome: Any, *, as_json: bool) -> int:
     if isinstance(outcome, int) and not isinstance(outcome, bool):
+        if outcome == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into a silent exit
+            return _say("interrupted", None, ExitCode.INTERRUPTED)
         return outcome  # typer's own Exit (help shown, say)
     if not isinstance(outcome, CommandResult):
         return ExitCode.DONE

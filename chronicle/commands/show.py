@@ -34,7 +34,7 @@ def show(
 
 
 def _lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:
-    yield f"{entry.kind} {entry.id}"
+    yield f"{plain(entry.kind)} {plain(entry.id)}"
     yield f"when    {plain(entry.ts)}"
     if entry.launch is not None or entry.step is not None:
         launch = "" if entry.launch is None else f"launch {entry.launch}"
@@ -50,7 +50,7 @@ def _lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str
     for ref in entry.refs:
         yield f"refers to    {plain(ref)} {_brief(by_id.get(ref))}"
     for other in related:
-        yield f"referred by  {other.id} {_brief(other)}"
+        yield f"referred by  {plain(other.id)} {_brief(other)}"
 
 
 def _brief(entry: Entry | None) -> str:

@@ -144,4 +144,4 @@ def _matter(matter: Matter) -> str:
 
 def _short(entry_id: str) -> str:
     """The random tail: the head of a ULID is the time and the same for neighbours."""
-    return entry_id[-8:]
+    return plain(entry_id[-8:])

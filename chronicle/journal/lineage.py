@@ -179,11 +179,20 @@ class _Fold:
         self._finish()
         self.rollbacks.append((entry.id, self.kept))
         parent = _whole(entry.data.get("parent_launch"))
-        base = self.kept if parent is None or parent not in self.histories else self._through(parent)
+        if parent not in self.histories:
+            parent = self._beyond(entry.step)
+        base = self.kept if parent is None else self._through(parent)
         before = self.kept
         if entry.step is not None:
             self.kept = _truncate(base, entry.step)
             self.marks.append(_mark(entry.id, before, self.kept, entry.step))
+
+    def _beyond(self, step: int | None) -> int | None:
+        """The newest launch that ran through a step which lies ahead of the lineage: only it can have saved it."""
+        if step is None or step <= (0 if self.kept is None else self.kept.last):
+            return None
+        spans = (self.spans[number] for number in reversed(self.histories))
+        return next((s.number for s in spans if s.has_steps and (s.start_step or 0) < step <= (s.last_step or 0)), None)
 
     def _undo(self, undone: set[str]) -> None:
         for index in range(len(self.rollbacks) - 1, -1, -1):

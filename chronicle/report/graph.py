@@ -153,11 +153,11 @@ def _event_text(entry: Entry) -> str:
     elif entry.kind == "rollback.receipt":
         title = _rollback(entry)
     elif entry.kind == "close":
-        title = f"closed {entry.refs[0][-8:] if entry.refs else ''} {title}"
+        title = f"closed {plain(entry.refs[0][-8:]) if entry.refs else ''} {title}"
     elif entry.kind not in MARKS:
         title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)
     step = f" (step {entry.step})" if entry.step is not None and str(entry.step) not in title else ""
-    return f"{title or plain(entry.kind)}{step}  {entry.id[-8:]}"
+    return f"{title or plain(entry.kind)}{step}  {plain(entry.id[-8:])}"
 
 
 def _rollback(entry: Entry) -> str:

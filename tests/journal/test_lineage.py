@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chronicle.journal import Entry, compute_lineage, read_journal
@@ -118,11 +118,9 @@ def test_kept_intervals_are_contiguous_ordered_and_never_beyond_what_ran(moves: 
         assert alive == [s for s in steps if s <= limit]
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 3))
-def test_ten_thousand_launches_fold_in_linear_memory(shape: int) -> None:
+def test_ten_thousand_launches_fold_in_linear_memory() -> None:
     """Histories share their tails; a tuple per launch would hold 5·10^7 links."""
-    rows = launches(*((n, (n - 1) * 10 - (shape if n > 1 else 0), n * 10) for n in range(1, 10_001)))
+    rows = launches(*((n, (n - 1) * 10 - (3 if n > 1 else 0), n * 10) for n in range(1, 10_001)))
     lineage = compute_lineage(rows)
     assert lineage.head_step == 100_000
     assert len(lineage.kept) == 10_000

@@ -1,0 +1,210 @@
+"""status, log, show, close, audit, render on the toy run: the story that eight trackers tell wrongly."""
+
+from pathlib import Path
+
+import pytest
+
+from chronicle.metrics import MetricsWriter
+from tests.builders.story_runs import StoryRun, toy_run
+from tests.commands.cli import Cli
+
+
+def test_the_headline_loss_is_that_of_the_lineage_not_of_the_abandoned_launch(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    shown = chronicle("status", "--json").json
+    assert (shown["step"], shown["launch"], shown["loss"]) == (8, 2, 8.2)
+    assert shown["values"]["lr"] == 2.5e-5
+    assert "100" not in chronicle("status").out
+
+
+def test_after_a_rollback_and_before_the_next_launch_the_headline_is_the_targets(tmp_path: Path, chronicle: Cli) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": float(s)} for s in range(1, 11)})
+    run.end(1, 10)
+    run.rollback(5, 0.5)
+    shown = chronicle("status", "--json").json
+    assert (shown["step"], shown["loss"]) == (5, 5.0)
+    assert shown["lr"]["pending_factor"] == 0.5
+
+
+def test_status_says_when_the_logged_lr_does_not_follow_the_ledger(tmp_path: Path, chronicle: Cli) -> None:
+    """exp8 and exp9: the LR restarted from zero and nobody saw it for days."""
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": 2.0, "lr": 5e-5} for s in range(1, 60)})
+    run.end(1, 59)
+    run.rollback(30, 0.5)
+    run.start(2, 30)
+    run.metrics(2, {s: {"loss": 2.0, "lr": (s - 30) * 1e-7} for s in range(31, 50)})
+    shown = chronicle("status", "--json").json
+    assert shown["lr"]["follows"] is False
+    assert "does NOT follow" in chronicle("status").out
+
+
+def test_status_of_a_healthy_rollback_says_that_the_lr_follows(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    assert chronicle("status", "--json").json["lr"]["follows"] is True
+
+
+def test_an_open_incident_is_nagged_until_it_is_closed(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    incident = chronicle("status", "--json").json["open_incidents"][0]["id"]
+    done = chronicle("close", incident[-8:], "no spike since", "--outcome", "worked")
+    assert done.code == 0
+    after = chronicle("status", "--json").json
+    assert after["open_incidents"] == []
+    assert len(after["open_outcomes"]) == 1
+
+
+def test_close_without_an_outcome_writes_nothing_and_names_the_choices(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    before = len(chronicle("log", "--json").json)
+    done = chronicle("close", "00000006", "whatever")
+    assert done.code == 2
+    assert "worked|failed|partly" in done.err
+    assert len(chronicle("log", "--json").json) == before
+
+
+def test_close_refuses_what_has_no_outcome(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    saved = run.add("checkpoint", launch=2, step=8)
+    assert chronicle("close", saved.id, "--outcome", "worked").code == 2
+
+
+def test_a_resumed_launch_without_a_guard_is_named_as_unverified(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    run.start(3, 8)
+    run.end(3, 12)
+    assert chronicle("status", "--json").json["unverified_launches"] == [3]
+
+
+def test_an_intent_without_a_receipt_is_shown_with_the_way_out(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    intent = run.add("rollback.intent", step=5)
+    shown = chronicle("status")
+    assert intent.id[-8:] in shown.out and "chronicle recover" in shown.out
+
+
+def test_a_proposal_is_shown_with_its_exact_command_until_a_rollback_answers_it(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    command = "chronicle rollback --to 5 --lr-scale 0.25 --yes"
+    run.add("proposal", step=5, title="go back to 5", data={"target_step": 5, "lr_scale": 0.25, "command": command})
+    assert chronicle("status", "--json").json["proposal"]["command"] == command
+    assert command in chronicle("status").out
+    run.rollback(5, 0.25)
+    assert chronicle("status", "--json").json["proposal"] is None
+
+
+def test_the_graph_of_the_toy_run(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    expected = """\
+*    launch 2 · steps 6–8 · LR ×0.5 · loss 8.2 · ended with code 0 · 2026-05-18 14:36
+g    guard passed: resume verified (step 5)  0000000B
+R    rollback to 5, LR ×0.5  00000009
+| x  launch 1 · steps 6–10 · abandoned · LR ×1 · loss 100 · ended by SIGINT · 2026-05-18 14:31
+| !  divergence from step 8  00000006
+| o  checkpoint 10
+|/
+*    launch 1 · steps 1–5 · LR ×1 · loss 9.5
+o    checkpoint 5
+"""
+    assert chronicle("log", "--graph").out == expected
+
+
+def test_the_graph_nests_a_fork_inside_an_abandoned_stretch(tmp_path: Path, chronicle: Cli) -> None:
+    """exp2: back to before the start of the launch that is abandoned."""
+    run = StoryRun(tmp_path)
+    for number, start, last in ((1, 0, 100), (2, 80, 120), (3, 50, 60)):
+        if number > 1:
+            run.rollback(start)
+        run.start(number, start)
+        run.end(number, last)
+    lanes = [line[:6].rstrip() for line in chronicle("log", "--graph").out.splitlines()]
+    assert lanes == ["*", "R", "| x", "| R", "| | x", "| |/", "| x", "|/", "*"]
+
+
+def test_the_graph_has_colour_only_on_request(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run(tmp_path)
+    assert "\x1b" not in chronicle("log", "--graph").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in chronicle("log", "--graph").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in chronicle("log", "--graph").out
+
+
+def test_log_lists_newest_first_and_keeps_an_unknown_kind(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    run.add("moon.phase", title="full")
+    assert "moon.phase" in chronicle("log").out.splitlines()[0]
+    assert "moon.phase" in chronicle("log", "--graph").out
+    assert chronicle("log", "--kind", "note").out == "\n" or chronicle("log", "--kind", "note").out == ""
+    assert len(chronicle("log", "-n", "2").out.splitlines()) == 2
+
+
+def test_show_prints_the_entry_and_what_refers_to_it(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    chronicle("close", "00000006", "it came back", "--outcome", "failed")
+    shown = chronicle("show", "00000006")
+    assert "divergence from step 8" in shown.out
+    assert "referred by" in shown.out and "failed: divergence" in shown.out
+    assert chronicle("show", "00000006", "--json").json["entry"]["step"] == 8
+
+
+def test_show_of_no_such_entry_is_one_sentence(tmp_path: Path, chronicle: Cli) -> None:
+    toy_run(tmp_path)
+    done = chronicle("show", "ZZZZZZZZ")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: no entry `ZZZZZZZZ`")
+
+
+def test_render_is_deterministic_and_check_finds_a_stale_file(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    assert chronicle("render", "--check").code == 5
+    assert chronicle("render", "--no-plots").code == 0
+    first = run.paths.chronicle_md.read_bytes()
+    assert chronicle("render", "--check").code == 0
+    run.paths.chronicle_md.unlink()
+    chronicle("render", "--no-plots")
+    assert run.paths.chronicle_md.read_bytes() == first
+    run.add("note", title="one more")
+    assert chronicle("render", "--check").code == 5
+
+
+def test_a_beating_heart_does_not_make_the_rendered_page_stale(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    run.start(3, 8)
+    chronicle("render", "--no-plots")
+    run.paths.heartbeats_dir.mkdir()
+    beat = '{"v":1,"host":"h","launch":3,"pid":1,"start_ticks":1,"boot_id":"","uid":0,"t":9e9,"processes":[]}'
+    (run.paths.heartbeats_dir / "h.json").write_text(beat)
+    assert "running" in chronicle("status").out
+    assert chronicle("render", "--check").code == 0
+
+
+def test_status_of_the_abandoned_launch_alone_never_counts_a_torn_metrics_line(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    with run.paths.metrics_path(2).open("ab") as file:
+        file.write(b'{"step":9,"loss":0.')
+    assert chronicle("status", "--json").json["loss"] == 8.2
+
+
+def test_headline_in_a_log_too_large_to_read_whole(tmp_path: Path, chronicle: Cli) -> None:
+    """Above a mebibyte the place is found by halving; the answer is the same."""
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    with MetricsWriter(run.paths.metrics_path(1)) as log:
+        for step in range(1, 60_001):
+            log.write(step, {"loss": step / 7, "lr": 1e-3}, time=float(step))
+    run.end(1, 60_000)
+    for target in (1, 2, 31_007, 59_999):
+        run.rollback(target)
+        assert chronicle("status", "--json").json["values"]["loss"] == target / 7
+
+
+def test_config_show_names_each_origin(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "chronicle.toml").write_text('run = "from-file"\n')
+    monkeypatch.setenv("CHRONICLE_LOGS", "elsewhere")
+    shown = chronicle("config", "show", "--json").json
+    assert shown["run"] == {"value": "from-file", "origin": str(tmp_path / "chronicle.toml")}
+    assert shown["logs"]["origin"] == "CHRONICLE_LOGS"

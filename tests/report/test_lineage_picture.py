@@ -1,0 +1,52 @@
+"""The picture: same bytes for the same story, the abandoned part grey, no line across a launch's border."""
+
+from pathlib import Path
+
+import pytest
+
+from chronicle.report.lineage_picture import GREY, _curve, draw_lineage
+from chronicle.story import read_story
+from chronicle.story.series import Curve, read_series, robust_range, thin
+from tests.builders.story_runs import toy_run
+
+pytest.importorskip("matplotlib")
+
+
+def draw(root: Path, name: str) -> bytes:
+    paths = toy_run(root / name).paths
+    story = read_story(paths)
+    draw_lineage(story, read_series(paths, [1, 2]), root / f"{name}.png")
+    return (root / f"{name}.png").read_bytes()
+
+
+def test_the_same_story_gives_the_same_picture(tmp_path: Path) -> None:
+    first, second = draw(tmp_path, "a"), draw(tmp_path, "b")
+    assert first[:8] == b"\x89PNG\r\n\x1a\n"
+    assert first == second
+
+
+def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    paths = toy_run(tmp_path).paths
+    story, axes = read_story(paths), Figure().subplots()
+    _curve(axes, story.launches[0], read_series(paths, [1])[0].channels["loss"])
+    kept, abandoned = axes.lines
+    assert list(kept.get_xdata()) == [1, 2, 3, 4, 5]
+    assert list(abandoned.get_xdata()) == [6, 7, 8, 9, 10]
+    assert abandoned.get_color() == GREY and kept.get_color() != GREY
+
+
+def test_thinning_keeps_a_spike_of_one_step() -> None:
+    steps = list(range(100_000))
+    values = [1.0] * 100_000
+    values[77_777] = 9.0
+    thinned = thin(Curve(steps, [None] * 100_000, values), 500)
+    assert len(thinned.steps) <= 2000
+    assert 77_777 in thinned.steps and max(thinned.values) == 9.0
+    assert thinned.steps == sorted(thinned.steps)
+
+
+def test_the_range_shows_the_drift_and_not_the_spike() -> None:
+    low, high = robust_range([1.65 + i / 20000 for i in range(1000)] + [100.0] * 5)
+    assert 1.6 < low < 1.66 and 1.69 < high < 1.8
