@@ -52,7 +52,8 @@ def close(
     journal = read_journal(settings.paths)
     entry = journal.find(entry_id)
     if entry.kind in NOT_CLOSABLE:
-        raise UsageProblem(f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome", "`chronicle status` lists what is open")
+        message = f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome"
+        raise UsageProblem(message, "`chronicle status` lists what is open")
     story = read_story(settings.paths, journal=journal)
     data: dict[str, Any] = {"outcome": outcome.value}
     if text:

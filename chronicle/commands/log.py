@@ -73,7 +73,8 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
         launch = "" if entry.launch is None else f"L{entry.launch}"
         step = "" if entry.step is None else str(entry.step)
         what = plain(entry.title) or plain(entry.data.get("path") or entry.data.get("verdict") or "")
-        yield f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {launch:>4} {step:>8}  {plain(entry.kind):<16}  {what}".rstrip()
+        where = f"{launch:>4} {step:>8}"
+        yield f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {plain(entry.kind):<16}  {what}".rstrip()
 
 
 def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:

@@ -96,7 +96,8 @@ def test_two_writers_interleave_without_losing_an_entry(tmp_path: Path, chronicl
 
 def test_two_writers_in_two_processes_lose_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom chronicle.journal import JournalWriter\nfrom chronicle.paths import RunPaths\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from chronicle.journal import JournalWriter\nfrom chronicle.paths import RunPaths\n"
         "w = JournalWriter(RunPaths(Path(sys.argv[1])))\nfor i in range(50): w.append('note', title=f'{sys.argv[2]}{i}')\n"
     )
     paths = RunPaths(tmp_path / "logs" / "r")

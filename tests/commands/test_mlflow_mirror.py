@@ -21,8 +21,8 @@ def runs(story: StoryRun, role: str) -> list[Any]:
 
     client = MlflowClient(tracking_uri=default_uri(story.paths))
     experiment = client.get_experiment_by_name("chronicle")
-    found = client.search_runs([experiment.experiment_id], f"tags.`chronicle.role` = '{role}'", order_by=["attributes.start_time"])
-    return list(found)
+    query = f"tags.`chronicle.role` = '{role}'"
+    return list(client.search_runs([experiment.experiment_id], query, order_by=["attributes.start_time"]))
 
 
 def history(story: StoryRun, run_id: str, key: str) -> list[tuple[int, float]]:

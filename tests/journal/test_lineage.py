@@ -56,7 +56,8 @@ def test_a_launch_that_ends_before_its_first_step_truncates_nothing() -> None:
     """It loaded step 5 and died: the weights on disk are still those of step 10."""
     rows = launches((1, 0, 10), (2, 5, 5))
     assert kept(rows) == [(1, 1, 10)]
-    after = entry(9, "launch.start", launch=3, data={"start_step": 10}), entry(10, "launch.end", launch=3, data={"last_step": 12})
+    after = [entry(9, "launch.start", launch=3, data={"start_step": 10})]
+    after.append(entry(10, "launch.end", launch=3, data={"last_step": 12}))
     assert kept([*rows, *after]) == [(1, 1, 10), (3, 11, 12)]
 
 
@@ -75,7 +76,8 @@ def test_an_explicit_parent_brings_back_that_launchs_own_history() -> None:
     """`rollback --to 8@1`: launch 2 branched off at 5, but the target is launch 1's step 8."""
     rows = launches((1, 0, 10), (2, 5, 20))
     rows.append(entry(8, "rollback.receipt", step=8, data={"parent_launch": 1}))
-    rows += [entry(9, "launch.start", launch=3, data={"start_step": 8}), entry(10, "launch.end", launch=3, data={"last_step": 30})]
+    rows.append(entry(9, "launch.start", launch=3, data={"start_step": 8}))
+    rows.append(entry(10, "launch.end", launch=3, data={"last_step": 30}))
     assert kept(rows) == [(1, 1, 8), (3, 9, 30)]
 
 
