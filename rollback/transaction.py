@@ -44,7 +44,7 @@ class Change:
     writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
-    contract: tuple[Path, bytes] | None = None
+    contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
     facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
 
     @property
@@ -297,10 +297,10 @@ def _prepare_rollback(
         disk.make_directory(abandoned_dir)
     contract: dict[str, Any] | None = None
     if change.contract is not None:
-        path, content = change.contract
+        path, render = change.contract
         contract = {"path": str(path)} | _kept(path, store)
         disk.make_directory(path.parent)
-        moves.append(_replacement(disk, _contract_part(path, intent), path, content))
+        moves.append(_replacement(disk, _contract_part(path, intent), path, render(intent)))
     return _Prepared(
         intent=intent,
         receipt_kind="rollback.receipt",

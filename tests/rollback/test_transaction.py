@@ -66,7 +66,7 @@ def change_to(root: Path, step: int, contents: Mapping[str, bytes] = HALVED, **m
         "writers": {path: write_bytes(content) for path, content in contents.items()},
         "abandon": tuple(later),
         "pointers": {"latest": name.encode()} if (root / "latest").exists() else {},
-        "contract": (root.parent / "logs" / "contract.json", b'{"v":1}'),
+        "contract": (root.parent / "logs" / "contract.json", lambda _: b'{"v":1}'),
         "facts": {"step": step},
     }
     return Change(**(given | more))

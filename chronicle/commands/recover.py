@@ -1,0 +1,30 @@
+"""`chronicle recover`: finish or revert a transaction that was interrupted."""
+
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.result import CommandResult
+from chronicle.commands.carrying_out import uninterrupted
+from chronicle.rollbacks.ground import open_ground
+from chronicle.rollbacks.history import find_open_intent
+from rollback.transaction import recover as finish_or_revert
+
+__all__ = ["recover"]
+
+
+def recover(
+    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+) -> CommandResult:
+    """Finish an interrupted rollback or undo, or revert it when nothing had changed yet. Twice is fine.
+
+    Example: chronicle recover
+    """
+    settings = settings_from(run, logs, checkpoints)
+    with open_ground(settings, recovering=True) as ground:
+        intent = find_open_intent(ground.journal.entries)
+        if intent is None:
+            return CommandResult(text="nothing to recover", data={"recovered": None})
+        with uninterrupted():
+            receipt = finish_or_revert(intent.id, intent.data, record=ground.record)
+    outcome = "reverted: nothing had been changed" if receipt is None else f"finished ({receipt.id})"
+    verb = intent.kind.partition(".")[0]
+    data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}
+    return CommandResult(text=f"{verb} {intent.id} {outcome}", data=data)

@@ -1,0 +1,74 @@
+"""`chronicle undo`: take back the last rollback, to the byte."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.result import CommandResult
+from chronicle.journal import Entry
+from chronicle.commands.carrying_out import agree, uninterrupted
+from chronicle.rollbacks.ground import Ground, open_ground
+from chronicle.rollbacks.history import find_undoable
+from rollback.checkpoint import list_checkpoints
+from rollback.transaction import Receipt
+from rollback.transaction import undo as take_back
+
+__all__ = ["undo"]
+
+
+def undo(
+    rollback: Annotated[
+        str | None, typer.Argument(help="Id of the rollback; the last one when left out.", show_default=False)
+    ] = None,
+    force: Annotated[
+        str | None, typer.Option("--force", help="Go on though the run seems alive; say why.", metavar="REASON")
+    ] = None,
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Take back the last rollback: bytes, modes and times of every touched file, later checkpoints brought back.
+
+    Checkpoints saved since by a later launch are moved aside, never overwritten.
+
+    Example: chronicle undo
+    """
+    settings = settings_from(run, logs, checkpoints)
+    with open_ground(settings, force=force) as ground:
+        entry = find_undoable(ground.journal.entries, rollback)
+        if entry is None:
+            return CommandResult(text="no rollback to undo", data={"changed": False})
+        newer = _newer(ground, entry)
+        text = _describe(entry, newer)
+        agree("Undo it?", text, yes=yes)
+        with uninterrupted():
+            receipt = take_back(
+                Receipt(id=entry.id, data=entry.data),
+                newer=newer,
+                objects_dir=ground.paths.objects_dir,
+                record=ground.record,
+            )
+    data = {"changed": True, "receipt": receipt.id, "undone": entry.id, "abandoned": list(newer)}
+    return CommandResult(text=f"{text}\n\ndone ({receipt.id})", data=data)
+
+
+def _newer(ground: Ground, entry: Entry) -> tuple[str, ...]:
+    """Checkpoints that a launch after the rollback saved, earliest first."""
+    root = Path(entry.data["root"])
+    present = list_checkpoints(root, include_abandoned=False)
+    found = [c for c in present if c.path.name not in entry.data["remaining"]]
+    return tuple(c.path.name for c in sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path.name)))
+
+
+def _describe(entry: Entry, newer: tuple[str, ...]) -> str:
+    data = entry.data
+    lines = [f"undo of {entry.title or 'rollback'} ({entry.id}, {entry.ts[:19]})", ""]
+    lines += [f"  restore     {file['path'] or data['entry']}" for file in data["files"]]
+    lines += [f"  bring back  {name}" for name in data["abandoned"]]
+    lines += [f"  pointer     {pointer['path']}" for pointer in data["pointers"]]
+    lines += [f"  move aside  {name}  (saved after the rollback)" for name in newer]
+    return "\n".join(lines)

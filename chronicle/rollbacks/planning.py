@@ -1,0 +1,125 @@
+"""From a request to a plan: find the checkpoint, refuse what must not be read, read it, weigh it, plan. Looks only."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.journal import compute_lineage
+from chronicle.rollbacks.ground import Ground
+from chronicle.rollbacks.history import with_launches
+from rollback.apply import read_inputs
+from rollback.checkpoint import list_checkpoints, select_checkpoint
+from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
+from rollback.findings import Finding, Severity
+from rollback.layout import Checkpoint
+from rollback.manifest import MANIFEST_NAME, read_manifest
+from rollback.plan import Plan, plan_rollback
+from rollback.request import Cost, RollbackRequest
+from rollback.state import read_state, refuse_strays
+from rollback.verify import check_names, verify_checkpoint
+
+__all__ = ["make_plan"]
+
+POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
+FATAL = (
+    "F1",
+    "F2",
+    "F3",
+)  # what makes a checkpoint unusable; disagreements inside it are shown, a rollback may mend them
+
+
+def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | None = None, full: bool = False) -> Plan:
+    """Plan `request` on what lies on disk now. `abandoned_by` picks among equals by the rollback that moved it away.
+
+    Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete`, `PlanRefused`: nothing was changed.
+    """
+    found = with_launches(list_checkpoints(ground.root), ground.journal.entries)
+    chosen = _select(found, request, abandoned_by)
+    refuse_strays(chosen)
+    _refuse_unusable(chosen, check_names(chosen))
+    findings = verify_checkpoint(chosen, full=full)
+    _refuse_unusable(chosen, findings)
+    state = read_state(chosen)
+    manifest = None if chosen.single_file else read_manifest(chosen.path)
+    memory = None if manifest is None else manifest.memory
+    edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers}
+    files = [*edited, MANIFEST_NAME] if manifest is not None else list(edited)
+    plan = plan_rollback(
+        request,
+        chosen,
+        found,
+        state,
+        run=ground.settings.run,
+        root=str(ground.root),
+        inputs=read_inputs(chosen.folder, files),
+        memory=memory,
+        has_manifest=manifest is not None,
+        pointers=_read_pointers(ground.root),
+        honours=_honoured(memory),
+        cost=_cost(request.step, ground),
+        remarks=_remarks(findings, full),
+    )
+    return plan
+
+
+def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by: str | None) -> Checkpoint:
+    if abandoned_by is None:
+        return select_checkpoint(found, request.step, request.launch)
+    hits = [c for c in found if c.step == request.step and (c.abandoned or "").endswith(abandoned_by.upper())]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        raise AmbiguousStep(f"step {request.step} was abandoned by several rollbacks ending in `{abandoned_by}`")
+    raise CheckpointNotFound(
+        f"no checkpoint of step {request.step} abandoned by a rollback `{abandoned_by}`",
+        remedy="`chronicle log` lists the rollbacks",
+    )
+
+
+def _refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None:
+    errors = [f for f in findings if f.severity is Severity.ERROR and f.check in FATAL]
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise Incomplete(
+            f"checkpoint `{checkpoint.path}`: `{errors[0].path}`: {errors[0].message}{more}",
+            remedy=errors[0].remedy or "`chronicle verify` says more; go back to another checkpoint",
+        )
+
+
+def _remarks(findings: Sequence[Finding], full: bool) -> tuple[str, ...]:
+    shown = [f"{f.check} {f.path}: {f.message}" for f in findings if f.severity is not Severity.INFO]
+    depth = "every byte was read" if full else "names, structure and counters; `--verify full` reads every byte"
+    return (*shown, f"verified: {depth}")
+
+
+def _read_pointers(root: Path) -> dict[str, str]:
+    paths = [root / name for name in POINTER_NAMES]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file() and not path.is_symlink()}
+
+
+def _honoured(memory: Any) -> frozenset[str]:
+    """A guard that saved a data position gives it back, moved as the contract says; so does its trainer's warm-up."""
+    return frozenset({"warmup", "data"}) if isinstance(memory, dict) and memory.get("data") else frozenset()
+
+
+def _cost(step: int, ground: Ground) -> Cost:
+    """Steps of the present lineage after the target; hours where the per-step log knows the pace."""
+    entries = ground.journal.entries
+    lineage = compute_lineage(entries)
+    head = max([lineage.head_step, *(e.step for e in entries if e.kind == "checkpoint" and e.step is not None)])
+    if head <= step:
+        return Cost()
+    pace = _seconds_per_step(ground, lineage.head_launch)
+    return Cost(steps=head - step, hours=None if pace is None else round((head - step) * pace / 3600, 2))
+
+
+def _seconds_per_step(ground: Ground, launch: int | None) -> float | None:
+    if launch is None or not os.path.exists(ground.paths.metrics_path(launch)):
+        return None
+    from chronicle.metrics import read_metrics
+
+    points = [(p.step, p.time) for p in read_metrics(ground.paths.metrics_path(launch)) if p.time is not None]
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))

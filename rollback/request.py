@@ -1,0 +1,117 @@
+"""What a person asks of a rollback, and the words of the plan that answers it: values with their JSON forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rollback.errors import PlanRefused
+from rollback.lr.oracle import LrTable
+
+
+class Source(StrEnum):
+    """Where the LRs of the coming steps come from."""
+
+    COMPUTED = "computed"  # from scheduler state and groups
+    STORED = "stored"  # recorded in memory when the checkpoint was saved
+    UNKNOWN = "unknown"  # no file can tell; the ratio is proved all the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackRequest:
+    """`--to step[@launch]` and what goes with it. `sets` are literal field values."""
+
+    step: int
+    launch: int | None = None
+    lr_scale: float | None = None
+    lr: float | None = None
+    sets: Mapping[str, float | int] = field(default_factory=dict)
+    keep_later: bool = False
+    warmup_steps: int = 0
+    skip_batches: int = 0
+    reshuffle: bool = False
+    accept_change: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.lr_scale is not None and self.lr is not None:
+            raise PlanRefused("--lr-scale and --lr both given", remedy="give the factor or the absolute LR, not both")
+        for name, value in (("--lr-scale", self.lr_scale), ("--lr", self.lr)):
+            if value is not None and not 0.0 < value < float("inf"):
+                raise PlanRefused(f"{name} {value!r}: expected a positive number")
+        if self.warmup_steps < 0 or self.skip_batches < 0:
+            raise PlanRefused("--warmup and --skip-batches count steps and batches: expected 0 or more")
+
+    def to_json(self) -> dict[str, Any]:
+        record = asdict(self)
+        return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> RollbackRequest:
+        return cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file the plan was made from; `fingerprint` is its sha256, or size, time and inode of a very large one."""
+
+    path: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """A checkpoint beside the target that will be moved out of the loader's sight."""
+
+    name: str
+    step: int
+    launch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointerEdit:
+    """A small text file in the root that names a checkpoint, such as DeepSpeed's `latest`."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLrs:
+    """What the next launch will find: LR and initial LR per parameter group, and the LRs of the coming steps.
+
+    `next_lrs` has one row a step, the first being the step right after the resume; `None` with `reason` when unknown.
+    `ratio` is proved against the unedited checkpoint, `None` when single fields were set to absolute values.
+    """
+
+    lrs: tuple[float, ...]
+    initial_lrs: tuple[float | None, ...]
+    ratio: float | None
+    next_lrs: LrTable | None
+    source: Source
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"source": str(self.source)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ExpectedLrs:
+        rows = record["next_lrs"]
+        return cls(
+            lrs=tuple(record["lrs"]),
+            initial_lrs=tuple(record["initial_lrs"]),
+            ratio=record["ratio"],
+            next_lrs=None if rows is None else tuple(tuple(row) for row in rows),
+            source=Source(record["source"]),
+            reason=record["reason"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What is given up: steps of the present lineage after the target, and hours where the pace is known."""
+
+    steps: int | None = None
+    hours: float | None = None

@@ -1,0 +1,77 @@
+"""Real Accelerate training in this process: saves in the seed's layout, resumes, and tells the LR of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from tests.rollback.lr_cases import lrs
+
+HOW = ("prepared", "registered", "both")
+
+
+@dataclass
+class Training:
+    """One process of one launch. `how` says whether the scheduler is prepared, registered for checkpointing, or both."""
+
+    case: Callable[[torch.optim.Optimizer], Any]
+    how: str = "registered"
+
+    def __post_init__(self) -> None:
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        PartialState._reset_state()
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True)
+        model = torch.nn.Linear(4, 1)
+        groups = [{"params": [model.weight], "lr": 1e-3}, {"params": [model.bias], "lr": 5e-4}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        scheduler = self.case(optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.scheduler = self.accelerator.prepare(scheduler) if self.how != "registered" else scheduler
+        if self.how != "prepared":
+            self.accelerator.register_for_checkpointing(scheduler)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.accelerator.backward(self.model(torch.ones(2, 4)).sum())
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def train(self, steps: int) -> list[tuple[float, ...]]:
+        """The LRs that each of the next `steps` optimizer steps uses."""
+        used = []
+        for _ in range(steps):
+            used.append(lrs(self.optimizer))
+            self.step()
+        return used
+
+    def save(self, root: Path, step: int) -> Path:
+        checkpoint = root / f"opt_step-{step}"
+        self.accelerator.save_state(str(checkpoint / "accelerator_state"))
+        return checkpoint
+
+    def load(self, checkpoint: Path) -> None:
+        self.accelerator.load_state(str(checkpoint / "accelerator_state"))
+
+
+def make_run(root: Path, case: Callable[[Any], Any], how: str, steps: tuple[int, ...] = (10, 15, 20)) -> None:
+    """Checkpoints at `steps` of a fresh training."""
+    training, done = Training(case, how), 0
+    for step in steps:
+        training.train(step - done)
+        training.save(root, step)
+        done = step
+
+
+def used_lrs(checkpoint: Path, case: Callable[[Any], Any], how: str, steps: int = 21) -> list[tuple[float, ...]]:
+    """LRs that a fresh process really uses after loading `checkpoint`."""
+    training = Training(case, how)
+    training.load(checkpoint)
+    return training.train(steps)

@@ -1,0 +1,238 @@
+"""`chronicle rollback`, `apply`, `undo`, `recover` at the command line: exit codes, words, nothing changed on refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronicle.commands.main import run
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.paths import RunPaths
+from tests.rollback.accelerate_runs import make_run
+from tests.rollback.disks import picture
+from tests.rollback.lr_cases import COMPUTED, FUNCTIONS
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("pristine")
+    make_run(top / "checkpoints", COMPUTED["cosine"], "registered", (10, 15, 20))
+    return top
+
+
+@pytest.fixture
+def top(pristine: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-a", str(pristine / "checkpoints"), str(tmp_path)], check=True)
+    return tmp_path
+
+
+def places(top: Path) -> list[str]:
+    return ["--run", "r", "--logs", str(top / "logs"), "--checkpoints", str(top / "checkpoints")]
+
+
+def chronicle(top: Path, *words: str) -> int:
+    return run([*words, *places(top)])
+
+
+def test_step_between_two_checkpoints_is_an_error_naming_both(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = picture(top / "checkpoints")
+    assert chronicle(top, "rollback", "--to", "12", "--yes") == 1
+    said = capsys.readouterr().err
+    assert "10" in said and "15" in said and "no checkpoint of step 12" in said
+    assert picture(top / "checkpoints") == before
+
+
+def test_without_terminal_and_without_yes_exit_2_and_nothing_changed(
+    top: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = picture(top)
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5") == 2
+    said = capsys.readouterr()
+    assert "--yes" in said.err and "param_groups" in said.err and said.out == ""
+    assert picture(top) == before
+
+
+def test_dry_run_shows_the_plan_and_changes_nothing(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = picture(top)
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    for part in ("base_lrs.0", "→", "opt_step-15", "opt_step-20", "× 0.5", "CosineAnnealingLR", "computed"):
+        assert part in shown
+    assert picture(top) == before
+
+
+def test_uninitialised_directory_gets_a_journal_and_is_told_where(
+    top: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
+    assert str(top / "logs" / "r" / "journal") in capsys.readouterr().err
+    kinds = [entry.kind for entry in read_journal(RunPaths(top / "logs" / "r")).entries]
+    assert kinds == ["rollback.intent", "rollback.receipt"]
+
+
+def test_written_plan_is_applied_as_shown(top: Path) -> None:
+    plan = top / "plan.json"
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
+    digest = json.loads(plan.read_text())["digest"]
+    assert not (top / "logs").exists()
+    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    receipts = list(read_journal(RunPaths(top / "logs" / "r")).of_kind("rollback.receipt"))
+    assert [entry.data["plan"] for entry in receipts] == [digest]
+    assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10"]
+
+
+@pytest.mark.parametrize("change", ["file", "later", "plan"])
+def test_apply_refuses_when_anything_changed_since_the_plan(
+    top: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = top / "plan.json"
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
+    if change == "file":
+        with (top / "checkpoints/opt_step-10/accelerator_state/optimizer.bin").open("r+b") as file:
+            file.seek(100)
+            file.write(b"\xff")
+    elif change == "later":
+        os.rename(top / "checkpoints" / "opt_step-20", top / "elsewhere")
+    else:
+        plan.write_text(plan.read_text().replace('"keep_later": false', '"keep_later": true'))
+    before = picture(top / "checkpoints")
+    assert chronicle(top, "apply", str(plan), "--yes") == 3
+    assert "since" in (said := capsys.readouterr().err) or "changed after it was planned" in said
+    assert picture(top / "checkpoints") == before
+
+
+def test_plan_survives_json(top: Path) -> None:
+    from rollback.plan import Plan
+
+    plan = top / "plan.json"
+    assert chronicle(top, "rollback", "--to", "15", "--lr", "3e-4", "--plan-out", str(plan)) == 3  # groups differ
+    assert chronicle(top, "rollback", "--to", "15", "--lr-scale", "0.1", "--plan-out", str(plan)) == 0
+    record: dict[str, Any] = json.loads(plan.read_text())
+    digest = record.pop("digest")
+    again = Plan.from_json(json.loads(json.dumps(Plan.from_json(record).to_json())))
+    assert again == Plan.from_json(record) and again.digest == digest
+
+
+def test_absolute_lr_ends_exactly_there_when_groups_agree(tmp_path: Path) -> None:
+    import torch
+
+    from tests.rollback.accelerate_runs import used_lrs
+
+    def same(optimizer: Any) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+
+    make_run(tmp_path / "checkpoints", same, "registered")
+    assert chronicle(tmp_path, "rollback", "--to", "10", "--lr", "1.77e-05", "--yes") == 0
+    used = used_lrs(tmp_path / "checkpoints" / "opt_step-10", same, "registered", 2)
+    assert used == [(1.77e-05, 1.77e-05), (1.77e-05 * 0.97, 1.77e-05 * 0.97)]
+
+
+def test_set_of_a_counter_is_refused_for_a_recursive_scheduler(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = picture(top / "checkpoints")
+    assert chronicle(top, "rollback", "--to", "10", "--set", "last_epoch=5", "--yes") == 3
+    said = capsys.readouterr().err
+    assert "CosineAnnealingLR" in said and "alone" in said
+    assert picture(top / "checkpoints") == before
+
+
+def test_set_of_a_single_lr_field_is_refused_with_the_reason(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chronicle(top, "rollback", "--to", "10", "--set", "base_lrs=1e-5", "--yes") == 3
+    assert "--lr-scale" in capsys.readouterr().err
+
+
+def test_set_of_an_unknown_field_lists_those_that_exist(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chronicle(top, "rollback", "--to", "10", "--set", "last_epcoh=5", "--yes") == 3
+    assert "last_epoch" in capsys.readouterr().err
+
+
+def test_moving_the_counter_of_a_lambda_moves_its_lr(tmp_path: Path) -> None:
+    from tests.rollback.accelerate_runs import used_lrs
+
+    root = tmp_path / "checkpoints"
+    make_run(root, FUNCTIONS["lambda"], "registered")
+    expected = used_lrs(root / "opt_step-20", FUNCTIONS["lambda"], "registered", 4)[1:]
+    assert chronicle(tmp_path, "rollback", "--to", "10", "--set", "last_epoch=20", "--yes") == 0
+    assert used_lrs(root / "opt_step-10", FUNCTIONS["lambda"], "registered", 4)[1:] == expected
+
+
+@pytest.mark.parametrize("words", [["--warmup", "5"], ["--skip-batches", "3"], ["--reshuffle"]])
+def test_what_the_trainer_would_have_to_do_is_refused_without_a_guard(
+    top: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chronicle(top, "rollback", "--to", "10", *words, "--yes") == 3
+    assert words[0] in (said := capsys.readouterr().err) and "chronicle.guard" in said
+
+
+def test_keep_later_leaves_them_and_says_so(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--keep-later", "--yes") == 0
+    assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10", "opt_step-15", "opt_step-20"]
+    assert "later checkpoints stay" in capsys.readouterr().out
+
+
+def test_nothing_to_do_is_done(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chronicle(top, "rollback", "--to", "20", "--yes") == 0
+    assert "nothing to change" in capsys.readouterr().out
+    assert chronicle(top, "undo", "--yes") == 0 and chronicle(top, "recover") == 0
+    assert "nothing to recover" in capsys.readouterr().out
+
+
+def test_open_intent_stops_everything_but_recover(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with JournalWriter(RunPaths(top / "logs" / "r")) as writer:
+        data = {"root": str(top / "checkpoints"), "entry": "opt_step-10"}
+        writer.append("rollback.intent", step=10, data=data)
+    before = picture(top / "checkpoints")
+    for words in (["rollback", "--to", "10", "--yes"], ["undo", "--yes"]):
+        assert chronicle(top, *words) == 3
+        assert "chronicle recover" in capsys.readouterr().err
+    assert chronicle(top, "recover") == 0
+    assert "reverted" in capsys.readouterr().out
+    assert picture(top / "checkpoints") == before
+    assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
+
+
+def test_a_live_run_elsewhere_is_not_touched_unless_forced_with_a_reason(
+    top: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import time
+
+    paths = RunPaths(top / "logs" / "r")
+    with JournalWriter(paths) as writer:
+        writer.append("launch.start", launch=1, data={"argv": [], "host": "node-7", "pid": 11})
+    paths.heartbeats_dir.mkdir()
+    beat = {"v": 1, "host": "node-7", "launch": 1, "pid": 11, "start_ticks": 5, "boot_id": "b", "uid": 0,
+            "t": time.time(), "processes": []}  # fmt: skip
+    (paths.heartbeats_dir / "node-7.json").write_text(json.dumps(beat))
+    assert chronicle(top, "rollback", "--to", "10", "--yes") == 3
+    assert "node-7" in capsys.readouterr().err
+    assert chronicle(top, "rollback", "--to", "10", "--yes", "--force", "node-7 lost power") == 0
+    intent = next(read_journal(paths).of_kind("rollback.intent"))
+    assert intent.data["force"] == "node-7 lost power"
+
+
+def test_second_writer_is_told_who_holds_the_lock(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rollback.lock import hold_lock
+
+    with hold_lock(top / "logs" / "r" / "rollback.lock"):
+        assert chronicle(top, "rollback", "--to", "10", "--yes") == 3
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_rollback_imports_nothing_heavy(top: Path) -> None:
+    code = (
+        "import sys\nfrom chronicle.commands.main import run\n"
+        f"code = run({['rollback', '--to', '10', '--lr-scale', '0.5', '--yes', *places(top)]!r})\n"
+        "heavy = {'torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "assert code == 0 and not heavy, (code, heavy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
