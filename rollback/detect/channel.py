@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Any
 
+from rollback.detect.calibrate import calibrate_inflation
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Status
 from rollback.detect.excursion import ChannelEvent, Excursion
@@ -26,28 +27,36 @@ from rollback.detect.quantum import GridSense
 
 IQR_TO_SIGMA = 0.7413
 SCALARS = (
-    "rows", "level", "middle", "slow", "scale", "inflation", "cusum", "cusum_row", "tail_u", "tail_beta", "pairs",
-    "hot", "frozen", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
-    "non_finite", "next_id", "last_hot", "quantum", "settled", "height",
+    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "cusum", "cusum_row", "tail_u", "tail_beta", "pairs",
+    "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration", "healthy", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
+    "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
 )  # fmt: skip
 
 
 class Channel:
     """The fold of one series; `feed` returns the channel events that a point opened or changed, mostly none."""
 
-    __slots__ = (*SCALARS, "buffer", "config", "events", "excursion", "grid", "lagged", "name", "order", "respikes",
+    __slots__ = (*SCALARS, "buffer", "gains", "residuals", "config", "events", "excursion", "grid", "lagged", "name", "order", "respikes",
                  "sorted", "warm")  # fmt: skip
 
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name, self.config = name, config
+        self.gains = (2.0 / (config.slow_points + 1), 2.0 / (config.middle_points + 1))
         self.rows = 0
+        self.last_step: int | None = None
         self.warm: list[tuple[int, int, float]] = []
         self.level = self.middle = self.slow = self.scale = 0.0
         self.inflation = 1.0
+        self.wander = 1.0  # the least inflation that the run's own residuals ask for
+        self.healthy = 0  # points folded outside events
+        self.next_calibration = config.calibrate_points
         self.cusum, self.cusum_row = 0.0, -1
         self.tail_u, self.tail_beta = 1.645, config.tail_prior
         self.pairs = 0  # bits: which of the last three points were near the threshold
         self.hot = 0  # points above the threshold in a row
+        self.far = 0  # points far above the reference in a row
+        self.marginal = 1.5  # mean absolute residual x 1.25, in units of the local scale
+        self.cold = 0  # points far below it in a row
         self.last_hot = -1000
         self.frozen = 0
         self.block_sum, self.block_size, self.block_1, self.block_2, self.blocks = 0.0, 0, 0.0, 0.0, 0
@@ -58,10 +67,12 @@ class Channel:
         self.quantum = 0.0
         self.settled = 0
         self.height = config.cusum_height
+        self.relapse, self.relapse_row, self.plateau = 0.0, -1, 0.0
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // 16))
         self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=config.buffer_points)
+        self.residuals: deque[float] = deque(maxlen=config.residual_points)
         self.grid = GridSense()
         self.excursion: Excursion | None = None
         self.respikes: list[ChannelEvent] = []
@@ -76,6 +87,7 @@ class Channel:
         if config.log:
             value = math.log10(raw) if raw > 1e-12 else -12.0
         changed = self._close_non_finite(row, step) if self.non_finite else None
+        self.last_step = step
         count = self.rows = self.rows + 1
         if count <= 256 or not count & 31:
             self.grid.feed(raw)
@@ -110,14 +122,20 @@ class Channel:
         self.pairs = pairs = ((self.pairs << 1) | near) & 7
         if near:
             sudden = z >= threshold or (pairs & 6) != 0
-            excess = z - self.tail_u
-            top = config.tail_log_odds * self.tail_beta
-            self.tail_beta += 0.04 * ((excess if excess < top else top) - self.tail_beta)
+            if self.hot == 0 and self.excursion is None:  # an outlier is learnt once, and bounded
+                excess, top = z - self.tail_u, 3.0 * self.tail_beta
+                self.tail_beta += 0.04 * ((excess if excess < top else top) - self.tail_beta)
         elif z > self.tail_u:
-            self.tail_u += 0.05 * 0.95 * 0.2
-            self.tail_beta += 0.04 * (z - self.tail_u - self.tail_beta) if z > self.tail_u else 0.0
+            self.tail_u += 0.0095
+            self.tail_beta += 0.04 * (z - self.tail_u - self.tail_beta)
         elif self.tail_u > 1.2:
-            self.tail_u -= 0.05 * 0.05 * 0.2
+            self.tail_u -= 0.0005
+        if shift < -6.0 * sigma:
+            self.cold += 1
+            if self.cold >= 4:
+                self.level = level = value - centre  # an improvement that stays is followed at once
+        else:
+            self.cold = 0
         if sudden:
             self.hot += 1
             if self.hot >= 16:
@@ -130,8 +148,8 @@ class Channel:
             insort(ordered, residual)
             if size >= config.window_points:
                 del ordered[bisect_left(ordered, order.popleft())]
-        limit = 6.0 * sigma if shift < 0.0 else 3.0 * sigma
-        bounded = -limit if shift < -limit else limit if shift > limit else shift
+        limit = 3.0 * sigma
+        bounded = -2.0 * limit if shift < -2.0 * limit else limit if shift > limit else shift
         self.level = level + (bounded + centre) * (2.0 / (config.fast_points + 1))
 
         # slow layer: winsorised CUSUM against a reference that suspicion freezes
@@ -146,6 +164,14 @@ class Channel:
         excursion = self.excursion
         if excursion is not None:
             return self._feed_open(row, step, value, sudden, z, sigma, changed)
+        plain = (value - reference) / scale
+        self.residuals.append(plain)
+        if plain > config.far_marginals * self.marginal:
+            self.far += 1
+            if self.far >= 3 and not sudden:
+                sudden = True
+        else:
+            self.far = 0
         clipped = -4.0 if deviation < -4.0 else 4.0 if deviation > 4.0 else deviation
         cusum = self.cusum + clipped - config.cusum_slack
         if cusum <= 0.0:
@@ -163,16 +189,21 @@ class Channel:
             return changed
         if cusum <= height * 0.34:
             self.frozen = 0
-        self.scale = scale + (sigma - scale) * (1.0 / 256.0)
+        size_of = -plain if plain < 0.0 else plain
+        limit = 4.0 * self.marginal
+        self.marginal += ((size_of if size_of < limit else limit) * 1.25 - self.marginal) * 0.01
+        self.scale = scale + (sigma - scale) * (1.0 / 96.0)
         limit = 3.0 * unit
         step_slow = value - self.slow
         if step_slow > limit:
             step_slow = limit
-        self.slow += step_slow * (2.0 / (config.slow_points + 1))
+        gain = 1.0 / count
+        slow_gain, middle_gain = self.gains
+        self.slow += step_slow * (gain if gain > slow_gain else slow_gain)
         step_middle = value - self.middle
         if step_middle > limit:
             step_middle = limit
-        self.middle += step_middle * (2.0 / (config.middle_points + 1))
+        self.middle += step_middle * (gain if gain > middle_gain else middle_gain)
         self.block_sum += value if -limit < step_middle < limit else self.middle
         self.block_size += 1
         if not count & 15:
@@ -180,6 +211,15 @@ class Channel:
             if self.block_size >= config.block_points:
                 self._end_block()
         return changed
+
+    def _calibrate(self) -> None:
+        """On a geometric schedule: how much wander the run's own healthy residuals hold."""
+        config = self.config
+        self.next_calibration = min(2 * self.healthy, self.healthy + config.recalibrate_points)
+        self.wander = calibrate_inflation(
+            self.residuals, self.wander, height=config.cusum_height, slack=config.cusum_slack, limit=config.max_inflation
+        )
+        self.inflation = max(self.inflation, self.wander)
 
     def begin_segment(self, row: int, *, new_interval: bool) -> None:
         """A launch begins with the next point, or the log interval changed; the latter starts new baselines."""
@@ -236,7 +276,10 @@ class Channel:
             prior = self.long_run if self.long_run > 0.0 else 1.5 * self.scale * self.scale
             self.long_run = prior + weight * (power - prior)
             ratio = self.long_run / (self.scale * self.scale)
-            self.inflation = min(self.config.max_inflation, max(1.0, ratio))
+            self.inflation = min(self.config.max_inflation, max(self.wander, ratio))
+            self.healthy += self.block_size
+            if self.healthy >= self.next_calibration:
+                self._calibrate()
         self.block_2, self.block_1 = self.block_1, mean
         self.blocks += 1
         self.block_sum, self.block_size = 0.0, 0
@@ -251,7 +294,8 @@ class Channel:
         first, low = tail[onset.index], tail[onset.low_index]
         local = sudden and value - reference < 3.0 * unit
         if local:  # sudden against the fast level only: the slow reference lies higher (early descent)
-            reference, unit = value - z * sigma, sigma
+            before = sorted(item[3] for item in list(self.buffer)[-33:-1])
+            reference, unit = before[len(before) // 2] if before else value - z * sigma, sigma
             first = low = tail[-1]
         event = ChannelEvent(
             id=self._take_id(), channel=self.name, shape="gradual", alarm_row=row, alarm_step=step,
@@ -269,7 +313,7 @@ class Channel:
 
     def _suspects(self, row: int) -> list[tuple[int, int, float, float]]:
         """The points among which the onset is sought: from a little before the CUSUM last left zero."""
-        start = (self.cusum_row if self.cusum > 0.0 else row) - 32
+        start = (self.cusum_row if self.cusum > 0.0 else row) - 96
         start = max(start, self.last_end)
         tail = [item for item in self.buffer if item[0] >= start]
         return tail or [self.buffer[-1]]
@@ -281,12 +325,18 @@ class Channel:
         excursion = self.excursion
         assert excursion is not None
         result = list(changed or ())
-        if sudden and row - self.last_hot > 12 and self.settled >= 24:
+        if sudden and row - self.last_hot > 6 and self.settled >= 24 and not self.respikes:
             result.append(self._respike(row, step, value, z, sigma))
         if sudden:
             self.last_hot = row
+            if self.hot == 4 and row - excursion.event.alarm_row <= 8:
+                excursion.event.persistent = True
+                result.append(excursion.event)
         if self.respikes:
             result.extend(self._follow_respikes(row, step, value, z))
+        relapse = self._feed_relapse(row, step, value, excursion)
+        if relapse is not None:
+            result.append(relapse)
         if excursion.feed(row, step, value):
             result.append(excursion.event)
         if excursion.event.closed:
@@ -304,6 +354,37 @@ class Channel:
         self.respikes.append(event)
         return event
 
+    def _feed_relapse(self, row: int, step: int, value: float, excursion: Excursion) -> ChannelEvent | None:
+        """A second rise on top of an open event: the same CUSUM against the level at which the event had settled."""
+        if excursion.count < self.config.preview_points:
+            self.plateau = value if excursion.count == 0 else self.plateau + (value - self.plateau) * 0.06
+            return None
+        deviation = (value - self.plateau) / excursion.unit
+        before = self.relapse
+        self.relapse = max(0.0, before + max(-4.0, min(4.0, deviation)) - self.config.cusum_slack)
+        if self.relapse > 0.0 and before == 0.0:
+            self.relapse_row = row
+        height = self.height * math.sqrt(self.inflation)
+        if self.relapse < 0.34 * height:
+            self.plateau += (value - self.plateau) * 0.02
+        if self.relapse < height:
+            return None
+        tail = [item for item in self.buffer if item[0] >= self.relapse_row - 16]
+        onset = find_onset([(item[3] - self.plateau) / excursion.unit for item in tail], inflation=math.sqrt(self.inflation))
+        first, low = tail[onset.index], tail[onset.low_index]
+        event = ChannelEvent(
+            id=self._take_id(), channel=self.name, shape="gradual", alarm_row=row, alarm_step=step,
+            onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=self.plateau,
+            sigma=excursion.unit, sigmas=deviation, excess=value - self.plateau, peak_row=row, peak_step=step,
+            respike=True,
+        )  # fmt: skip
+        self.relapse, self.plateau = 0.0, max(value, self.plateau)
+        if any(known.shape == "gradual" for known in self.respikes):
+            return None
+        self.events.append(event)
+        self.respikes.append(event)
+        return event
+
     def _follow_respikes(self, row: int, step: int, value: float, z: float) -> list[ChannelEvent]:
         done = []
         for event in self.respikes:
@@ -313,7 +394,7 @@ class Channel:
             calm = sum((item[3] - event.level) < 3.0 * event.sigma for item in list(self.buffer)[-8:])
             if row - event.alarm_row >= 8 and calm >= 7:
                 event.status, event.recovered_row, event.recovered_step = Status.RECOVERED, row, step
-            elif row - event.alarm_row >= 64:
+            elif row - event.alarm_row >= (64 if event.shape == "instant" else 200):
                 event.status = Status.PARTIAL
             else:
                 continue
@@ -336,8 +417,16 @@ class Channel:
         present = recent[len(recent) // 2]
         if recovered:
             present = min(present, self.slow)
+            self._learn_from(excursion.event)
         self.middle = self.slow = present
         self.lagged.clear()
+        self.relapse = 0.0
+
+    def _learn_from(self, event: ChannelEvent) -> None:
+        """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
+        if event.shape == "gradual" and not event.after_restart:
+            self.wander = min(self.config.max_inflation, 1.6 * max(self.wander, event.inflation))
+            self.inflation = max(self.inflation, self.wander)
 
     def _feed_non_finite(self, row: int, step: int) -> list[ChannelEvent] | None:
         if self.non_finite:
@@ -373,9 +462,10 @@ class Channel:
         record: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
         record["name"] = self.name
         record["warm"] = [list(item) for item in self.warm]
+        record["residuals"] = list(self.residuals)
         record["order"], record["lagged"] = list(self.order), list(self.lagged)
         record["buffer"] = [list(item) for item in self.buffer]
-        record["grid"] = [self.grid.seen, self.grid.bf16, self.grid.fp16]
+        record["grid"] = self.grid.to_json()
         record["events"] = [event.to_json() for event in self.events]
         record["respikes"] = [event.id for event in self.respikes]
         record["excursion"] = self.excursion and self.excursion.to_json()
@@ -391,6 +481,7 @@ class Channel:
         channel.sorted = sorted(channel.order)
         channel.lagged.extend(record["lagged"])
         channel.buffer.extend((row, step, z, value) for row, step, z, value in record["buffer"])
+        channel.residuals.extend(record["residuals"])
         channel.grid = GridSense(*record["grid"])
         channel.events = [ChannelEvent.from_json(event) for event in record["events"]]
         by_id = {event.id: event for event in channel.events}

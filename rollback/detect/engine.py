@@ -61,6 +61,7 @@ class Detector:
         placement = self._stream.feed(step, launch)
         if placement.segment_start or placement.new_interval:
             self._begin_segment(placement, row, step, launch, changed)
+        repeated = placement.repeated
         roles, channels = self._roles, self._channels
         for name, value in values.items():
             if value is None:
@@ -75,16 +76,20 @@ class Detector:
                 continue
             if role is Role.LOSS and self._fusion.first_loss is None and value - value == 0.0:
                 self._fusion.first_loss = value
+            if repeated and channel.last_step == step and value - value == 0.0:
+                continue
             items = channel.feed(row, step, value)
             if items:
-                self._fuse(role, items, launch, changed)
+                self._fuse(role, items, row, step, launch, changed)
         return changed
 
     def finish(self) -> list[Event]:
         """The log is complete: an event still open at its end is judged by its last points. Not part of the fold."""
         changed: list[Event] = []
+        stream = self._stream
+        last_step = stream.last_step if stream.last_step is not None else 0
         for name, channel in self._channels.items():
-            self._fuse(self._roles[name], channel.finish(), self._stream.last_launch, changed)
+            self._fuse(self._roles[name], channel.finish(), self.row - 1, last_step, stream.last_launch, changed)
         return changed
 
     def _meet(self, name: str) -> Role:
@@ -145,9 +150,12 @@ class Detector:
             )
         )  # fmt: skip
 
-    def _fuse(self, role: Role, items: list[ChannelEvent], launch: int | None, changed: list[Event]) -> None:
+    def _fuse(
+        self, role: Role, items: list[ChannelEvent], row: int, step: int, launch: int | None, changed: list[Event]
+    ) -> None:
+        interval = self._stream.interval
         for item in items:
-            event = self._fusion.feed(role, item, interval=self._stream.interval, launch=launch)
+            event = self._fusion.feed(role, item, row=row, step=step, interval=interval, launch=launch)
             if event is not None:
                 changed.append(event)
 

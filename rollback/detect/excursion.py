@@ -51,6 +51,8 @@ class ChannelEvent:
     sigmas: float | None = None
     closed: bool = False
     unresolved: bool = False
+    height: float = 0.0  # mean excess of the last points when it was last judged
+    persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
     after_restart: bool = False
 
@@ -92,6 +94,7 @@ class Excursion:
         """Apply the equivalence test and the milestones to the points so far; True when the event changed."""
         event, config = self.event, self.config
         residuals = [item[2] for item in self.recent]
+        event.height = self._mean(residuals, 32) * self.unit
         if self._is_recovered(residuals):
             event.status, event.closed = Status.RECOVERED, True
             event.recovered_row, event.recovered_step = self._return_point()
@@ -100,9 +103,7 @@ class Excursion:
         if not event.unresolved and self._is_unresolved(residuals):
             event.unresolved = changed = True
         if self.count >= config.verdict_points:
-            status = Status.DIVERGING if self._is_diverging(residuals) else Status.PARTIAL
-            if self._mean(residuals, 200) < self.margin:
-                status = Status.OPEN
+            status = self._verdict(residuals)
             changed = changed or status is not event.status
             event.status = status
         if self.count >= config.accept_points:
@@ -133,12 +134,22 @@ class Excursion:
     def _is_unresolved(self, residuals: list[float]) -> bool:
         config = self.config
         if self.count >= config.unresolved_points:
-            return self._mean(residuals, 50) - UPPER_95 * self.spread / math.sqrt(50) > self.margin
+            return self._mean(residuals, 50) - UPPER_95 * self.spread / math.sqrt(50) > max(self.margin, 0.6 * self.spread)
         if self.event.shape != "gradual" or self.count < config.plain_points:
             return False
         if self.count < config.preview_points:
             return self._mean(residuals, 24) > 4.0 * self.spread and not self._is_falling(residuals, 24)
         return self._mean(residuals, 32) > 2.0 * self.spread and not self._is_falling(residuals, 32)
+
+    def _verdict(self, residuals: list[float]) -> Status:
+        """Partial or diverging; one that diverged stays so until it is plainly lower, or every check would turn it."""
+        mean = self._mean(residuals, 200)
+        if mean < self.margin:
+            return Status.OPEN
+        if self._is_diverging(residuals):
+            return Status.DIVERGING
+        stays = self.event.status is Status.DIVERGING and mean > 1.2 * self.spread
+        return Status.DIVERGING if stays else Status.PARTIAL
 
     def _is_diverging(self, residuals: list[float]) -> bool:
         size = min(100, len(residuals)) // 2

@@ -16,19 +16,24 @@ from rollback.detect.roles import Role
 
 JOIN_ROWS = 200  # channels that alarm this close together tell of one thing
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
+CHAIN_ROWS = 2000  # an event that never came back is still part of the story for so long
 UNSTABLE_EVENTS = 3
 UNSTABLE_AGE = 32
+FAR_DECADES = 0.5  # a norm three times its usual size
 REINIT_SHARE = 0.5  # of the way back to the first loss
 
 
 class Group:
     """The channel events behind one event; `leader` is the loss where there is one."""
 
-    __slots__ = ("cluster", "leader", "members", "number", "role")
+    __slots__ = ("cluster", "leader", "members", "number", "role", "row", "step")
 
-    def __init__(self, number: int, role: Role, leader: ChannelEvent, cluster: int) -> None:
-        self.number, self.role, self.leader, self.cluster = number, role, leader, cluster
+    def __init__(self, role: Role, leader: ChannelEvent) -> None:
+        self.role, self.leader = role, leader
         self.members = [leader]
+        self.number: int | None = None  # None: held back, evidence for an event that may never come
+        self.cluster = -1
+        self.row = self.step = -1  # where it was published: that is the alarm
 
     @property
     def is_open(self) -> bool:
@@ -44,18 +49,25 @@ class Fusion:
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
 
-    def feed(self, role: Role, item: ChannelEvent, *, interval: float, launch: int | None) -> Event | None:
-        """Fold one opened or changed channel event; returns the event it changed, or None."""
+    def feed(
+        self, role: Role, item: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
+    ) -> Event | None:
+        """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
         group = self._group_of(item) or self._place(role, item, interval)
-        event = self._describe(group, interval, launch)
-        if group.number == len(self.events):
+        if group.number is None:
+            if not _is_publishable(group):
+                return None
+            self._publish(group, row, step, interval)
+        number = group.number
+        assert number is not None
+        event = self._describe(group, number, interval, launch)
+        if number == len(self.events):
             self.events.append(event)
-        elif self.events[group.number] == event:
-            return None
-        else:
-            event = replace(event, evidence=self.events[group.number].evidence)
-            self.events[group.number] = event
-        return event
+            return event
+        known = self.events[number]
+        event = replace(event, evidence=known.evidence)
+        self.events[number] = event
+        return event if event != known else None
 
     def add(self, event: Event) -> Event:
         """Take an event that no channel made (rewind, LR); its number and cluster are filled in here."""
@@ -83,30 +95,37 @@ class Fusion:
                 group.members.append(item)
                 if role is Role.LOSS:
                     group.leader, group.role = item, role
-                    group.cluster = self._cluster_for(item, interval, group.number)
-                    self.loss_events.append(group.number)
+                    if group.number is not None:
+                        group.cluster = self._cluster_for(item, interval, group.number)
+                        self.loss_events.append(group.number)
                 return group
+        self.groups.append(Group(role, item))
+        return self.groups[-1]
+
+    def _publish(self, group: Group, row: int, step: int, interval: float) -> None:
         number = len(self.events)
-        cluster = number
-        if role is Role.LOSS:
-            cluster = self._cluster_for(item, interval, number)
+        group.number, group.row, group.step, group.cluster = number, row, step, number
+        if group.role is Role.LOSS:
+            group.cluster = self._cluster_for(group.leader, interval, number)
             self.loss_events.append(number)
-        group = Group(number, role, item, cluster)
-        self.groups.append(group)
-        return group
 
     def _cluster_for(self, item: ChannelEvent, interval: float, number: int) -> int:
         """A spike soon after, or during, an unresolved one belongs to its cluster."""
         if not self.loss_events:
             return number
-        last = self.events[self.loss_events[-1]]
         reach = min(CLUSTER_MAX_ROWS, max(CLUSTER_STEPS / max(interval, 1e-9), CLUSTER_MIN_ROWS))
-        end = last.recovered_row
-        if last.status is not Status.RECOVERED or end is None or item.onset_row - end <= reach:
-            return last.cluster
+        chain = max(CHAIN_ROWS, CHAIN_ROWS / max(interval, 1e-9))
+        for known in reversed(self.loss_events[-4:]):
+            last = self.events[known]
+            end = last.recovered_row
+            if last.status is not Status.RECOVERED or end is None:
+                if item.onset_row - last.alarm_row <= chain:
+                    return last.cluster
+            elif item.onset_row - end <= reach:
+                return last.cluster
         return number
 
-    def _describe(self, group: Group, interval: float, launch: int | None) -> Event:
+    def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
         """Build the event from its channel events as they are now."""
         leader = group.leader
         first = leader
@@ -116,12 +135,11 @@ class Fusion:
         low = min(group.members, key=lambda member: member.onset_low_row)
         if leader.alarm_row - low.onset_low_row > 2 * JOIN_ROWS:
             low = leader
-        alarm = min(group.members, key=lambda member: member.alarm_row)
-        known = self.events[group.number] if group.number < len(self.events) else None
+        known = self.events[number] if number < len(self.events) else None
         return Event(
-            id=group.number, kind=self._kind(leader), tier=self._tier(group, known), status=leader.status,
+            id=number, kind=self._kind(leader), tier=self._tier(group, number, known), status=leader.status,
             onset_step=first.onset_step, onset_low_step=low.onset_low_step, onset_row=first.onset_row,
-            onset_low_row=low.onset_low_row, alarm_step=alarm.alarm_step, alarm_row=alarm.alarm_row,
+            onset_low_row=low.onset_low_row, alarm_step=group.step, alarm_row=group.row,
             peak_step=leader.peak_step, peak_row=leader.peak_row, recovered_step=leader.recovered_step,
             recovered_row=leader.recovered_row, channels=tuple(dict.fromkeys(m.channel for m in group.members)),
             cluster=group.cluster, launch=known.launch if known else launch, excess=leader.excess,
@@ -146,29 +164,41 @@ class Fusion:
         descent = self.first_loss - leader.level
         return descent > 20.0 * leader.sigma and leader.excess > REINIT_SHARE * descent
 
-    def _tier(self, group: Group, known: Event | None) -> Tier:
+    def _tier(self, group: Group, number: int, known: Event | None) -> Tier:
         """Tiers only rise: what was proposed once stays in the record as proposed."""
         leader, tier = group.leader, Tier.NOTICE
         if group.role is Role.LOSS:
-            tier = self._loss_tier(group)
-        elif leader.unresolved and group.role in (Role.NORM, Role.SOURCE):
+            tier = self._loss_tier(group, number)
+        elif leader.unresolved or leader.persistent:
             tier = Tier.WARN
         if known is not None and known.tier.rank > tier.rank:
             return known.tier
         return tier
 
-    def _loss_tier(self, group: Group) -> Tier:
+    def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
         if leader.unresolved or self._kind(leader) is Kind.REINIT:
             return Tier.PROPOSE
         if self._kind(leader) is Kind.RESUME_BUMP:
             return Tier.NOTICE
         in_cluster = sum(self.events[n].cluster == group.cluster for n in self.loss_events if n < len(self.events))
-        if in_cluster + (group.number >= len(self.events)) >= UNSTABLE_EVENTS:
+        if in_cluster + (number >= len(self.events)) >= UNSTABLE_EVENTS:
             return Tier.PROPOSE if leader.shape == "gradual" and not leader.closed else Tier.WARN
         if leader.status in (Status.PARTIAL, Status.DIVERGING):
             return Tier.WARN
         return Tier.NOTICE
+
+
+def _is_publishable(group: Group) -> bool:
+    """A loss always speaks for itself; other channels only when they last, and a norm only when it is far off."""
+    leader = group.leader
+    if group.role is Role.LOSS:
+        return True
+    if leader.shape == "nan":
+        return leader.unresolved
+    if group.role is Role.SOURCE:
+        return leader.unresolved
+    return leader.persistent or (leader.unresolved and leader.height >= FAR_DECADES)
 
 
 def _belongs(group: Group, role: Role, item: ChannelEvent) -> bool:

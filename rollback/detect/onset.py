@@ -3,7 +3,7 @@
 Two models compete for every candidate start: a step (the mean jumps and stays) and a ramp (it grows from zero). For
 residuals z in units of their own noise the log-likelihood gains over "nothing happened" are
 G_step = (sum z)^2 / 2n and G_ramp = (sum z_i i)^2 / 2 sum i^2 over the tail of n points. The estimate maximises the
-larger one; every start within 1.92 of the maximum (half the 95 % point of chi-square with one degree of freedom,
+larger one; every start within 3.32 of the maximum (half the 99 % point of chi-square with one degree of freedom,
 Hinkley 1970) may be the true one, and the earliest of those is the lower bound.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CHI_SQUARE_HALF = 1.92
+CHI_SQUARE_HALF = 3.32
 CLIP_LOW, CLIP_HIGH = -4.0, 12.0
 
 

@@ -35,6 +35,8 @@ def _group_to_json(group: Group) -> dict[str, Any]:
         "number": group.number,
         "role": group.role.value,
         "cluster": group.cluster,
+        "row": group.row,
+        "step": group.step,
         "leader": group.members.index(group.leader),
         "members": [member.to_json() for member in group.members],
     }
@@ -42,8 +44,9 @@ def _group_to_json(group: Group) -> dict[str, Any]:
 
 def _group_from_json(record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Group:
     members = [_shared(ChannelEvent.from_json(member), channels) for member in record["members"]]
-    group = Group(record["number"], Role(record["role"]), members[record["leader"]], record["cluster"])
-    group.members = members
+    group = Group(Role(record["role"]), members[record["leader"]])
+    group.members, group.number, group.cluster = members, record["number"], record["cluster"]
+    group.row, group.step = record["row"], record["step"]
     return group
 
 

@@ -20,15 +20,20 @@ class Placement:
     segment_start: bool = False
     rewound_from: int | None = None
     new_interval: bool = False
+    repeated: bool = False
+
+
+REPEATS_AT_MOST = 8  # more points than that under one step: the step column counts something else
 
 
 ORDINARY = Placement()
+REPEATED = Placement(repeated=True)
 
 
 class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
-    __slots__ = ("candidate", "candidate_count", "interval", "last_launch", "last_step", "points")
+    __slots__ = ("candidate", "candidate_count", "interval", "last_launch", "last_step", "points", "repeats")
 
     def __init__(self) -> None:
         self.last_step: int | None = None
@@ -37,6 +42,7 @@ class Stream:
         self.candidate = 0.0
         self.candidate_count = 0
         self.points = 0
+        self.repeats = 0  # points with this very step; negative once repeats are known to be the rule
 
     def feed(self, step: int, launch: int | None) -> Placement:
         last, previous_launch = self.last_step, self.last_launch
@@ -48,11 +54,24 @@ class Stream:
         if step < last:
             return Placement(segment_start=True, rewound_from=last)
         delta = step - last
+        if delta == 0 and not started:
+            return self._repeat()
+        if self.repeats > 0:
+            self.repeats = 0
         if delta == self.interval and not started:
             self.candidate_count = 0
             return ORDINARY
         changed = self._follow_interval(float(delta))
         return Placement(segment_start=started, new_interval=changed)
+
+    def _repeat(self) -> Placement:
+        """The same step again: a second writer, or a picture's pixels. The first value of a step speaks for it."""
+        if self.repeats < 0:
+            return ORDINARY
+        self.repeats += 1
+        if self.repeats > REPEATS_AT_MOST:
+            self.repeats = -1
+        return REPEATED
 
     def _follow_interval(self, delta: float) -> bool:
         """Accept another interval after three points of it; True when it replaces one that was in use."""
