@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from chronicle.commands.carrying_out import carry_out
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.errors import ChronicleError
-from chronicle.commands.carrying_out import carry_out
 from chronicle.rollbacks.ground import open_ground
 from rollback.errors import PlanRefused
 from rollback.plan import Plan

@@ -1,8 +1,8 @@
 """`chronicle recover`: finish or revert a transaction that was interrupted."""
 
+from chronicle.commands.carrying_out import uninterrupted
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
-from chronicle.commands.carrying_out import uninterrupted
 from chronicle.rollbacks.ground import open_ground
 from chronicle.rollbacks.history import find_open_intent
 from rollback.transaction import recover as finish_or_revert

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chronicle.commands.carrying_out import carry_out
 from chronicle.commands.options import (
     CheckpointsOption,
     JsonOption,
@@ -18,7 +19,6 @@ from chronicle.commands.options import (
 )
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
-from chronicle.commands.carrying_out import carry_out
 from chronicle.rollbacks.ground import open_ground
 from chronicle.rollbacks.planning import make_plan
 from rollback.durable import REAL_DISK

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from chronicle.commands.carrying_out import agree, uninterrupted
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.journal import Entry
-from chronicle.commands.carrying_out import agree, uninterrupted
 from chronicle.rollbacks.ground import Ground, open_ground
 from chronicle.rollbacks.history import find_undoable
 from rollback.checkpoint import list_checkpoints

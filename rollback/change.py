@@ -1,0 +1,107 @@
+"""The values of a transaction: what is to change, what has been prepared, what was done. Nothing here touches the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollback.durable import Attributes
+from rollback.errors import UnreadableFile
+from rollback.moves import Move
+from rollback.staging import Writer
+
+READY = "transaction.json"
+VERSION = 1
+ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a transaction is to bring about. Names are relative to `root`, the directory a loader lists."""
+
+    root: Path
+    entry: str  # the checkpoint's name in `root`
+    source: Path  # where it lies now: `root / entry`, or an abandoned one that is brought back
+    writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
+    abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
+    pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
+    contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
+    facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
+
+    @property
+    def place(self) -> Path:
+        return self.root / self.entry
+
+    @property
+    def parent(self) -> Path:
+        return self.root.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What was done, with all that `undo` needs; `id` is the journal entry that holds it."""
+
+    id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The content of `transaction.json`: from here on the transaction only goes forward."""
+
+    intent: str
+    receipt_kind: str
+    moves: tuple[Move, ...]
+    checks: Mapping[str, str]  # absolute path -> sha256 that must be read back
+    attributes: tuple[tuple[str, Attributes], ...]  # to set when the moves are made
+    final_attributes: tuple[tuple[str, Attributes], ...]  # to set when the workspace is gone
+    remove: tuple[str, ...]  # leftovers outside the workspace: files, or directories if empty
+    receipt: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": VERSION,
+            "intent": self.intent,
+            "receipt_kind": self.receipt_kind,
+            "moves": [move.to_json() for move in self.moves],
+            "checks": dict(self.checks),
+            "attributes": [[path, attributes.to_json()] for path, attributes in self.attributes],
+            "final_attributes": [[path, attributes.to_json()] for path, attributes in self.final_attributes],
+            "remove": list(self.remove),
+            "receipt": dict(self.receipt),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Prepared:
+        if record.get("v") != VERSION:
+            raise UnreadableFile(f"{READY} has version {record.get('v')!r}: this program reads {VERSION}")
+        return cls(
+            intent=record["intent"],
+            receipt_kind=record["receipt_kind"],
+            moves=tuple(Move.from_json(move) for move in record["moves"]),
+            checks=record["checks"],
+            attributes=tuple((path, Attributes.from_json(values)) for path, values in record["attributes"]),
+            final_attributes=tuple((path, Attributes.from_json(values)) for path, values in record["final_attributes"]),
+            remove=tuple(record["remove"]),
+            receipt=record["receipt"],
+        )
+
+
+def workspace_of(parent: Path, intent: str) -> Path:
+    """Where a transaction prepares: beside the checkpoints root, on its filesystem, hidden from loaders."""
+    return parent / f".chronicle-{intent}"
+
+
+def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
+    """Digests of everything that `undo` of this receipt needs from the object store."""
+    yield from (file["before"] for file in data["files"])
+    yield from (pointer["before"] for pointer in data["pointers"] if pointer["before"] is not None)
+    if data.get("contract") and data["contract"]["before"] is not None:
+        yield data["contract"]["before"]
+
+
+def contract_part(path: Path, intent: str) -> Path:
+    """Where the new contract waits for its move: beside the one it replaces."""
+    return path.with_name(f".contract-{intent}.json")

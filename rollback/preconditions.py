@@ -1,0 +1,66 @@
+"""What must hold before a transaction is begun: refused here, nothing has been touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollback.change import Change
+from rollback.errors import Refused
+from rollback.moves import inode_of
+from rollback.objects import sha256_of
+from rollback.staging import StagedFile, refuse_odd_entries
+
+
+def check_ground(change: Change) -> None:
+    """Refuse what could not be done whole: another filesystem, a mount point, a read-only parent, odd entries."""
+    for path in (change.root, change.place, change.source):
+        if os.path.lexists(path) and os.path.ismount(path):
+            raise Refused(
+                f"`{path}` is a mount point: checkpoints cannot be moved aside on their own filesystem",
+                remedy="let the setting `checkpoints` name a directory below the mount point",
+            )
+    if change.place.is_symlink():
+        raise Refused(f"`{change.place}` is a symbolic link: expected a checkpoint", remedy="name the real directory")
+    device = change.root.stat().st_dev
+    for path in (change.parent, change.source, *(change.root / name for name in change.abandon)):
+        if path.lstat().st_dev != device:
+            raise Refused(
+                f"`{path}` lies on another filesystem than `{change.root}`: it could not be moved in one piece",
+                remedy="let the setting `checkpoints` name a directory whose parent is on the same filesystem",
+            )
+    for path in (change.parent, change.root, change.source.parent):
+        if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
+            raise Refused(
+                f"`{path}` is not writable: the edited checkpoint is built and moved there",
+                remedy="run as the user who owns the checkpoints, or make the directory writable",
+            )
+    for name in change.pointers:
+        if (change.root / name).is_symlink():
+            raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
+    refuse_odd_entries(change.source, change.writers)
+
+
+def check_undo(data: Mapping[str, Any], root: Path) -> None:
+    place = root / data["entry"]
+    if not os.path.lexists(place):
+        raise Refused(
+            f"`{place}` is gone: its edited files could be given back, the rest of it could not",
+            remedy="the originals of the edited files are in the run's objects directory",
+        )
+    if inode_of(place) != data["inode"]:
+        raise Refused(
+            f"`{place}` was replaced after the rollback: what is there now is another checkpoint",
+            remedy="abandon it and go back to another one with `chronicle rollback --to`",
+        )
+    for file in map(StagedFile.from_json, data["files"]):
+        path = place / file.path if file.path else place
+        if not path.is_file() or sha256_of(path) != file.after:
+            raise Refused(
+                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
+                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
+            )
+    if not os.access(root.parent, os.W_OK | os.X_OK) or not os.access(root, os.W_OK | os.X_OK):
+        raise Refused(f"`{root}` or its parent is not writable", remedy="run as the user who owns the checkpoints")

@@ -1,0 +1,284 @@
+"""Everything a transaction will bring into sight, prepared where no loader looks, and the list of moves that does it.
+
+Durable when it returns; nothing visible has changed. The order of the moves is part of the promise: at every point a
+loader that takes the newest checkpoint, one that follows a pointer and one that is given a path see before or after.
+
+    rollback   the twin takes its place, pointers, later checkpoints away (earliest first), contract
+    undo       later checkpoints back (latest first), newer ones away, pointers, the original takes its place, contract
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rollback.change import ABANDONED, Change, Prepared, contract_part
+from rollback.durable import Attributes, Disk
+from rollback.errors import Refused
+from rollback.moves import HiddenExchange, Kind, Move, inode_of
+from rollback.objects import ObjectStore, sha256_of
+from rollback.staging import StagedFile, Writer, build_twin
+
+
+def prepare_rollback(
+    change: Change,
+    intent: str,
+    workspace: Path,
+    store: ObjectStore,
+    check_twin: Callable[[Path], None],
+    disk: Disk,
+) -> Prepared:
+    attributes = {"root": Attributes.of(change.root).to_json(), "parent": Attributes.of(change.parent).to_json()}
+    abandoned_dir = change.parent / ABANDONED / intent
+    place, source, twin = change.place, change.source, change.source
+    displaced = source != place and os.path.lexists(place)
+    directories = _directory_attributes(source)
+    disk.make_directory(workspace)
+    files: tuple[StagedFile, ...] = ()
+    if change.writers:
+        for name in change.writers:
+            original = source / name if name else source
+            store.add_file(original, sha256_of(original))
+        twin = workspace / "twin" / change.entry
+        disk.make_directory(twin.parent)
+        files = build_twin(disk, source, twin, change.writers)
+        check_twin(twin)
+    moves: list[Move] = []
+    if source != place or change.writers:
+        moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)
+    pointers = []
+    for number, (name, content) in enumerate(change.pointers.items()):
+        moves.append(_replacement(disk, workspace / f"pointer-{number}", change.root / name, content))
+        pointers.append({"path": name} | _kept(change.root / name, store))
+    moves += [_move(change.root / name, abandoned_dir / name) for name in change.abandon]
+    if any(move.target.parent == abandoned_dir for move in moves):
+        disk.make_directory(abandoned_dir)
+    contract: dict[str, Any] | None = None
+    if change.contract is not None:
+        path, render = change.contract
+        contract = {"path": str(path)} | _kept(path, store)
+        disk.make_directory(path.parent)
+        moves.append(_replacement(disk, contract_part(path, intent), path, render(intent)))
+    return Prepared(
+        intent=intent,
+        receipt_kind="rollback.receipt",
+        moves=tuple(moves),
+        checks={str(place / file.path if file.path else place): file.after for file in files},
+        attributes=(),
+        final_attributes=(),
+        remove=(),
+        receipt={
+            **change.facts,
+            "intent": intent,
+            "root": str(change.root),
+            "entry": change.entry,
+            "source": str(source),
+            "displaced": displaced,
+            "inode": inode_of(twin),
+            "files": [file.to_json() for file in files],
+            "directories": directories,
+            "abandoned": list(change.abandon),
+            "abandoned_dir": str(abandoned_dir),
+            "pointers": pointers,
+            "contract": contract,
+            "remaining": sorted(set(os.listdir(change.root)) - set(change.abandon) | {change.entry}),
+            "attributes": attributes,
+        },
+    )
+
+
+def prepare_undo(
+    data: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    newer: tuple[str, ...],
+    intent: str,
+    workspace: Path,
+    store: ObjectStore,
+    disk: Disk,
+) -> Prepared:
+    root, place = Path(data["root"]), Path(data["root"]) / data["entry"]
+    source, back_dir = Path(data["source"]), Path(data["abandoned_dir"])
+    own_dir = root.parent / ABANDONED / intent
+    files = tuple(map(StagedFile.from_json, data["files"]))
+    disk.make_directory(workspace)
+    twin = place
+    if files:
+        twin = workspace / "twin" / data["entry"]
+        disk.make_directory(twin.parent)
+        build_twin(disk, place, twin, {file.path: _restorer(store, file, disk) for file in files})
+        _restore_attributes(disk, twin, files, data["directories"])
+    moves: list[Move] = []
+    for name in reversed(data["abandoned"]):
+        if name in newer:
+            moves += _swap(root, back_dir / name, root / name, workspace, disk, leftover=own_dir / name)
+        else:
+            moves.append(_move(back_dir / name, root / name))
+    moves += [_move(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
+    moves += _pointers_back(data, root, workspace, store, disk)
+    if source != place or files:
+        moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
+    if newer:
+        disk.make_directory(own_dir)
+    if source != place:
+        disk.make_directory(source.parent)
+    remove = [str(back_dir), str(back_dir.parent)]
+    if data.get("contract"):
+        moves.append(_contract_back(data["contract"], intent, store, disk))
+        remove.append(str(moves[-1].source if data["contract"]["before"] else moves[-1].target))
+    restored = source if source != place else place
+    final = [(str(root.parent), Attributes.from_json(data["attributes"]["parent"]))]
+    if not newer:
+        final.insert(0, (str(root), Attributes.from_json(data["attributes"]["root"])))
+    return Prepared(
+        intent=intent,
+        receipt_kind="undo.receipt",
+        moves=tuple(moves),
+        checks={str(restored / file.path if file.path else restored): file.before for file in files},
+        attributes=(),
+        final_attributes=tuple(final),
+        remove=tuple(remove),
+        receipt={
+            **facts,
+            "intent": intent,
+            "root": str(root),
+            "entry": data["entry"],
+            "returned": list(data["abandoned"]),
+            "abandoned": list(newer),
+            "abandoned_dir": str(own_dir),
+            "restored": [file.path for file in files],
+        },
+    )
+
+
+def _install(
+    root: Path, twin: Path, place: Path, source: Path, abandoned_dir: Path | None, workspace: Path, disk: Disk
+) -> list[Move]:
+    """Bring the twin (or an abandoned checkpoint itself) to its place; what was there goes where it belongs."""
+    if not os.path.lexists(place):
+        moves = [_move(twin, place)]
+    else:
+        leftover = None if abandoned_dir is None else abandoned_dir / place.name
+        moves = _swap(root, twin, place, workspace, disk, leftover=leftover)
+    if source not in (place, twin):
+        moves.append(_discard(source, workspace / "trash" / source.name, disk))
+    return moves
+
+
+def _reinstall(
+    data: Mapping[str, Any],
+    root: Path,
+    twin: Path,
+    place: Path,
+    source: Path,
+    back_dir: Path,
+    workspace: Path,
+    disk: Disk,
+) -> list[Move]:
+    """The way back of `_install`."""
+    if source == place:
+        return _swap(root, twin, place, workspace, disk, leftover=None)
+    edited = twin != place
+    trash = workspace / "trash" / place.name
+    if edited:
+        disk.make_directory(trash.parent)
+    away = trash if edited else source
+    if data["displaced"]:
+        moves = _swap(root, back_dir / place.name, place, workspace, disk, leftover=away)
+    else:
+        moves = [_move(place, away)]
+    return [*moves, _move(twin, source)] if edited else moves
+
+
+def _swap(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
+    """Moves that put `one` at `place` and what was there at `leftover` (`None`: left in the workspace).
+
+    Where the filesystem cannot exchange two names, the whole root goes out of sight for two renames.
+    """
+    there = inode_of(place)
+    assert there is not None
+    if disk.can_exchange(workspace):
+        moves = [_move(one, place, Kind.EXCHANGE)]
+        return moves if leftover is None else [*moves, Move(kind=Kind.MOVE, source=one, target=leftover, inode=there)]
+    parked = leftover or workspace / "parked" / place.name
+    disk.make_directory(parked.parent)
+    way = HiddenExchange(hidden=root.with_name(f"{root.name}{workspace.name}"), parked=parked, displaced_inode=there)
+    return [replace(_move(one, place, Kind.HIDDEN), hidden=way)]
+
+
+def _pointers_back(data: Mapping[str, Any], root: Path, workspace: Path, store: ObjectStore, disk: Disk) -> list[Move]:
+    moves = []
+    for number, pointer in enumerate(data["pointers"]):
+        path = root / pointer["path"]
+        if pointer["before"] is None:
+            moves.append(_discard(path, workspace / "trash" / f"pointer-{number}", disk))
+        else:
+            content = store.find(pointer["before"]).read_bytes()
+            move = _replacement(disk, workspace / f"pointer-{number}", path, content)
+            disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
+            moves.append(move)
+    return moves
+
+
+def _contract_back(contract: Mapping[str, Any], intent: str, store: ObjectStore, disk: Disk) -> Move:
+    path = Path(contract["path"])
+    aside = contract_part(path, intent)
+    if contract["before"] is None:
+        return Move(kind=Kind.DISCARD, source=path, target=aside, inode=inode_of(path) or -1)
+    move = _replacement(disk, aside, path, store.find(contract["before"]).read_bytes())
+    disk.set_attributes(move.source, Attributes.from_json(contract["attributes"]))
+    return move
+
+
+def _restorer(store: ObjectStore, file: StagedFile, disk: Disk) -> Writer:
+    def write(_source: Path, target: Path, _changed: object) -> None:
+        disk.copy_new(store.find(file.before), target)
+
+    return write
+
+
+def _restore_attributes(
+    disk: Disk, twin: Path, files: Iterable[StagedFile], directories: Iterable[tuple[str, list[int]]]
+) -> None:
+    for file in files:
+        disk.set_attributes(twin / file.path if file.path else twin, file.attributes)
+    for relative, values in directories:
+        path = twin / relative
+        if path.is_dir():
+            disk.set_attributes(path, Attributes.from_json(values))
+
+
+def _directory_attributes(source: Path) -> list[tuple[str, list[int]]]:
+    """Attributes of every directory of the checkpoint, innermost first, so that setting them keeps the outer times."""
+    if not source.is_dir():
+        return []
+    found = [path for path in source.rglob("*") if path.is_dir() and not path.is_symlink()]
+    ordered = [*sorted(found, key=lambda path: -len(path.parts)), source]
+    return [(path.relative_to(source).as_posix(), Attributes.of(path).to_json()) for path in ordered]
+
+
+def _kept(path: Path, store: ObjectStore) -> dict[str, Any]:
+    """Put the present content of a small file into the store; what `undo` needs to bring it back."""
+    if not os.path.lexists(path):
+        return {"before": None, "attributes": None}
+    return {"before": store.add_bytes(path.read_bytes()), "attributes": Attributes.of(path).to_json()}
+
+
+def _move(source: Path, target: Path, kind: Kind = Kind.MOVE) -> Move:
+    inode = inode_of(source)
+    if inode is None:
+        raise Refused(f"`{source}` is not there any more", remedy="plan again with `chronicle rollback --dry-run`")
+    return Move(kind=kind, source=source, target=target, inode=inode)
+
+
+def _discard(source: Path, trash: Path, disk: Disk) -> Move:
+    disk.make_directory(trash.parent)
+    return _move(source, trash, Kind.DISCARD)
+
+
+def _replacement(disk: Disk, prepared: Path, target: Path, content: bytes) -> Move:
+    disk.write_new(prepared, content)
+    disk.sync_directory(prepared.parent)
+    return _move(prepared, target, Kind.REPLACE)
