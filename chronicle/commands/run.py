@@ -11,6 +11,7 @@ import typer
 from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
+from chronicle.settings import Settings
 
 __all__ = ["run"]
 
@@ -24,8 +25,16 @@ def run(
         str, typer.Option(help="When the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
     ] = "continue",
     grace: Annotated[
-        float, typer.Option(help="Seconds between a forwarded signal and KILL; longer than a save.", metavar="SECONDS")
-    ] = DEFAULT_GRACE_SECONDS,
+        float | None,
+        typer.Option(help="Seconds between a forwarded signal and KILL [90, or twice the longest save].", metavar="SECONDS"),
+    ] = None,
+    accept_change: Annotated[
+        str | None,
+        typer.Option(help="Why model, data, topology or precision differ from the declared plan.", metavar="REASON"),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Leave out a preflight check (repeatable; journalled).", metavar="PFnn")
+    ] = None,
     force: Annotated[
         str | None, typer.Option(help="Start although a launch seems alive on another host; the reason is journalled.")
     ] = None,
@@ -41,28 +50,65 @@ def run(
     """
     from chronicle.launch.launching import LaunchRequest, launch
 
-    command = launcher or []
+    command = tuple(launcher or ())
     if not command:
         raise UsageProblem("no launcher given", "chronicle run -- torchrun --nproc_per_node 2 train.py")
     if on_propose not in ("stop", "continue"):
         raise UsageProblem(f"--on-propose is `{on_propose}`: expected `stop` or `continue`")
-    if grace < 0:
+    if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_from(run, logs, checkpoints)
+    skipped = tuple(skip or ())
+    seconds, recorded = _look_before(settings, command, grace, skipped)
+    environ = dict(os.environ)
+    if accept_change:
+        environ["CHRONICLE_ACCEPT_CHANGE"] = recorded["accept_change"] = accept_change
+    if skipped:
+        environ["CHRONICLE_PREFLIGHT_SKIP"] = ",".join(skipped)
     end = launch(
         LaunchRequest(
-            command=tuple(command),
+            command=command,
             paths=settings.paths,
             checkpoints_dir=settings.checkpoints_dir,
             cwd=Path.cwd(),
-            environ=dict(os.environ),
-            grace_seconds=grace,
+            environ=environ,
+            grace_seconds=seconds,
             stop_on_proposal=on_propose == "stop",
             force=force,
+            recorded=recorded,
         ),
         live_watch=_live_watch(),
     )
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _look_before(
+    settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...]
+) -> tuple[float, dict[str, Any]]:
+    """The grace to use and what the quick preflight found; raises `LaunchRefused` when a check failed."""
+    from chronicle.journal import read_journal
+    from chronicle.launch.admission import LaunchRefused
+    from chronicle.preflight.host import Host, check_host, measured_save_seconds
+    from chronicle.preflight.results import Verdict
+
+    entries = read_journal(settings.paths).entries
+    save = measured_save_seconds(entries) or 0.0
+    seconds = grace if grace is not None else max(DEFAULT_GRACE_SECONDS, 2.0 * save)
+    host = Host(
+        paths=settings.paths,
+        checkpoints_dir=settings.checkpoints_dir,
+        entries=entries,
+        environ=os.environ,
+        command=command,
+        grace_seconds=seconds,
+    )
+    results = check_host(host, skip={*skipped, "PF07"})  # orphans: `launch` itself refuses over them
+    failed = [result for result in results if result.verdict is Verdict.FAIL]
+    if failed:
+        hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
+        raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
+    verdicts = {result.check: result.verdict.value for result in results if result.check != "PF07"}
+    return seconds, {"preflight": verdicts, "skipped": list(skipped)}
 
 
 def _live_watch() -> Any:

@@ -17,7 +17,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chronicle.launch.output import LiveView, LogFile, split_lines
+from chronicle.launch.latency import LatencyTest
+from chronicle.launch.output import ROTATE_BYTES, LiveView, LogFile, split_lines
 
 __all__ = ["Channels", "rank_prefix_of"]
 
@@ -46,6 +47,8 @@ class Channels:
         complain: Callable[[str], None],
         rank_prefix: re.Pattern[bytes] | None = None,
         on_rank: Callable[[int, int], None] = lambda rank, pid: None,
+        on_rotate: Callable[[Path], None] = lambda path: None,
+        rotate_bytes: int = ROTATE_BYTES,
         view_fds: tuple[int, int] = (1, 2),
     ) -> None:
         self._dir = launch_dir
@@ -54,6 +57,8 @@ class Channels:
         self._complain = complain
         self._rank_prefix = rank_prefix
         self._on_rank = on_rank
+        self._on_rotate = on_rotate
+        self._rotate_bytes = rotate_bytes
         self.log = self._open_log("supervisor.log")
         self.rank_logs: dict[int, LogFile] = {}
         same = _same_file(*view_fds)
@@ -61,6 +66,7 @@ class Channels:
         self._views = (out, out if same else LiveView(view_fds[1]))
         self._rest: dict[int, bytes] = {}
         self._several_ranks = False
+        self.latency = LatencyTest(clock=clock)
         self._open: dict[int, Callable[[], None]] = {}
         self._listener: socket.socket | None = None
 
@@ -126,7 +132,13 @@ class Channels:
             log.close()
 
     def _open_log(self, name: str) -> LogFile:
-        return LogFile(self._dir / name, clock=self._clock, complain=self._complain)
+        return LogFile(
+            self._dir / name,
+            clock=self._clock,
+            complain=self._complain,
+            rotate_bytes=self._rotate_bytes,
+            on_rotate=self._on_rotate,
+        )
 
     def _rank_log(self, rank: int) -> LogFile:
         if rank not in self.rank_logs:
@@ -146,11 +158,12 @@ class Channels:
         def read() -> None:
             data = _read(fd)
             while data:
+                data = self.latency.take(data, fd)
                 view.show(data)
                 self.log.write(data)
                 if self._rank_prefix is not None:
                     self._split_by_prefix(fd, data)
-                data = _read(fd) if len(data) == READ_BYTES else None
+                data = _read(fd)
             if data == b"":
                 self._drop(fd)
 
@@ -188,7 +201,9 @@ class Channels:
                         rest = data
                         return
                     rest = b""
-                self._rank_log(rank).write(data)
+                data = self.latency.take(data, fd)
+                if data:
+                    self._rank_log(rank).write(data)
                 lines, rest = split_lines(rest, data)
                 self._show_rank(rank, lines)
                 data = _read(fd)
@@ -209,7 +224,10 @@ class Channels:
             self._several_ranks |= rank > 0 or int(hello.get("world_size") or 1) > 1
         except (ValueError, KeyError, TypeError):
             return 0, data  # not our protocol: keep the bytes rather than judge them
-        self._rank_log(rank)
+        if hello.get("redirect", True):
+            self._rank_log(rank)
+        if isinstance(hello.get("latency"), str):
+            self.latency.expect(rank, hello["latency"])
         self._on_rank(rank, pid)
         return rank, after
 

@@ -5,6 +5,7 @@ Pure: takes the outcome and the logs' tails, returns the entry's `data` and the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from chronicle.launch.supervisor import Outcome
 __all__ = ["describe_end", "format_end", "title_of_end"]
 
 TAIL_LINES = 12
+TORCHRUN_RANK = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)")
+TORCHRUN_CODE = re.compile(r"\bexitcode\s*: (-?\d+) \(pid: \d+\)")
 
 
 def describe_end(
@@ -23,6 +26,7 @@ def describe_end(
     tails: Mapping[int, Sequence[str]],
     launcher_tail: Sequence[str],
     lost_bytes: int,
+    late: Mapping[int, float | None],
 ) -> dict[str, Any]:
     """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log."""
     failed = outcome.exit_code != 0
@@ -44,13 +48,31 @@ def describe_end(
     if death is not None:
         before = max(0.0, outcome.launcher_ended_at - death.time)
         data["first_to_end"] = {"rank": death.rank, "pid": death.pid, "seconds_before_launcher": round(before, 3)}
+        code = find_rank_code(launcher_tail, death.rank)
+        if code is not None:
+            data["first_to_end"]["exit_code"] = code
     if failed:
         tail = tails.get(death.rank) if death is not None else None
         data["tail"] = list(tail or launcher_tail)[-TAIL_LINES:]
         data["tail_of"] = f"rank {death.rank}" if death is not None and tail else "launcher"
     if lost_bytes:
         data["log_bytes_lost"] = lost_bytes
+    if late:
+        data["buffered_ranks"] = {str(rank): seconds for rank, seconds in sorted(late.items())}
     return data
+
+
+def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
+    """The exit code torchrun's own report gives for this rank: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
+    current = None
+    for line in lines:
+        named = TORCHRUN_RANK.search(line)
+        if named is not None:
+            current = int(named.group(1))
+        code = TORCHRUN_CODE.search(line)
+        if code is not None and current == rank:
+            return int(code.group(1))
+    return None
 
 
 def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
@@ -73,7 +95,9 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
     first = data.get("first_to_end")
     if first is not None:
         before = first["seconds_before_launcher"]
-        lines.append(f"first to end: rank {first['rank']} (pid {first['pid']}), {before:.1f} s before the launcher")
+        code = f", exit code {first['exit_code']}" if "exit_code" in first else ""
+        who = f"rank {first['rank']} (pid {first['pid']}{code})"
+        lines.append(f"first to end: {who}, {before:.1f} s before the launcher")
     if data.get("tail"):
         lines.append(f"last lines of {data['tail_of']}:")
         lines += [f"  {line}" for line in data["tail"]]
@@ -83,4 +107,6 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
         lines.append(f"still alive, stuck in the kernel: {', '.join(map(str, ended['left']))}")
     if data.get("log_bytes_lost"):
         lines.append(f"{data['log_bytes_lost']} bytes of logs could not be written")
+    if data.get("buffered_ranks"):
+        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} was buffered on its way here")
     return lines

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.environment import build_environment
 from chronicle.launch.exit_report import describe_end, format_end, title_of_end
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
+from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord
+from chronicle.launch.seals import seal_file
 from chronicle.launch.supervisor import Outcome, Supervisor
 from chronicle.launch.watching import LiveDetector, Watcher, last_point, read_start_step
 from chronicle.paths import RunPaths
@@ -51,7 +53,9 @@ class LaunchRequest:
     environ: Mapping[str, str]
     grace_seconds: float
     stop_on_proposal: bool = False
-    force: str | None = None
+    force: str | None = None  # reason for starting although a launch seems alive elsewhere
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # goes into `launch.start` as it is
+    rotate_bytes: int = ROTATE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ class _Launch:
         self._selector = selectors.PollSelector()
         self._said: set[str] = set()
         self._start_step: int | None = None
+        self._parts: dict[Path, dict[str, Any]] = {}
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
         self._channels = Channels(
             request.paths.launch_dir(number),
@@ -131,6 +136,8 @@ class _Launch:
             complain=self._complain,
             rank_prefix=rank_prefix_of(request.command),
             on_rank=self._ranks.add,
+            on_rotate=self._seal_part,
+            rotate_bytes=request.rotate_bytes,
         )
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._start = describe_launch(request.command, request.cwd, request.environ)
@@ -143,6 +150,7 @@ class _Launch:
         containment = describe_containment(subreaper)
         if request.force:
             self._start["force"] = request.force
+        self._start |= request.recorded
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         self._record.append("launch.start", title=f"launch {number}: {_short(self._start['argv'])}", data=self._start)
         self._say_start(containment)
@@ -193,20 +201,45 @@ class _Launch:
             outcome,
             host=self._start["host"],
             last_step=None if point is None else point.step,
-            tails={rank: log.last_lines(TAIL_LINES) for rank, log in channels.rank_logs.items()},
+            tails=self._rank_tails(outcome),
             launcher_tail=channels.log.last_lines(TAIL_LINES),
             lost_bytes=channels.lost_bytes,
+            late=channels.latency.late,
         )
         event = self._watcher.event
         if event is not None and outcome.stopped_by == "proposal":
             data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
-        self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
         for line in format_end(self._number, data, containment=containment):
-            self._channels.say(line)
+            channels.say(line)
+        channels.close()  # sealed as they are; what follows goes to the terminal alone
+        data["sealed"] = self._seal_all()
+        self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
         if self._record.waiting:
-            self._channels.say(f"{self._record.waiting} journal entries could not be written and are lost")
+            self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
         self._close()
         return LaunchEnd(launch=self._number, exit_code=outcome.exit_code, data=data)
+
+    def _rank_tails(self, outcome: Outcome) -> dict[int, list[str]]:
+        """Last lines by rank: of the logs written here, or of a `rank-<r>.log` the trainer wrote itself."""
+        tails = {rank: log.last_lines(TAIL_LINES) for rank, log in self._channels.rank_logs.items()}
+        death = outcome.first_death
+        if death is not None and death.rank not in tails:
+            tails[death.rank] = read_last_lines(self._request.paths.rank_log(self._number, death.rank), TAIL_LINES)
+        return tails
+
+    def _seal_all(self) -> list[dict[str, Any]]:
+        """Digests of every log and evidence file of this launch, rotated parts included."""
+        directory = self._request.paths.launch_dir(self._number)
+        files = sorted([*directory.glob("*.log"), *directory.glob("evidence/rank-*.jsonl")])
+        seals = (self._parts.get(path) or seal_file(self._request.paths, path) for path in files)
+        return [seal for seal in seals if seal is not None]
+
+    def _seal_part(self, part: Path) -> None:
+        """A log was rotated: its digest goes into the journal now, not when the launch ends."""
+        seal = seal_file(self._request.paths, part)
+        if seal is not None:
+            self._parts[part] = seal
+            self._record.append("evidence", title=f"log part {part.name} sealed", data={"sealed": [seal]})
 
     def _close(self) -> None:
         deadline = time.monotonic() + 2.0
@@ -214,7 +247,6 @@ class _Launch:
             time.sleep(0.02)  # a slow terminal gets its last lines
             self._channels.flush_views()
         self._ranks.close()
-        self._channels.close()
         self._record.writer.close()
         self._selector.close()
 
@@ -236,6 +268,7 @@ class _Launch:
     def _look(self) -> bool:
         """Once a second: where the launch started, and whether the detector wants it stopped."""
         self._note_start_step()
+        self._channels.latency.check(self._channels.say)
         return self._watcher.look()
 
     def _note_start_step(self) -> None:

@@ -12,9 +12,10 @@ import select
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LiveView", "LogFile", "split_lines"]
+__all__ = ["ROTATE_BYTES", "LiveView", "LogFile", "read_last_lines", "split_lines"]
 
 RETRY_SECONDS = 10.0
+ROTATE_BYTES = 256 << 20
 BACKLOG_BYTES = 1 << 20
 CHUNK_BYTES = select.PIPE_BUF  # a writable pipe takes this much without blocking
 TAIL_BYTES = 1 << 14
@@ -25,8 +26,20 @@ LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 class LogFile:
     """One log. `write` never raises; `tail` is the last 16 KiB even when the disk took none of it."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float], complain: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float],
+        complain: Callable[[str], None],
+        rotate_bytes: int = ROTATE_BYTES,
+        on_rotate: Callable[[Path], None] = lambda path: None,
+    ) -> None:
         self.path = path
+        self._rotate_bytes = rotate_bytes
+        self._on_rotate = on_rotate
+        self._size = 0
+        self._parts = 0
         self.lost_bytes = 0
         self.tail = b""
         self._clock = clock
@@ -54,6 +67,9 @@ class LogFile:
             written = os.write(self._fd, data)
             if written < len(data):
                 raise OSError(f"short write: {written} of {len(data)} bytes")
+            self._size += written
+            if self._size >= self._rotate_bytes:
+                self._rotate()
         except OSError as error:
             if not self.lost_bytes:
                 self._complain(f"cannot write `{self.path}`: {error.strerror or error}; the run goes on without that log")
@@ -68,8 +84,16 @@ class LogFile:
 
     def last_lines(self, count: int) -> list[str]:
         """The last lines printed, blank ones left out, at most 400 characters each."""
-        lines = self.tail.replace(b"\r", b"\n").decode("utf-8", "replace").splitlines()
-        return [line[:400] for line in lines if line.strip()][-count:]
+        return _last_lines(self.tail, count)
+
+    def _rotate(self) -> None:
+        """`rank-0.log` becomes `rank-0.0001.log`; parts are kept, in order, and sealed by the caller."""
+        self._parts += 1
+        part = self.path.with_name(f"{self.path.stem}.{self._parts:04d}{self.path.suffix}")
+        os.rename(self.path, part)
+        self.close()
+        self._size = 0
+        self._on_rotate(part)
 
     def _lose(self, size: int) -> None:
         self.lost_bytes += size
@@ -133,3 +157,19 @@ def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[li
     if rest and (final or len(rest) >= LONGEST_LINE_BYTES):
         return [*lines, rest + b"\n"], b""
     return lines, rest
+
+
+def read_last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a log somebody else wrote; none when it cannot be read."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return _last_lines(log.read(), count)
+    except OSError:
+        return []
+
+
+def _last_lines(data: bytes, count: int) -> list[str]:
+    lines = data.replace(b"\r", b"\n").decode("utf-8", "replace").splitlines()
+    return [line[:400] for line in lines if line.strip()][-count:]

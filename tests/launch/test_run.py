@@ -105,7 +105,11 @@ def test_lines_of_two_ranks_are_never_torn(driver):
         "import os; from chronicle.launch.rank_output import open_rank_output; open_rank_output()\n"
         "for i in range(2000): print('rank', os.environ['RANK'], 'line', i, 'end')\n"
     )
-    driver.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)])
+    both = (
+        "import os, subprocess, sys; ranks = [subprocess.Popen([sys.executable, '-u', 'train.py'],"
+        " env=os.environ | {'RANK': r, 'WORLD_SIZE': '2'}) for r in '01']; sys.exit(max(r.wait() for r in ranks))"
+    )
+    driver.start(python(both))
     assert driver.wait() == 0
     for rank in range(2):
         expected = [f"rank {rank} line {i} end" for i in range(2000)]
