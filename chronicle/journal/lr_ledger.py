@@ -17,7 +17,9 @@ from chronicle.journal.lineage import LaunchSpan, Lineage
 __all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
 
 
-LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])")  # `lr.group0`, `next_lrs`, not `lrelu`
+LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`
+
+LR_EVENTS = ("lr-bug", "lr-mismatch")  # kinds of the detector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,8 @@ class _Fold:
             return _tidy(after / self.first_base), "rollback"
         ratio = _number(entry.data.get("lr_ratio"))
         ratio = _number(entry.data.get("lr_scale")) if ratio is None else ratio
+        if ratio is None and entry.data.get("sets"):
+            return None, "fields set by hand"
         factor = None if old is None else _tidy(old * (1.0 if ratio is None else ratio))
         return factor, "rollback" if ratio not in (None, 1.0) else "rollback, LR kept"
 
@@ -159,7 +163,7 @@ def _broken_launches(entries: Iterable[Entry]) -> dict[int, str]:
     for entry in entries:
         if entry.launch is None:
             continue
-        if entry.kind == "lr.mismatch" or (entry.kind == "incident" and entry.data.get("kind") == "lr-bug"):
+        if entry.kind == "lr.mismatch" or (entry.kind == "incident" and entry.data.get("kind") in LR_EVENTS):
             broken.setdefault(entry.launch, entry.title or "LR does not follow")
         elif entry.kind == "guard.verdict" and entry.data.get("verdict") in ("refused", "warned"):
             names = [str(check.get("name", "")) for check in _checks(entry) if _failed(check)]

@@ -48,6 +48,12 @@ class LaunchStory:
         return bool(self.span.start_step)
 
     @property
+    def verified(self) -> bool:
+        """Whether a guard compared its memory with what was saved, and let it pass."""
+        entry = self.verdict_entry
+        return self.verdict == "passed" and entry is not None and bool(entry.data.get("verified", True))
+
+    @property
     def outcome(self) -> str:
         """How it stands, in a few words."""
         if self.alive:

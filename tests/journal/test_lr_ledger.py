@@ -112,3 +112,24 @@ def test_a_guard_that_found_another_lr_breaks_the_line(tmp_path: Path) -> None:
     run.add("guard.verdict", launch=2, step=10, data={"verdict": "warned", "checks": checks})
     run.end(2, 20)
     assert ledger(run).line(2).factor is None  # type: ignore[union-attr]
+
+
+def test_fields_set_by_hand_leave_the_factor_unknown_unless_a_base_lr_is_stated(tmp_path: Path) -> None:
+    run = StoryRun(tmp_path)
+    launch(run, 1, 0, 10)
+    run.add("rollback.receipt", step=5, data={"lr_ratio": None, "sets": {"_last_lr": 1e-5}})
+    assert ledger(run).pending is None
+    run.add("rollback.receipt", step=5, data={"lr_ratio": 0.5, "base_lr_before": 4e-5, "base_lr_after": 2e-5})
+    assert ledger(run).pending is None  # half of an unknown LR; before is no anchor either
+    launch(run, 2, 5, 8)
+    assert ledger(run).line(2).factor is None  # type: ignore[union-attr]
+
+
+def test_the_guards_own_words_for_a_wrong_lr_break_the_line(tmp_path: Path) -> None:
+    run = StoryRun(tmp_path)
+    launch(run, 1, 0, 10)
+    run.start(2, 10)
+    checks = [{"name": "learning rate per group", "ok": False, "expected": "5e-05", "found": "0"}]
+    run.add("guard.verdict", launch=2, step=10, data={"verdict": "warned", "checks": checks})
+    run.end(2, 20)
+    assert ledger(run).line(2).factor is None  # type: ignore[union-attr]
