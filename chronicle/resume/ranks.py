@@ -6,7 +6,7 @@ rank puts its digest into the process group's key-value store and the main proce
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chronicle.resume.memory import RankDigest
@@ -49,13 +49,12 @@ class Ranks:
             store.set(f"{prefix}/{self.rank}", json.dumps(digest.to_json(), separators=(",", ":")))
         return prefix
 
-    def collect(self, prefix: str, own: RankDigest, timeout_seconds: float) -> tuple[RankDigest, ...]:
-        """The digests published under `prefix` by all ranks that published in time; own included."""
+    def collect(self, prefix: str, own: RankDigest, deadline: Callable[[], float]) -> tuple[RankDigest, ...]:
+        """The digests published under `prefix` by all ranks that published before the (monotonic) deadline; own included."""
         digests = {own.rank: own}
         store = _store()
         if store is None:
             return (own,)
-        deadline = time.monotonic() + timeout_seconds
         missing = [rank for rank in range(self.world_size) if rank not in digests]
         while missing:
             # `check` returns at once; `wait` would hold the store against the training's own use of it
@@ -63,7 +62,7 @@ class Ranks:
                 digests[rank] = RankDigest.from_json(json.loads(store.get(f"{prefix}/{rank}")))
                 store.delete_key(f"{prefix}/{rank}")
                 missing.remove(rank)
-            if not missing or time.monotonic() > deadline:
+            if not missing or time.monotonic() > deadline():
                 break
             time.sleep(0.005)
         return tuple(digests[rank] for rank in sorted(digests))

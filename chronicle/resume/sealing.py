@@ -4,7 +4,10 @@ No collective is used (see `ranks`). When the other ranks' digests are not there
 waiting and writes the manifest then; file digests are always a thread's work. Whatever goes wrong is said once.
 """
 
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -19,6 +22,7 @@ __all__ = ["Sealer"]
 
 WAIT_FOR_RANKS_SECONDS = 1.0  # on the training's own time
 WAIT_IN_BACKGROUND_SECONDS = 120.0
+WAIT_AT_THE_END_SECONDS = 3.0  # a script that saves on the main process alone: the others will never come
 
 
 class Sealer:
@@ -28,6 +32,10 @@ class Sealer:
         self.ranks = ranks
         self.story = story
         self._threads: list[threading.Thread] = []
+        self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
+        # daemon threads and this: threads that are joined before `atexit` could not be told to hurry
+        reference = weakref.ref(self)
+        atexit.register(lambda: sealer.finish() if (sealer := reference()) else None)
 
     def seal(self, root: Path, memory: Memory) -> None:
         """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own."""
@@ -35,24 +43,29 @@ class Sealer:
         prefix = self.ranks.publish(sha256(str(root).encode()).hexdigest()[:16], own)
         if self.ranks.rank != 0:
             return
-        digests = self.ranks.collect(prefix, own, WAIT_FOR_RANKS_SECONDS)
+        soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
+        digests = self.ranks.collect(prefix, own, lambda: soon)
         if len(digests) == self.ranks.world_size:
             self._write(root, replace(memory, ranks=digests))
             self._start(lambda: write_digests(root))
             return
 
         def wait_and_write() -> None:
-            late = self.ranks.collect(prefix, own, WAIT_IN_BACKGROUND_SECONDS)
+            begun = time.monotonic()
+            late = self.ranks.collect(
+                prefix, own, lambda: min(begun + WAIT_IN_BACKGROUND_SECONDS, self._deadline)
+            )
             self._write(root, replace(memory, ranks=late))
             write_digests(root)
 
         self._start(wait_and_write)
 
     def finish(self) -> None:
-        """Wait until every manifest begun here is complete."""
+        """Complete every manifest begun here; digests of ranks that have not come within seconds are left out."""
+        self._deadline = time.monotonic() + WAIT_AT_THE_END_SECONDS
         for thread in self._threads:
             thread.join()
-        self._threads = []
+        self._threads, self._deadline = [], float("inf")
 
     def _write(self, root: Path, memory: Memory) -> None:
         run = self.story.paths.run if self.story.paths else None
@@ -67,6 +80,6 @@ class Sealer:
             except Exception as problem:  # noqa: BLE001 a thread of ours must not print a traceback into the training
                 self.story.say("digests", f"file digests were not completed ({type(problem).__name__}: {problem})")
 
-        thread = threading.Thread(target=guarded, name="chronicle-digests")
+        thread = threading.Thread(target=guarded, name="chronicle-digests", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()

@@ -237,7 +237,9 @@ class GuardSession:
             self._refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
 
     def _report(self, checks: Sequence[Check]) -> dict[str, Any]:
-        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40]] for c in checks if not c.ok]
+        bad = [
+            [c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok
+        ]
         return {"rank": self.ranks.rank, "failed": bad}
 
     def _refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
@@ -334,8 +336,8 @@ def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]
     names = {check.name for check in own}
     where = f"rank {report['rank']}"
     checks = [
-        failed(name, code, expected=expected, found=found, where=f"{where}: {place}")
-        for name, code, expected, found, place in report["failed"]
+        failed(name, code, expected=expected, found=found, where=f"{where}: {place}", cause=cause)
+        for name, code, expected, found, place, cause in report["failed"]
         if name not in names
     ]
     if report.get("more"):

@@ -1,0 +1,88 @@
+"""One rank of a two-rank gloo training, started by torchrun: `ranks_worker.py RUN_DIR CHECKPOINT ACT …`, acts in order.
+
+Each act but the first is a launch of its own, in these processes: starting torch four times is what would take long.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from chronicle import ResumeRefused
+from rollback.manifest import read_manifest, write_manifest
+from tests.guard.training import Launch, start
+
+RUN_DIR, CHECKPOINT = Path(sys.argv[1]), Path(sys.argv[2])
+
+
+def save(rank: int) -> list[float]:
+    launch = start(RUN_DIR)
+    torch.manual_seed(100 + rank)
+    launch.train(6)
+    launch.save(CHECKPOINT)
+    torch.distributed.barrier()
+    return launch.train(3)
+
+
+def save_on_the_main_process(rank: int) -> list[float]:
+    launch = start(RUN_DIR)
+    launch.train(6)
+    if rank == 0:
+        launch.save(CHECKPOINT)
+    return launch.train(3)
+
+
+def resume(rank: int) -> list[float]:
+    return resumed().train(3)
+
+
+def resume_with_other_weights_on_rank_1(rank: int) -> list[float]:
+    launch = resumed()
+    if rank == 1:
+        with torch.no_grad():
+            next(launch.model.parameters()).add_(1)
+    return launch.train(3)
+
+
+def resume_with_copied_generators(rank: int) -> list[float]:
+    if rank == 0:  # as if the save itself had written rank 0's generators for every rank
+        manifest = read_manifest(CHECKPOINT)
+        assert manifest is not None
+        shutil.copy(CHECKPOINT / "random_states_0.pkl", CHECKPOINT / "random_states_1.pkl")
+        write_manifest(CHECKPOINT, step=6, memory=manifest.memory)
+    torch.distributed.barrier()
+    return resumed().train(3)
+
+
+def resumed() -> Launch:
+    launch = start(RUN_DIR, seed=1)
+    launch.accelerator.load_state(str(CHECKPOINT))
+    return launch
+
+
+def main() -> None:
+    acts = {
+        act.__name__: act
+        for act in (
+            save,
+            save_on_the_main_process,
+            resume,
+            resume_with_other_weights_on_rank_1,
+            resume_with_copied_generators,
+        )
+    }
+    rank = start(None).accelerator.process_index
+    assert torch.distributed.get_world_size() == 2
+    for name in sys.argv[3:]:
+        try:
+            told: object = acts[name](rank)
+        except ResumeRefused as refusal:
+            told = {"refused": refusal.code}
+        print(json.dumps({"rank": rank, "act": name, "told": told}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
