@@ -1,5 +1,7 @@
 """Studies are data: what is registered, what is refused, and what a file of one's own needs."""
 
+import itertools
+
 import pytest
 
 from experiments.definition import Order, find_study, list_studies, parse_study, study_from_json
@@ -37,7 +39,7 @@ def test_every_arm_makes_the_same_number_of_updates(profile: str) -> None:
     for arm in study.arms:
         legs = legs_of(arm, sizes)
         assert (legs[0].first, legs[-1].last) == (0, 4 * sizes.slice_updates)
-        for before, after in zip(legs, legs[1:], strict=False):
+        for before, after in itertools.pairwise(legs):
             assert after.first in before.saves
 
 

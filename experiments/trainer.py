@@ -1,0 +1,269 @@
+"""One launch of a study: `python -m experiments.trainer --plan plan.json --run B-s3 --leg 2`. Read it from top to bottom.
+
+A thin trainer of bit_transformer's parts: the loop is short, because a study needs exact orders, planted losses of
+state and measurements, and none of the rest. Saving and loading are Accelerate's, under the guard: what is compared is
+what people run. A leg that loses state on purpose runs with the guard on `warn`, so that its verdict is on record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import chronicle
+from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
+from bit_transformer.corpora import read_corpus
+from bit_transformer.errors import TrainerError
+from bit_transformer.loaders import TextWindows, held_out_windows
+from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses
+from bit_transformer.output import open_output
+from bit_transformer.resume import checkpoint_path
+from bit_transformer.schedule import ScheduleConfig, plan_schedule
+from chronicle.data import step_digest
+from chronicle.errors import ChronicleError
+from chronicle.metrics.log import MetricsWriter
+from experiments.definition import Loss, Order, Profile
+from experiments.design import START, Leg, StudyPlan, StudyRun
+from experiments.errors import NoData
+from experiments.measure import AveragedWeights, copy_task, digest_state, held_out_bpb, recall_task
+from experiments.order import DataShape, Ids, leg_order, slice_samples, start_order
+from experiments.result import LEG_RESULT, LegResult, write_result
+
+GUARDED = {Loss.MOMENTS, Loss.SCHEDULE}  # losses that the guard must notice
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; return the exit code: 0 done, 1 an error in one sentence, 78 refused by the guard."""
+    open_output(os.environ)
+    parser = argparse.ArgumentParser(prog="python -m experiments.trainer", allow_abbrev=False)
+    parser.add_argument("--plan", type=Path, required=True, help="the registered plan")
+    parser.add_argument("--run", required=True, help="run of the plan, for example B-s3")
+    parser.add_argument("--leg", type=int, required=True, help="launch of that run, from 1")
+    parser.add_argument("--resume", type=Path, help="checkpoint directory to load")
+    parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
+    options = parser.parse_args(argv)
+    try:
+        plan = StudyPlan.from_json(json.loads(options.plan.read_text(encoding="utf-8")))
+        run = plan.run(options.run)
+        train_leg(plan, run, run.legs[options.leg - 1], options.resume, options.checkpoints)
+    except (ChronicleError, TrainerError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 78 if type(problem).__name__ == "ResumeRefused" else 1
+    except OSError as problem:
+        print(f"error: {problem.strerror or problem}: `{problem.filename}`", file=sys.stderr)
+        return 1
+    return 0
+
+
+def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, checkpoints: Path) -> None:
+    """Train the updates of one leg, save where the plan says, and write the result as the last act."""
+    profile, weights = plan.profile, plan.study.sources
+    began = time.perf_counter()
+    torch.set_num_threads(1)
+    entropy = os.urandom(8).hex() if leg.restart and leg.restart.order is Order.STOCK_UNSEEDED else None
+    shape, stores = read_data(plan)
+    ids = order_of(plan, run, leg, shape, entropy)
+    small, large = (held_out(weights, profile, count) for count in (profile.eval_windows, 4 * profile.eval_windows))
+
+    # Parts: everything that a checkpoint of this run holds ------------------------------------------------------------
+    position = [leg.first]
+    loses = set(leg.restart.loses) if leg.restart else set()
+    accelerator = chronicle.guard(
+        Accelerator(cpu=profile.device == "cpu" or not torch.cuda.is_available(), mixed_precision=profile.mixed_precision),
+        step=lambda: profile.start_updates + position[0],
+        data_state=lambda: {"run": run.name, "batch": position[0] + (leg.data_offset if position[0] > leg.first else 0)},
+        fresh_start=run.arm == START,
+        accept_change=accepted(run, leg),
+        mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
+    set_seed(0)
+    model: Any = BitTransformer(model_config(profile))
+    optimizer: Any = AdamW(parameter_groups(model), lr=profile.lr, betas=(0.9, 0.95))
+    model, optimizer = accelerator.prepare(model, optimizer)
+    scheduler = LambdaLR(optimizer.optimizer, plan_schedule(schedule_config(plan)))
+    average = AveragedWeights(model, profile.ema_decay)
+    accelerator.register_for_checkpointing(scheduler)
+    accelerator.register_for_checkpointing(average)
+
+    # Resume, then the treatment ------------------------------------------------------------------------------------------
+    if resume is not None:
+        accelerator.load_state(str(resume))
+    if Loss.MOMENTS in loses:
+        optimizer.optimizer.state.clear()
+    if Loss.SCHEDULE in loses:
+        restart_schedule(optimizer.optimizer, scheduler)
+
+    # The loop -------------------------------------------------------------------------------------------------------------
+    saved: list[Path] = []
+    with MetricsWriter(launch_dir() / "metrics.jsonl") as metrics:
+        for batch in ids:
+            bits_BT, sources_B = read_batch(stores, batch, accelerator.device)
+            with accelerator.autocast():
+                logits_BTV = model(bits_BT).logits_BTV
+            losses_BT = next_symbol_losses(logits_BTV, bits_BT)
+            loss = losses_BT.mean()
+            accelerator.backward(loss)
+            grad_norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            values = {"loss": loss.item(), "lr": optimizer.param_groups[0]["lr"], "grad_norm": float(grad_norm)}
+            values |= by_source(losses_BT, sources_B, tuple(weights), profile)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            average.update(model)
+            position[0] += 1
+            values["data_digest"] = int(step_digest(batch)[:13], 16)  # 52 bits: a float holds it exactly
+            last = position[0] == leg.last
+            if last or position[0] % profile.eval_every == 0:
+                found = held_out_bpb(model, small, weights)
+                values |= {f"eval/{name}": bpb for name, bpb in found.items()}
+            metrics.write(profile.start_updates + position[0], values)
+            if position[0] in leg.saves:
+                saved.append(checkpoint_path(checkpoints, profile.start_updates + position[0]))
+                accelerator.save_state(str(saved[-1]))
+
+    # The result: written last, whole or not at all ---------------------------------------------------------------------
+    done = leg is run.legs[-1]
+    final = measure(plan, run, model, average, large, shape, stores) if done else {}
+    write_result(launch_dir() / LEG_RESULT, LegResult(
+        plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last,
+        weights=digest_state(dict(model.named_parameters())), moments=digest_state(optimizer.optimizer.state_dict()),
+        average=digest_state(average.values), checkpoints=tuple(str(path) for path in saved),
+        final=final, entropy=entropy, seconds=round(time.perf_counter() - began, 3),
+        device=str(accelerator.device)))  # fmt: skip
+
+
+def measure(
+    plan: StudyPlan, run: StudyRun, model: Any, average: AveragedWeights, windows: Mapping[str, Tensor], shape: DataShape,
+    stores: Sequence[TextWindows],
+) -> dict[str, float]:  # fmt: skip
+    """The outcomes of a finished run: `raw/…`, `averaged/…`, `slice/…`, `copy/…`, `recall/…`, all in bits per byte."""
+    weights = plan.study.sources
+    found = {f"raw/{name}": bpb for name, bpb in held_out_bpb(model, windows, weights).items()}
+    averaged = average.copy_to(BitTransformer(model_config(plan.profile)).to(next(model.parameters()).device)).eval()
+    found |= {f"averaged/{name}": bpb for name, bpb in held_out_bpb(averaged, windows, weights).items()}
+    found |= copy_task(averaged, plan.profile.window_bytes) | recall_task(averaged, plan.profile.window_bytes)
+    if run.arm != START:
+        for logical in (1, shape.num_slices):
+            text = slice_windows(plan, shape, stores, run.seed, logical)
+            found[f"slice/{logical}"] = held_out_bpb(averaged, text, weights)["mixture"]
+    return found
+
+
+def slice_windows(
+    plan: StudyPlan, shape: DataShape, stores: Sequence[TextWindows], seed: int, logical: int
+) -> dict[str, Tensor]:
+    """The first windows of a slice of this seed, by source: text that an arm may have been trained on."""
+    found = {}
+    for source, name in enumerate(plan.study.sources):
+        chosen = slice_samples(shape, source, seed, logical).ravel()[: 2 * plan.profile.eval_windows]
+        found[name] = encode_bytes(torch.from_numpy(np.stack([stores[source].read(int(window)) for window in chosen])))
+    return found
+
+
+def read_data(plan: StudyPlan) -> tuple[DataShape, tuple[TextWindows, ...]]:
+    """The corpora of the study cut into windows, and their shape."""
+    corpora = [read_corpus(name) for name in plan.study.sources]
+    stores = tuple(TextWindows(c.name, c.train, c.digest, plan.profile.window_bytes) for c in corpora)
+    num_slices = len(plan.study.arms[0].slices)
+    counts = tuple(store.num_samples for store in stores)
+    return DataShape(sources=plan.study.sources, num_windows=counts, profile=plan.profile, num_slices=num_slices), stores
+
+
+def order_of(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, entropy: str | None) -> Ids:
+    """The batches of this leg; `NoData` says which seed cannot be had."""
+    try:
+        if run.arm == START:
+            return start_order(shape)
+        return leg_order(shape, plan.study.arm(run.arm), leg, run.seed, entropy=entropy)
+    except NoData as problem:
+        raise NoData(f"no data for `{run.name}`: {problem.message}", problem.remedy) from problem
+
+
+def read_batch(stores: Sequence[TextWindows], batch: Ids, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Bits (B, T) and the source of each row (B,)."""
+    windows = np.stack([stores[source].read(window) for source, window in batch.tolist()])
+    return encode_bytes(torch.from_numpy(windows)).to(device), torch.from_numpy(batch[:, 0].copy()).to(device)
+
+
+def held_out(weights: Mapping[str, int], profile: Profile, count: int) -> dict[str, Tensor]:
+    """The same held-out windows for every arm, so that differences are paired per item; all there are, at most `count`."""
+    found = {}
+    for name in weights:
+        corpus = read_corpus(name)
+        found[name] = held_out_windows(corpus, profile.window_bytes, min(count, len(corpus.held_out) // profile.window_bytes))
+    return found
+
+
+def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:
+    """What may differ from the checkpoint by design, with the reason the guard records."""
+    if run.arm != START and leg.number == 1:
+        return {"data": "the arm's slices begin here, after the common start"}
+    if leg.data_offset:
+        return {"data": "batches are skipped after the rollback, by plan"}
+    return {}
+
+
+def restart_schedule(optimizer: AdamW, scheduler: LambdaLR) -> None:
+    """The accident of exp9: the LR trajectory begins again as if this were a new training."""
+    scheduler.last_epoch, scheduler._step_count = 0, 1
+    for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(0)
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def model_config(profile: Profile) -> ModelConfig:
+    """Shape of the model of a profile."""
+    return ModelConfig(
+        d_model=profile.d_model, num_heads=profile.num_heads, num_layers=profile.num_layers, d_ff=profile.d_ff,
+        max_bits=profile.window_bytes * BITS_PER_BYTE)  # fmt: skip
+
+
+def schedule_config(plan: StudyPlan) -> ScheduleConfig:
+    """Warm-up, constant, linear fall to a tenth at the end of the last slice."""
+    profile = plan.profile
+    size = profile.slice_updates
+    return ScheduleConfig(
+        shape="wsd", warmup_steps=profile.warmup_updates, decay_steps=round(profile.decay_slices * size),
+        total_steps=profile.start_updates + size * len(plan.study.arms[0].slices))  # fmt: skip
+
+
+def by_source(losses_BT: Tensor, sources_B: Tensor, names: tuple[str, ...], profile: Profile) -> dict[str, float]:
+    """`bpb/<source>` and `ratio/<source>` of one batch; the first bit of a window counts as a coin flip."""
+    rows = (losses_BT.detach().double().sum(1) / math.log(2) + 1) / profile.window_bytes
+    found: dict[str, float] = {}
+    for number, name in enumerate(names):
+        mine = sources_B == number
+        found[f"ratio/{name}"] = float(mine.double().mean())
+        if found[f"ratio/{name}"]:
+            found[f"bpb/{name}"] = float(rows[mine].mean())
+    return found
+
+
+def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Matrices with weight decay, vectors without."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    return [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def launch_dir() -> Path:
+    """Where this launch writes: given by `chronicle run`, else the working directory."""
+    return Path(os.environ.get("CHRONICLE_LAUNCH_DIR", "."))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
