@@ -102,12 +102,13 @@ def _look_before(
         command=command,
         grace_seconds=seconds,
     )
-    results = check_host(host, skip={*skipped, "PF07"})  # orphans: `launch` itself refuses over them
+    # orphans: `launch` itself refuses over them; late output of an earlier launch is no reason not to start
+    results = check_host(host, skip={*skipped, "PF07", "PF24"})
     failed = [result for result in results if result.verdict is Verdict.FAIL]
     if failed:
         hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
         raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
-    verdicts = {result.check: result.verdict.value for result in results if result.check != "PF07"}
+    verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped)}
 
 

@@ -29,9 +29,11 @@ class LatencyTest:
         self._early: set[bytes] = set()
         self._held: dict[int, bytes] = {}
         self.late: dict[int, float | None] = {}
+        self.tested: set[int] = set()
 
     def expect(self, rank: int, mark: str) -> None:
         """This rank has just printed the mark."""
+        self.tested.add(rank)
         if mark.encode() in self._early:
             self._early.discard(mark.encode())
         else:

@@ -206,6 +206,8 @@ class _Launch:
             lost_bytes=channels.lost_bytes,
             late=channels.latency.late,
         )
+        if channels.latency.tested:
+            data["latency_tested_ranks"] = len(channels.latency.tested)
         event = self._watcher.event
         if event is not None and outcome.stopped_by == "proposal":
             data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]

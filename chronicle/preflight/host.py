@@ -27,7 +27,6 @@ __all__ = ["Host", "check_host", "list_strays", "measured_save_seconds"]
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
 QUERY_SECONDS = 5.0
 PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port", "--rdzv-port")
-HOST_CHECKS = ("PF07", "PF08", "PF09", "PF21", "PF23", "PF30")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +49,7 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
         ("PF09", check_port),
         ("PF21", check_room),
         ("PF23", check_grace),
+        ("PF24", check_latency),
         ("PF30", check_strays),
     )
     skipped = set(skip)
@@ -123,6 +123,20 @@ def check_grace(host: Host) -> CheckResult:
     """PF23 with the longest save the journal knows and the grace this launch would get."""
     facts = TrainerFacts(save_seconds=measured_save_seconds(host.entries))
     return check_save_time(facts, Expectation(grace_seconds=host.grace_seconds))
+
+
+def check_latency(host: Host) -> CheckResult:
+    """PF24: in the newest launch that tested it, printed lines arrived at once."""
+    answer = Answer("PF24", "log latency")
+    tested = [one for one in host.entries if one.kind == "launch.end" and one.data.get("latency_tested_ranks")]
+    if not tested:
+        return answer.unknown("no rank has tested it; a trainer does with `open_rank_output`")
+    late = tested[-1].data.get("buffered_ranks")
+    read = f"launch {tested[-1].launch}"
+    if late:
+        remedy = "let ranks call `open_rank_output`, or drop the relay (`--tee`)"
+        return answer.failed(f"output of rank {', '.join(late)} came late: buffered", read, remedy)
+    return answer.passed(f"{tested[-1].data['latency_tested_ranks']} ranks tested", read)
 
 
 def measured_save_seconds(entries: Iterable[Entry]) -> float | None:

@@ -1,0 +1,165 @@
+"""Each check of the catalogue: what it fails, what it passes, and that it says unknown when there is nothing to read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_facts
+from chronicle.preflight.catalogue import FACT_CHECKS
+from chronicle.preflight.expectation import Expectation, declare_plan
+
+FAIL, WARN, PASS, UNKNOWN, SKIPPED = Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.UNKNOWN, Verdict.SKIPPED
+
+
+def rank(number, **fields):
+    base = {"rank": number, "host": "h", "pid": 100 + number, "device": f"GPU-{number}"}
+    return RankFacts(**base | fields)
+
+
+def warmup(updates, total):
+    return tuple(min(1.0, (step + 1) / updates) * 1e-3 for step in range(total))
+
+
+def answer(check, facts, expected=None):
+    return next(one for one in check_facts(facts, expected) if one.check == check)
+
+
+GOOD = TrainerFacts(
+    config={"d_model": 512, "layers": 8},
+    params_logical=1000,
+    params_counted=1000,
+    tied_expected=True,
+    tied_in_memory=True,
+    ranks=(
+        rank(0, params_local=1000, weights_digest="w", first_batch_digest="a", gradients_finite=True),
+        rank(1, params_local=1000, weights_digest="w", first_batch_digest="b", gradients_finite=True),
+    ),
+    world_sizes_seen={"launcher": 2, "torch": 2},
+    wrapper="DistributedDataParallel",
+    precision="bf16",
+    precision_supported=True,
+    compile_requested=False,
+    collective_correct=True,
+    collective_seconds=0.1,
+    dataset="stdlib",
+    dataset_bytes=540_000_000,
+    num_samples=50_000,
+    pad_fraction=0.1,
+    num_data_shards=8,
+    num_workers=2,
+    masked_fractions=(0.0, 0.1),
+    samples=(DecodedSample(text="def f", length=5, masked=0, exact=True),),
+    future_leak=0.0,
+    planned_steps=1000,
+    scheduler="OneCycleLR",
+    scheduler_horizon=1000,
+    learning_rates=warmup(50, 1000),
+    checkpoint_bytes=10**6,
+    save_seconds=5.0,
+    save_round_trip="",
+    fit_losses=(2.0, 1.0),
+    fit_resumed_equal=True,
+    micro_batch_difference=1e-6,
+    telemetry={"K": (0.1, 0.2)},
+)
+EXPECTED = Expectation(
+    plan=declare_plan(GOOD), claimed_params=1000, claimed_devices=2, claimed_wrapper="DDP", grace_seconds=90, free_bytes=10**9
+)
+
+
+def test_a_healthy_run_passes_every_check():
+    assert [(one.check, one.verdict) for one in check_facts(GOOD, EXPECTED) if one.verdict is not PASS] == []
+
+
+def test_nothing_known_is_unknown_everywhere_and_passes_nowhere():
+    results = check_facts(TrainerFacts())
+    assert len(results) == len(FACT_CHECKS)
+    assert {one.verdict for one in results} == {UNKNOWN}
+
+
+BROKEN = [
+    ("PF01", FAIL, {"num_data_shards": 1}, "1 ranks get nothing"),
+    ("PF01", FAIL, {"num_data_shards": 3}, "1 get nothing"),
+    ("PF01", WARN, {"num_data_shards": 5}, "unevenly"),
+    ("PF01", PASS, {"num_data_shards": 1, "data_resampled": True}, "resampled"),
+    ("PF03", FAIL, {"params_counted": 500}, "exactly 1/2"),
+    ("PF04", FAIL, {"world_sizes_seen": {"launcher": 2, "torch": 1}}, "not agreed"),
+    ("PF04", FAIL, {"ranks": (rank(0), rank(1, device="GPU-0")), "world_sizes_seen": {}}, "ranks 0, 1 all on GPU-0"),
+    ("PF04", FAIL, {"ranks": (rank(0),), "world_sizes_seen": {}}, "asked 2 devices, 1 in use"),
+    ("PF05", FAIL, {"wrapper": "DataParallel"}, "found DataParallel"),
+    ("PF10", FAIL, {"collective_correct": False}, "wrong"),
+    ("PF10", FAIL, {"collective_seconds": 61.0}, "61 s"),
+    ("PF12", WARN, {"learning_rates": (1.0,) * 100}, "does not rise"),
+    ("PF12", WARN, {"learning_rates": warmup(500, 1000)}, "499 of 1000"),
+    ("PF14", FAIL, {"masked_fractions": (1.0, 1.0)}, "all labels are −100"),
+    ("PF14", WARN, {"masked_fractions": (0.95,)}, "95%"),
+    ("PF15", WARN, {"num_samples": 5}, "5 distinct samples"),
+    ("PF15", WARN, {"pad_fraction": 0.8}, "80%"),
+    ("PF16", FAIL, {"samples": (DecodedSample(text="x", length=1, masked=0, exact=False),)}, "do not decode"),
+    ("PF16", UNKNOWN, {"samples": (DecodedSample(text="x", length=1, masked=0),)}, "not known"),
+    ("PF17", FAIL, {"future_leak": 0.3}, "see later ones"),
+    ("PF18", FAIL, {"tied_in_memory": False}, "in memory separate"),
+    ("PF20", FAIL, {"precision_supported": False}, "bf16 does not work"),
+    ("PF21", FAIL, {"checkpoint_bytes": 10**9}, "needed"),
+    ("PF22", FAIL, {"save_round_trip": "optimizer.exp_avg"}, "`optimizer.exp_avg`"),
+    ("PF23", FAIL, {"save_seconds": 95.0}, "killed after 90 s"),
+    ("PF25", FAIL, {"fit_losses": (2.0, 2.0, 1.99)}, "falls by 0.5%"),
+    ("PF25", FAIL, {"fit_resumed_equal": False}, "state is lost"),
+    ("PF27", WARN, {"telemetry": {"K": (0.0,) * 300, "C": (0.0,) * 300, "loss": (1.0, 0.5)}}, "C=K=0.000 in 300 of 300"),
+    ("PF28", FAIL, {"micro_batch_difference": 0.2}, "do not add up"),
+    ("PF29", SKIPPED, {"compile_requested": True, "compile_possible": False}, "NOT possible"),
+]
+
+
+@pytest.mark.parametrize("check, verdict, changed, words", BROKEN, ids=[f"{row[0]}-{row[3][:20]}" for row in BROKEN])
+def test_one_broken_fact_is_found_by_its_check(check, verdict, changed, words):
+    found = answer(check, replace(GOOD, **changed), EXPECTED)
+    assert found.verdict is verdict
+    assert words in f"{found.message} {found.remedy}"
+
+
+def test_replicas_that_start_from_different_weights_fail():
+    ranks = tuple(replace(one, weights_digest=f"w{one.rank}") for one in GOOD.ranks)
+    assert answer("PF10", replace(GOOD, ranks=ranks)).verdict is FAIL
+
+
+def test_ranks_of_one_model_replica_may_read_the_same_batch_and_others_may_not():
+    same = tuple(replace(one, first_batch_digest="a") for one in GOOD.ranks)
+    assert answer("PF19", replace(GOOD, ranks=same)).verdict is FAIL
+    replica = tuple(replace(one, data_rank=0) for one in same)
+    assert answer("PF19", replace(GOOD, ranks=replica)).verdict is PASS
+
+
+def test_one_rank_with_infinite_gradients_is_named():
+    ranks = (GOOD.ranks[0], replace(GOOD.ranks[1], gradients_finite=False))
+    assert "rank 1" in answer("PF26", replace(GOOD, ranks=ranks)).message
+
+
+def test_sharded_parts_add_up_to_the_model_with_padding():
+    """679,962,626 over four ranks with FSDP: 169,990,657 each, two elements of padding."""
+    whole, part = 679_962_626, 169_990_657
+    ranks = tuple(rank(n, params_local=part) for n in range(4))
+    facts = TrainerFacts(params_logical=whole, params_counted=whole, ranks=ranks, wrapper="FullyShardedDataParallel")
+    assert answer("PF03", facts).verdict is PASS
+    assert answer("PF03", replace(facts, ranks=ranks[:3])).verdict is FAIL
+
+
+def test_silent_change_is_refused_and_an_accepted_one_is_said():
+    smaller = replace(GOOD, params_logical=140, config={"d_model": 128, "layers": 8})
+    found = answer("PF06", smaller, EXPECTED)
+    assert found.verdict is FAIL
+    assert found.message == "params: 1,000 → 140 (86% smaller); d_model: 512 → 128"
+    accepted = answer("PF06", smaller, replace(EXPECTED, accepted_change="a small model first"))
+    assert accepted.verdict is PASS and "a small model first" in accepted.message
+
+
+def test_skipped_check_says_what_it_would_have_said():
+    found = next(one for one in check_facts(replace(GOOD, num_data_shards=1), EXPECTED, skip=("PF01",)) if one.check == "PF01")
+    assert found.verdict is SKIPPED and "1 ranks get nothing" in found.message
+
+
+def test_facts_survive_the_journal():
+    assert TrainerFacts.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
+    with pytest.raises(ValueError, match="moon_phase"):
+        TrainerFacts.from_json({"moon_phase": 1})

@@ -1,0 +1,111 @@
+"""Inside the ranks and on the command line: a failed check refuses, a plan is declared once and changed only aloud."""
+
+import json
+import socket
+import sys
+
+import pytest
+
+from chronicle.commands.main import run as chronicle
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.admission import LaunchRefused
+from chronicle.paths import RunPaths
+from chronicle.preflight import PreflightFailed, RankFacts, TrainerFacts, check_before_first_step
+from chronicle.preflight.host import Host, check_host
+
+RANKS = (RankFacts(rank=0, host="h", pid=1, device="cpu-0"),)
+FACTS = TrainerFacts(config={"d_model": 512}, params_logical=100, params_counted=100, ranks=RANKS)
+SMALLER = TrainerFacts(config={"d_model": 128}, params_logical=14, params_counted=14, ranks=RANKS)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return RunPaths(tmp_path / "logs" / "demo")
+
+
+def environ(paths, launch=1, **more):
+    return {"CHRONICLE_RUN_DIR": str(paths.run_dir), "CHRONICLE_LAUNCH": str(launch), **more}
+
+
+def plans(paths):
+    return [entry.data["declared"]["params"] for entry in read_journal(paths).of_kind("plan")]
+
+
+def test_first_launch_declares_the_plan_and_a_silent_change_is_refused(paths):
+    """Seed 000: 1.21B became 771M overnight, and nobody said so."""
+    check_before_first_step(FACTS, environ=environ(paths))
+    check_before_first_step(FACTS, environ=environ(paths, 2))
+    assert plans(paths) == [100]
+    with pytest.raises(PreflightFailed, match="86% smaller") as refused:
+        check_before_first_step(SMALLER, environ=environ(paths, 3))
+    assert refused.value.exit_code == 78
+    assert plans(paths) == [100]
+    last = list(read_journal(paths).of_kind("preflight"))[-1]
+    assert last.data["verdict"] == "failed"
+
+
+def test_accepted_change_becomes_the_plan_with_its_reason(paths):
+    check_before_first_step(FACTS, environ=environ(paths))
+    check_before_first_step(SMALLER, environ=environ(paths, 2, CHRONICLE_ACCEPT_CHANGE="debugging"))
+    assert plans(paths) == [100, 14]
+    assert list(read_journal(paths).of_kind("plan"))[-1].data["reason"] == "debugging"
+    check_before_first_step(SMALLER, environ=environ(paths, 3))
+
+
+def test_without_chronicle_run_a_failure_is_refused_all_the_same():
+    with pytest.raises(PreflightFailed, match="PF01"):
+        check_before_first_step(TrainerFacts(ranks=RANKS * 4, num_data_shards=2, num_workers=4), environ={})
+
+
+def check_of(name, host):
+    return next(one for one in check_host(host) if one.check == name)
+
+
+def test_a_port_in_use_is_found_before_the_launcher_is(paths):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = ("torchrun", "--master_port", port, "train.py")
+        host = Host(paths=paths, checkpoints_dir=None, entries=(), environ={}, command=command)
+        assert check_of("PF09", host).verdict.value == "fail"
+    assert check_of("PF09", host).verdict.value == "pass"
+
+
+def test_save_time_of_the_journal_is_held_against_the_grace(paths):
+    with JournalWriter(paths) as writer:
+        writer.append("checkpoint", step=5, data={"path": "x", "save_seconds": 47.0})
+    entries = read_journal(paths).entries
+    host = Host(paths=paths, checkpoints_dir=None, entries=entries, environ={}, grace_seconds=30.0)
+    assert check_of("PF23", host).message == "save 47 s, killed after 30 s"
+
+
+def test_command_reads_facts_and_claim_and_exits_3_on_a_failure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "facts.json").write_text(json.dumps(FACTS.to_json()))
+    words = ["preflight", "--run", "demo", "--facts", "facts.json", "--json"]
+    assert chronicle(words) == 0
+    assert chronicle([*words, "--claim", "1.21B on 1 GPU"]) == 3
+    shown = capsys.readouterr().out
+    checks = json.loads(shown[shown.rindex('{\n  "checks"') :])["checks"]
+    failed = [one["check"] for one in checks if one["verdict"] == "fail"]
+    assert failed == ["PF02"]
+    assert [one["check"] for one in checks] == [f"PF{number:02d}" for number in range(1, 31)]
+
+
+def test_run_refuses_on_a_failed_check_and_skip_is_journalled(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints" / "opt_step-5" / "accelerator_state").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        from chronicle.commands.run import _look_before
+        from chronicle.settings import load_settings
+
+        settings = load_settings(tmp_path, {}, run="demo")
+        with pytest.raises(LaunchRefused, match="PF09"):
+            _look_before(settings, (sys.executable,), None, ())
+        _, recorded = _look_before(settings, (sys.executable,), None, ("PF09",))
+        assert recorded["skipped"] == ["PF09"]
+        assert recorded["preflight"]["PF09"] == "skipped"
