@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
+import chronicle
 from tests.rollback.lr_cases import lrs
 
 HOW = ("prepared", "registered", "both")
@@ -22,6 +24,7 @@ class Training:
 
     case: Callable[[torch.optim.Optimizer], Any]
     how: str = "registered"
+    run_dir: Path | None = None  # with one, `chronicle.guard` watches over saves and loads
 
     def __post_init__(self) -> None:
         AcceleratorState._reset_state()
@@ -29,6 +32,9 @@ class Training:
         PartialState._reset_state()
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=True)
+        self.position = 0
+        if self.run_dir is not None:
+            chronicle.guard(self.accelerator, run_dir=self.run_dir, data_state=lambda: {"position": self.position})
         model = torch.nn.Linear(4, 1)
         groups = [{"params": [model.weight], "lr": 1e-3}, {"params": [model.bias], "lr": 5e-4}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
@@ -43,6 +49,7 @@ class Training:
         self.accelerator.backward(self.model(torch.ones(2, 4)).sum())
         self.optimizer.step()
         self.scheduler.step()
+        self.position += 1
 
     def train(self, steps: int) -> list[tuple[float, ...]]:
         """The LRs that each of the next `steps` optimizer steps uses."""
@@ -58,20 +65,32 @@ class Training:
         return checkpoint
 
     def load(self, checkpoint: Path) -> None:
+        self.position = int(checkpoint.name.rpartition("-")[2])
         self.accelerator.load_state(str(checkpoint / "accelerator_state"))
 
 
-def make_run(root: Path, case: Callable[[Any], Any], how: str, steps: tuple[int, ...] = (10, 15, 20)) -> None:
+def make_run(
+    root: Path,
+    case: Callable[[Any], Any],
+    how: str,
+    steps: tuple[int, ...] = (10, 15, 20),
+    run_dir: Path | None = None,
+) -> None:
     """Checkpoints at `steps` of a fresh training."""
-    training, done = Training(case, how), 0
+    training, done = Training(case, how, run_dir), 0
     for step in steps:
         training.train(step - done)
         training.save(root, step)
         done = step
+    for thread in threading.enumerate():
+        if thread.name == "chronicle-digests":  # a guard completes its manifests; at exit it does so by itself
+            thread.join()
 
 
-def used_lrs(checkpoint: Path, case: Callable[[Any], Any], how: str, steps: int = 21) -> list[tuple[float, ...]]:
+def used_lrs(
+    checkpoint: Path, case: Callable[[Any], Any], how: str, steps: int = 21, run_dir: Path | None = None
+) -> list[tuple[float, ...]]:
     """LRs that a fresh process really uses after loading `checkpoint`."""
-    training = Training(case, how)
+    training = Training(case, how, run_dir)
     training.load(checkpoint)
     return training.train(steps)
