@@ -25,11 +25,12 @@ RAISED_LR = 1.2
 
 
 class Action(StrEnum):
-    """The rungs, in order; HARDWARE is a branch beside SKIP."""
+    """The rungs, in order; HARDWARE and FIX_LR are branches beside SKIP."""
 
     WAIT = "wait"
     SKIP = "skip-data"
     HARDWARE = "replace-hardware"
+    FIX_LR = "fix-lr"
     LR_75 = "lr-x0.75"
     LR_50 = "lr-x0.5"
     STABILISE = "stabilise"
@@ -37,7 +38,7 @@ class Action(StrEnum):
 
     @property
     def rung(self) -> int:
-        return {"wait": 0, "skip-data": 1, "replace-hardware": 1, "lr-x0.75": 2, "lr-x0.5": 3, "stabilise": 4}.get(
+        return {"wait": 0, "skip-data": 1, "replace-hardware": 1, "fix-lr": 1, "lr-x0.75": 2, "lr-x0.5": 3, "stabilise": 4}.get(
             self.value, 5
         )
 
@@ -87,6 +88,7 @@ class History:
     hardware: tuple[tuple[int, str], ...] = ()
     lr_factor: float = 1.0
     lr_raised: float = 1.0
+    lr_expected: float | None = None
     data_addressable: bool = False
     checkpoint_interval: int | None = None
     discarded_steps: int = 0
@@ -147,12 +149,15 @@ def propose(
     onset, low, interval = _onset(cluster)
     reasons = [_story(cluster, onset, low)]
     relapses = _relapses(history, onset)
-    action = _choose_action(events, history, relapses, onset, reasons)
+    action = _choose_action(events, history, relapses, onset, low, reasons)
     usable = sorted((c for c in checkpoints if c.healthy and c.verified is not False), key=lambda c: c.step)
     if relapses:
-        previous = min(past.target_step for past in relapses)
+        previous = relapses[-1].target_step
         usable = [c for c in usable if c.step < previous]
         reasons.append(f"the rollback to {previous} did not hold: at least one checkpoint further back")
+    wrong_since = [e.onset_step for e in events if _is_wrong_lr(e, onset) and e.onset_step is not None]
+    if wrong_since:  # a checkpoint saved under the wrong LR carries it
+        usable = [c for c in usable if c.step <= min(wrong_since)]
     older = _before_onset(usable, onset, low, interval, reasons)
     target = older[-1] if older else None
     lr_scale = LR_SCALES.get(action, 1.0)
@@ -219,17 +224,22 @@ def _relapses(history: History, onset: int) -> list[PastRollback]:
 
 
 def _choose_action(
-    events: Sequence[Event], history: History, relapses: Sequence[PastRollback], onset: int, reasons: list[str]
-) -> Action:
+    events: Sequence[Event], history: History, relapses: Sequence[PastRollback], onset: int, low: int,
+    reasons: list[str],
+) -> Action:  # fmt: skip
     if relapses:
         rung = min(len(LADDER) - 1, max(past.action.rung for past in relapses) + 1)
         reasons.append(f"relapse: {len(relapses)} rollback{'s' * (len(relapses) > 1)} in this region already")
         return LADDER[rung]
-    odd = [event for event in events if event.kind is Kind.LR_MISMATCH and _may_have_caused(event, onset)]
-    if odd or history.lr_raised >= RAISED_LR:
-        reasons.append(odd[-1].evidence[0] if odd else f"this launch trains at {history.lr_raised:.3g} × its parent's LR")
+    odd = [event for event in events if _is_wrong_lr(event, onset)]
+    if odd:
+        reasons.append(f"{odd[-1].evidence[0]}: the LR must be put right, then nothing else need change")
+        return Action.FIX_LR
+    if history.lr_raised >= RAISED_LR:
+        reasons.append(f"this launch trains at {history.lr_raised:.3g} × its parent's LR")
         return Action.LR_50
-    near = [text for step, text in history.hardware if 0 <= onset - step <= HARDWARE_STEPS]
+    doubt = max(HARDWARE_STEPS // 2, onset - low)
+    near = [text for step, text in history.hardware if low - HARDWARE_STEPS <= step <= onset + doubt]
     if near:
         reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data, a relapse clears it")
         return Action.HARDWARE
@@ -240,10 +250,12 @@ def _choose_action(
     return Action.SKIP
 
 
-def _may_have_caused(event: Event, onset: int) -> bool:
+def _is_wrong_lr(event: Event, onset: int) -> bool:
     """A wrong LR that still holds, or did shortly before the onset."""
     step = event.onset_step
-    return step is not None and step <= onset and (event.status is Status.OPEN or onset - step <= RELAPSE_STEPS)
+    if event.kind is not Kind.LR_MISMATCH or step is None or step > onset:
+        return False
+    return event.status is Status.OPEN or onset - step <= RELAPSE_STEPS
 
 
 def _exhausted(
@@ -293,6 +305,8 @@ def _command(
         parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
     elif action is Action.SKIP:
         parts.append("--reshuffle")
+    elif action is Action.FIX_LR and history.lr_expected is not None:
+        parts.append(f"--lr {history.lr_expected:.6g}")
     if history.run is not None:
         parts.append(f"--run {history.run}")
     return " ".join(parts)

@@ -36,7 +36,7 @@ SCALARS = (
 class Channel:
     """The fold of one series; `feed` returns the channel events that a point opened or changed, mostly none."""
 
-    __slots__ = (*SCALARS, "buffer", "gains", "residuals", "config", "events", "excursion", "grid", "lagged", "name", "order", "respikes",
+    __slots__ = (*SCALARS, "before", "buffer", "gains", "residuals", "config", "events", "excursion", "grid", "lagged", "name", "order", "respikes",
                  "sorted", "warm")  # fmt: skip
 
     def __init__(self, name: str, config: ChannelConfig) -> None:
@@ -62,7 +62,7 @@ class Channel:
         self.block_sum, self.block_size, self.block_1, self.block_2, self.blocks = 0.0, 0, 0.0, 0.0, 0
         self.long_run = 0.0
         self.last_end = self.restart_row = -(10**9)
-        self.non_finite = False
+        self.non_finite = 0  # points in a row
         self.next_id = 0
         self.quantum = 0.0
         self.settled = 0
@@ -76,6 +76,7 @@ class Channel:
         self.grid = GridSense()
         self.excursion: Excursion | None = None
         self.respikes: list[ChannelEvent] = []
+        self.before: tuple[float, float] | None = None  # level and natural fall before the last restart
         self.events: list[ChannelEvent] = []  # open ones only
 
     def feed(self, row: int, step: int, raw: float) -> list[ChannelEvent] | None:
@@ -133,6 +134,8 @@ class Channel:
         if shift < -6.0 * sigma:
             self.cold += 1
             if self.cold >= 4:
+                if self.cold == 4:
+                    changed = self._feed_drop(row, step, value, level, changed)
                 self.level = level = value - centre  # an improvement that stays is followed at once
         else:
             self.cold = 0
@@ -181,7 +184,7 @@ class Channel:
         self.cusum = cusum
         height = self.height * math.sqrt(self.inflation)
         if count < 600:
-            height *= 2.0 if count < 192 else 1.5
+            height *= 1.5 if count >= 192 else 2.0 if count >= 64 else 3.0
         if sudden or cusum >= height:
             return self._open(row, step, value, sudden, z, sigma, reference, unit, changed)
         if cusum > height * 0.34 and self.frozen < config.freeze_points:
@@ -210,7 +213,42 @@ class Channel:
             lagged.append(self.middle)
             if self.block_size >= config.block_points:
                 self._end_block()
+            if row - self.restart_row <= config.too_good_points + 16:
+                changed = self._feed_restarted(row, step, changed)
         return changed
+
+    def _feed_drop(
+        self, row: int, step: int, value: float, level: float, changed: list[ChannelEvent] | None
+    ) -> list[ChannelEvent] | None:
+        """A sudden fall that stayed for four points, far outside the run's own range: other data, or other weights."""
+        fall = level - value
+        if self.rows < self.config.drop_history or fall < self.config.drop_marginals * self.marginal * self.scale:
+            return changed
+        return [*(changed or ()), self._closed_event("drop", row, step, value, level)]
+
+    def _feed_restarted(
+        self, row: int, step: int, changed: list[ChannelEvent] | None
+    ) -> list[ChannelEvent] | None:
+        """Soon after a restart: is the loss lower than its own descent explains? Then it sees data again."""
+        if self.before is None or len(self.buffer) < 48 or row - self.restart_row < 48:
+            return changed
+        base, natural = self.before
+        recent = [item[3] for item in list(self.buffer)[-48:]]
+        mean = math.fsum(recent) / len(recent)
+        unit = self.scale * math.sqrt(self.inflation)
+        gain = base - mean - 2.0 * natural * (row - self.restart_row) / 256.0
+        if gain < self.config.too_good_sigmas * max(unit, 0.5 * self.marginal * self.scale):
+            return changed
+        self.before = None
+        return [*(changed or ()), self._closed_event("too-good", row, step, mean, base)]
+
+    def _closed_event(self, shape: str, row: int, step: int, value: float, level: float) -> ChannelEvent:
+        return ChannelEvent(
+            id=self._take_id(), channel=self.name, shape=shape, alarm_row=row, alarm_step=step, onset_row=row,
+            onset_step=step, onset_low_row=row, onset_low_step=step, level=level, sigma=self.scale, closed=True,
+            excess=value - level, sigmas=(value - level) / self.scale, peak_row=row, peak_step=step, respike=True,
+            after_restart=row - self.restart_row <= self.config.restart_points,
+        )  # fmt: skip
 
     def _calibrate(self) -> None:
         """On a geometric schedule: how much wander the run's own healthy residuals hold."""
@@ -225,10 +263,19 @@ class Channel:
         """A launch begins with the next point, or the log interval changed; the latter starts new baselines."""
         if not new_interval:
             self.restart_row = row
+            self.before = self._descent()
         elif self.excursion is None:
             self.sorted, self.warm, self.cusum, self.pairs, self.hot = [], [], 0.0, 0, 0
             self.lagged.clear()
             self.buffer.clear()
+
+    def _descent(self) -> tuple[float, float] | None:
+        """The level of the last 64 points and by how much it fell over the 256 before; None with less history."""
+        values = [item[3] for item in list(self.buffer)[-320:]]
+        if len(values) < 320 or self.excursion is not None:
+            return None
+        late, early = sorted(values[-64:])[32], sorted(values[:64])[32]
+        return late, max(0.0, early - late)
 
     def _start(self) -> None:
         """Leave warm-up: run the fast level through the first points and take its residuals as the window."""
@@ -300,7 +347,7 @@ class Channel:
         event = ChannelEvent(
             id=self._take_id(), channel=self.name, shape="gradual", alarm_row=row, alarm_step=step,
             onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
-            sigma=unit, inflation=1.0 if local else self.inflation,
+            sigma=unit, inflation=1.0 if local else self.inflation, decades=self.config.log,
             after_restart=row - self.restart_row <= self.config.restart_points,
         )  # fmt: skip
         if sudden and row - first[0] <= 10:
@@ -356,7 +403,7 @@ class Channel:
 
     def _feed_relapse(self, row: int, step: int, value: float, excursion: Excursion) -> ChannelEvent | None:
         """A second rise on top of an open event: the same CUSUM against the level at which the event had settled."""
-        if excursion.count < self.config.preview_points:
+        if excursion.count < 2 * self.config.preview_points:
             self.plateau = value if excursion.count == 0 else self.plateau + (value - self.plateau) * 0.06
             return None
         deviation = (value - self.plateau) / excursion.unit
@@ -429,27 +476,38 @@ class Channel:
             self.inflation = max(self.inflation, self.wander)
 
     def _feed_non_finite(self, row: int, step: int) -> list[ChannelEvent] | None:
-        if self.non_finite:
-            return None
-        self.non_finite = True
+        self.non_finite += 1
+        if self.non_finite > 1:
+            return self._confirm_non_finite() if self.non_finite == self.config.non_finite_points else None
         event = ChannelEvent(
             id=self._take_id(), channel=self.name, shape="nan", alarm_row=row, alarm_step=step, onset_row=row,
             onset_step=step, onset_low_row=row, onset_low_step=step, level=self.level, sigma=self.scale, peak_row=row,
-            peak_step=step, unresolved=True,
+            peak_step=step,
         )  # fmt: skip
         self.events.append(event)
         return [event]
 
     def _close_non_finite(self, row: int, step: int) -> list[ChannelEvent]:
-        self.non_finite = False
-        (event,) = [event for event in self.events if event.shape == "nan"]
+        self.non_finite = 0
+        event = self._non_finite_event()
         event.status, event.closed = Status.RECOVERED, True
         event.recovered_row, event.recovered_step = row, step
         self.events.remove(event)
         return [event]
 
+    def _non_finite_event(self) -> ChannelEvent:
+        return next(event for event in self.events if event.shape == "nan")
+
+    def _confirm_non_finite(self) -> list[ChannelEvent]:
+        """One NaN can be a skipped step; several are weights that no longer work."""
+        event = self._non_finite_event()
+        event.unresolved, event.status = True, Status.DIVERGING
+        return [event]
+
     def finish(self) -> list[ChannelEvent]:
         """The log is complete: say of an open event what its last points say."""
+        if self.non_finite and not self._non_finite_event().unresolved:
+            return self._confirm_non_finite()
         excursion = self.excursion
         return [excursion.event] if excursion is not None and excursion.finish() else []
 
@@ -461,6 +519,7 @@ class Channel:
         """Everything the fold needs to go on as if it had never stopped."""
         record: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
         record["name"] = self.name
+        record["before"] = None if self.before is None else list(self.before)
         record["warm"] = [list(item) for item in self.warm]
         record["residuals"] = list(self.residuals)
         record["order"], record["lagged"] = list(self.order), list(self.lagged)
@@ -476,6 +535,7 @@ class Channel:
         channel = cls(record["name"], config)
         for name in SCALARS:
             setattr(channel, name, record[name])
+        channel.before = None if record["before"] is None else (record["before"][0], record["before"][1])
         channel.warm = [(row, step, value) for row, step, value in record["warm"]]
         channel.order = deque(record["order"])
         channel.sorted = sorted(channel.order)

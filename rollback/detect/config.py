@@ -44,5 +44,9 @@ class ChannelConfig:
     accept_points: int = 600
     restart_points: int = 60
     too_good_points: int = 500
+    too_good_sigmas: float = 3.0
+    drop_history: int = 256
+    drop_marginals: float = 10.0
+    non_finite_points: int = 3
     equivalence: float = 0.4  # margin of the recovery test in noise units
     level_fraction: float = 0.002  # or this share of the level, whichever is larger

@@ -12,22 +12,28 @@ any point, the output is the same to the last byte.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from rollback.detect.attribution import MIX_POINTS, changed_weights, is_mix_shift, source_sentence, view_sources
 from rollback.detect.channel import Channel
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.fusion import Fusion
 from rollback.detect.lr_watch import LrFinding, LrWatch
+from rollback.detect.plateau import BLOCK_POINTS, BLOCKS, PlateauWatch
 from rollback.detect.roles import Role, role_of
 from rollback.detect.state import fusion_from_json, fusion_to_json
-from rollback.detect.stream import Placement, Stream
+from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 
 STATE_VERSION = 1
 SCANNED = (Role.LOSS, Role.SOURCE, Role.NORM, Role.OTHER)
 LOG_ROLES = (Role.NORM,)
+MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.MIX_SHIFT)
+RESTART_ROWS = 200
+SHARE_POINTS = 64
 
 
 class UnknownState(ValueError):
@@ -43,6 +49,9 @@ class Detector:
         self._stream = Stream()
         self._lr = LrWatch()
         self._lr_event: int | None = None
+        self._plateau = PlateauWatch()
+        self._segment_row = -(10**9)
+        self._shares: dict[str, deque[float]] = {}  # the mixture's recent shares
         self._fusion = Fusion()
         self._channels: dict[str, Channel] = {}
         self._roles: dict[str, Role] = {}
@@ -59,8 +68,10 @@ class Detector:
         self.row = row + 1
         changed: list[Event] = []
         placement = self._stream.feed(step, launch)
-        if placement.segment_start or placement.new_interval:
-            self._begin_segment(placement, row, step, launch, changed)
+        if placement is not ORDINARY and placement is not REPEATED:
+            self._place(placement, row, step, launch, changed)
+            if placement.foreign:
+                return changed
         repeated = placement.repeated
         roles, channels = self._roles, self._channels
         for name, value in values.items():
@@ -73,9 +84,14 @@ class Detector:
             if channel is None:
                 if role is Role.LR:
                     self._watch_lr(row, step, launch, value, values, changed)
+                elif role is Role.WEIGHT:
+                    self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append(value)
                 continue
-            if role is Role.LOSS and self._fusion.first_loss is None and value - value == 0.0:
-                self._fusion.first_loss = value
+            if role is Role.LOSS and value - value == 0.0 and not repeated:
+                if self._fusion.first_loss is None:
+                    self._fusion.first_loss = value
+                if self._plateau.feed(value):
+                    self._note_plateau(row, step, launch, name, changed)
             if repeated and channel.last_step == step and value - value == 0.0:
                 continue
             items = channel.feed(row, step, value)
@@ -108,9 +124,19 @@ class Detector:
         values = {name: getattr(self.config, name) for name in ChannelConfig.__slots__}
         return ChannelConfig(**{**values, "log": True, "floor_fraction": 0.02, "level_fraction": 0.0})
 
-    def _begin_segment(
+    def _place(
         self, placement: Placement, row: int, step: int, launch: int | None, changed: list[Event]
     ) -> None:
+        """A point that does not simply follow the one before it: another launch, interval or writer."""
+        if placement.interleaved:
+            sentence = "two writers share this log: only the one further on is watched"
+            changed.append(
+                self._add(Kind.INTERLEAVED_WRITERS, Tier.WARN, row, step, launch, (), sentence, closed=True)
+            )
+        if not placement.segment_start and not placement.new_interval:
+            return
+        if placement.segment_start:
+            self._segment_row = row
         for channel in self._channels.values():
             channel.begin_segment(row, new_interval=placement.new_interval)
         if placement.rewound_from is not None:
@@ -157,7 +183,34 @@ class Detector:
         for item in items:
             event = self._fusion.feed(role, item, row=row, step=step, interval=interval, launch=launch)
             if event is not None:
-                changed.append(event)
+                changed.append(self._attribute(event, row) if role is Role.LOSS else event)
+
+    def _attribute(self, event: Event, row: int) -> Event:
+        """Add what stands beside the event; blame the mixture where no source moved."""
+        onset = event.onset_row if event.onset_row is not None else row
+        evidence: dict[str, None] = {}
+        sources = {name: self._channels[name] for name, role in self._roles.items() if role is Role.SOURCE}
+        view = view_sources(sources, onset)
+        sentence = source_sentence(view)
+        if sentence is not None:
+            evidence[sentence] = None
+        if 0 <= onset - self._segment_row <= RESTART_ROWS:
+            evidence[f"a launch began {onset - self._segment_row} points before the onset"] = None
+        if self._lr_event is not None:
+            evidence[self._fusion.events[self._lr_event].evidence[0]] = None
+        kind = event.kind
+        if event.kind in MIX_KINDS and row - onset >= MIX_POINTS and is_mix_shift(view, len(sources)):
+            kind = Kind.MIX_SHIFT
+            shares = changed_weights({name: list(values) for name, values in self._shares.items()})
+            evidence["no source moved" + (f", shares did: {', '.join(shares)}" if shares else "")] = None
+        if not evidence and kind is event.kind:
+            return event
+        tier = Tier.WARN if kind is Kind.MIX_SHIFT and event.tier is Tier.PROPOSE else event.tier
+        return self._fusion.change(event.id, evidence=tuple(evidence), kind=kind, tier=tier)
+
+    def _note_plateau(self, row: int, step: int, launch: int | None, name: str, changed: list[Event]) -> None:
+        sentence = f"no significant fall over the last {BLOCKS * BLOCK_POINTS} points"
+        changed.append(self._add(Kind.PLATEAU, Tier.NOTICE, row, step, launch, (name,), sentence, closed=True))
 
     def to_json(self) -> dict[str, Any]:
         """The whole state as plain JSON values; floats keep every bit through repr."""
@@ -167,6 +220,9 @@ class Detector:
             "stream": self._stream.to_json(),
             "lr": self._lr.to_json(),
             "lr_event": self._lr_event,
+            "plateau": self._plateau.to_json(),
+            "segment_row": self._segment_row,
+            "shares": {name: list(values) for name, values in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
             "channels": [channel.to_json() for channel in self._channels.values()],
             "fusion": fusion_to_json(self._fusion),
@@ -182,6 +238,9 @@ class Detector:
         detector._stream = Stream.from_json(record["stream"])
         detector._lr = LrWatch.from_json(record["lr"])
         detector._lr_event = record["lr_event"]
+        detector._plateau = PlateauWatch.from_json(record["plateau"])
+        detector._segment_row = record["segment_row"]
+        detector._shares = {name: deque(values, maxlen=SHARE_POINTS) for name, values in record["shares"].items()}
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]

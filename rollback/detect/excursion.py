@@ -19,6 +19,7 @@ WINDOWS = (32, 64, 128, 200)
 UPPER_95 = 1.645
 RISING_99 = 2.33
 CHECK_EVERY = 8
+EXPLODED_DECADES = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class ChannelEvent:
 
     id: int
     channel: str
-    shape: str  # instant, gradual or nan
+    shape: str  # instant, gradual, nan, drop or too-good
     alarm_row: int
     alarm_step: int
     onset_row: int
@@ -52,6 +53,7 @@ class ChannelEvent:
     closed: bool = False
     unresolved: bool = False
     height: float = 0.0  # mean excess of the last points when it was last judged
+    decades: bool = False  # the channel's unit is log10
     persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
     after_restart: bool = False
@@ -85,10 +87,13 @@ class Excursion:
         residual = (value - self.reference) / self.unit
         self.recent.append((row, step, -4.0 if residual < -4.0 else 8.0 if residual > 8.0 else residual))
         self.count += 1
+        exploded = False
         if event.excess is None or value - self.reference > event.excess:
+            exploded = event.decades and (event.excess or 0.0) < EXPLODED_DECADES <= value - self.reference
             event.excess, event.peak_row, event.peak_step = value - self.reference, row, step
             event.sigmas = residual
-        return self.count % CHECK_EVERY == 0 and self.judge()
+        judged = self.count % CHECK_EVERY == 0 and self.judge()
+        return judged or exploded
 
     def judge(self) -> bool:
         """Apply the equivalence test and the milestones to the points so far; True when the event changed."""

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from rollback.detect.events import Event, Kind, Status, Tier
-from rollback.detect.excursion import ChannelEvent
+from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
 from rollback.detect.roles import Role
 
+CLOSED_SHAPES = ("drop", "too-good")  # good news, however suspicious: no part of a series of spikes
 JOIN_ROWS = 200  # channels that alarm this close together tell of one thing
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # an event that never came back is still part of the story for so long
@@ -105,7 +106,7 @@ class Fusion:
     def _publish(self, group: Group, row: int, step: int, interval: float) -> None:
         number = len(self.events)
         group.number, group.row, group.step, group.cluster = number, row, step, number
-        if group.role is Role.LOSS:
+        if group.role is Role.LOSS and group.leader.shape not in CLOSED_SHAPES:
             group.cluster = self._cluster_for(group.leader, interval, number)
             self.loss_events.append(number)
 
@@ -115,7 +116,7 @@ class Fusion:
             return number
         reach = min(CLUSTER_MAX_ROWS, max(CLUSTER_STEPS / max(interval, 1e-9), CLUSTER_MIN_ROWS))
         chain = max(CHAIN_ROWS, CHAIN_ROWS / max(interval, 1e-9))
-        for known in reversed(self.loss_events[-4:]):
+        for known in reversed(self.loss_events[-16:]):
             last = self.events[known]
             end = last.recovered_row
             if last.status is not Status.RECOVERED or end is None:
@@ -149,6 +150,10 @@ class Fusion:
     def _kind(self, leader: ChannelEvent) -> Kind:
         if leader.shape == "nan":
             return Kind.NAN
+        if leader.shape == "too-good":
+            return Kind.TOO_GOOD
+        if leader.shape == "drop":
+            return Kind.RESUME_DROP if leader.after_restart else Kind.LEVEL_DROP
         if self._is_reinit(leader):
             return Kind.REINIT
         if leader.after_restart and not leader.unresolved:
@@ -177,14 +182,19 @@ class Fusion:
 
     def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
+        if leader.shape in ("drop", "too-good"):
+            return Tier.WARN if leader.shape == "too-good" else Tier.NOTICE
         if leader.unresolved or self._kind(leader) is Kind.REINIT:
             return Tier.PROPOSE
+        if leader.shape == "nan":
+            return Tier.WARN
         if self._kind(leader) is Kind.RESUME_BUMP:
             return Tier.NOTICE
         in_cluster = sum(self.events[n].cluster == group.cluster for n in self.loss_events if n < len(self.events))
         if in_cluster + (number >= len(self.events)) >= UNSTABLE_EVENTS:
             return Tier.PROPOSE if leader.shape == "gradual" and not leader.closed else Tier.WARN
-        if leader.status in (Status.PARTIAL, Status.DIVERGING):
+        norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
+        if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
             return Tier.WARN
         return Tier.NOTICE
 
@@ -194,6 +204,8 @@ def _is_publishable(group: Group) -> bool:
     leader = group.leader
     if group.role is Role.LOSS:
         return True
+    if leader.shape in CLOSED_SHAPES:
+        return False
     if leader.shape == "nan":
         return leader.unresolved
     if group.role is Role.SOURCE:

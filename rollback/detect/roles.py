@@ -31,7 +31,7 @@ PATTERNS: tuple[tuple[str, Role], ...] = (
     (r"(train/)?(lr|learning[_ ]rate)([-/_].*)?", Role.LR),
     (r"lr/expected", Role.LR_EXPECTED),
     (r"(loss|grad)[_ /]?scale", Role.LOSS_SCALE),
-    (r"weight/[\w.-]+|mix/[\w.-]+", Role.WEIGHT),
+    (r"(weight|mix|ratio|share)s?/[\w.-]+", Role.WEIGHT),
     (r"(tokens|samples)[_ ]?(per|/)[_ ]?s(ec(ond)?)?([_ ]per[_ ]gpu)?|tok/s|tps|throughput", Role.SPEED),
 )  # fmt: skip
 

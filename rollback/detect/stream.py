@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+INTERLEAVED_TURNS = 6  # steps back among the last 24 points: no run restarts that often
+TURN_WINDOW = 24
 SAME_INTERVAL = 4.0  # a factor below this is irregular logging, not another interval
 CONFIRM = 3
 
@@ -21,6 +23,8 @@ class Placement:
     rewound_from: int | None = None
     new_interval: bool = False
     repeated: bool = False
+    interleaved: bool = False  # two writers are recognised with this point
+    foreign: bool = False  # the other writer's point
 
 
 REPEATS_AT_MOST = 8  # more points than that under one step: the step column counts something else
@@ -28,12 +32,16 @@ REPEATS_AT_MOST = 8  # more points than that under one step: the step column cou
 
 ORDINARY = Placement()
 REPEATED = Placement(repeated=True)
+FOREIGN = Placement(foreign=True)
 
 
 class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
-    __slots__ = ("candidate", "candidate_count", "interval", "last_launch", "last_step", "points", "repeats")
+    __slots__ = (
+        "candidate", "candidate_count", "interval", "last_launch", "last_step", "other_step", "points", "quiet",
+        "repeats", "turns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.last_step: int | None = None
@@ -42,17 +50,23 @@ class Stream:
         self.candidate = 0.0
         self.candidate_count = 0
         self.points = 0
+        self.turns = 0  # bits: which of the last points went back
+        self.other_step: int | None = None  # the second writer's last step, while there is one
+        self.quiet = 0  # points since the second writer was heard
         self.repeats = 0  # points with this very step; negative once repeats are known to be the rule
 
     def feed(self, step: int, launch: int | None) -> Placement:
         last, previous_launch = self.last_step, self.last_launch
-        self.last_step, self.last_launch = step, launch
         self.points += 1
+        if self.other_step is not None and last is not None and self._is_foreign(step, last):
+            return FOREIGN
+        self.last_step, self.last_launch = step, launch
         if last is None:
             return ORDINARY
         started = launch != previous_launch and launch is not None and previous_launch is not None
+        self.turns = ((self.turns << 1) | (step < last)) & ((1 << TURN_WINDOW) - 1)
         if step < last:
-            return Placement(segment_start=True, rewound_from=last)
+            return self._go_back(step, last)
         delta = step - last
         if delta == 0 and not started:
             return self._repeat()
@@ -63,6 +77,28 @@ class Stream:
             return ORDINARY
         changed = self._follow_interval(float(delta))
         return Placement(segment_start=started, new_interval=changed)
+
+    def _go_back(self, step: int, last: int) -> Placement:
+        """A rewind; the first of a series only, and the sixth of a series says that two writers share the log."""
+        turns = self.turns.bit_count()
+        if turns >= INTERLEAVED_TURNS:
+            self.turns = 0
+            self.last_step, self.other_step = max(step, last), min(step, last)
+            self.quiet = 0
+            return Placement(interleaved=True, foreign=step < last)
+        return Placement(segment_start=turns == 1, rewound_from=last if turns == 1 else None)
+
+    def _is_foreign(self, step: int, last: int) -> bool:
+        """Whether a point continues the other writer's steps rather than ours."""
+        other = self.other_step
+        assert other is not None
+        if step <= last and step >= other:
+            self.other_step, self.quiet = step, 0
+            return True
+        self.quiet += 1
+        if self.quiet > 4 * TURN_WINDOW:
+            self.other_step = None
+        return False
 
     def _repeat(self) -> Placement:
         """The same step again: a second writer, or a picture's pixels. The first value of a step speaks for it."""
