@@ -7,22 +7,27 @@ Nothing is compared that was not recorded; nothing that was recorded is left out
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.resume.contract import Expectation
+from chronicle.resume.contract import COMPUTED, Expectation, close, close_rows
 from chronicle.resume.memory import Memory, Scheduler
 from chronicle.resume.refusal import Check
 
 __all__ = ["check_memory", "check_rng"]
 
 SAME = 1e-9  # relative: the same program on the same state
-COMPUTED = 1e-6  # relative: a contract's LRs come from a closed form, torch's from its recursion
 NORM = 1e-4  # relative: a reduction may be summed in another order
 
 
 def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_first_step: bool = False) -> list[Check]:
-    """All comparisons that must hold both after the load and right before the first step."""
-    by_hand = at_first_step and expected.lr_set_by_hand
-    checks: list[Check] = [] if "lr" in expected.accepted else list(_lr_checks(expected, found, by_hand))
+    """All comparisons that must hold both after the load and right before the first step.
+
+    In between a script may set its LR itself, and a trainer that honours a contract begins its warm-up.
+    """
     memory = expected.memory
+    checks: list[Check] = []
+    if at_first_step and expected.warms_up:
+        checks += _warm_up_checks(expected, found)
+    elif not expected.accepts("lr"):
+        checks += _lr_checks(expected, found, at_first_step and expected.lr_set_by_hand)
     if memory is None:
         return checks + list(_contract_only_checks(expected, found))
     for part in (_step_checks, _scheduler_checks, _optimizer_checks, _topology_checks, _extra_checks):
@@ -33,7 +38,7 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
 def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
     """The generators of this rank: only comparable directly after the load, before anything draws from them."""
     memory = expected.memory
-    if memory is None or "rng" in expected.accepted or _world_accepted(expected):
+    if memory is None or expected.accepts("rng") or _other_world(expected, found):
         return []
     promised, own = memory.of_rank(rank), found.of_rank(rank)
     if promised is None or own is None or not promised.rng:
@@ -57,7 +62,7 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
     lrs = expected.lrs()
     own = tuple(group.lr for group in found.groups)
     if lrs is not None:
-        ok = _close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
+        ok = close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
         yield Check(
             name="learning rate per group",
             code="M1",
@@ -68,10 +73,10 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
             cause="" if ok else _lr_cause(expected, found, lrs, own),
         )
     rows = expected.next_lrs()
-    if rows is None or found.next_lrs is None or by_hand or _world_accepted(expected):
+    if rows is None or found.next_lrs is None or by_hand or _other_world(expected, found):
         return
     count = min(len(rows), len(found.next_lrs))
-    bad = next((i for i in range(count) if not _close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
+    bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
     yield Check(
         name="learning rates of the next steps",
         code="M2",
@@ -80,6 +85,24 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
         found=f"step +{bad + 1}: {_show(found.next_lrs[bad])}" if bad is not None else "equal",
         where="scheduler and optimizer, stepped on copies",
         cause="" if bad is None else _forecast_cause(expected, found),
+    )
+
+
+def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """The first LR of a new warm-up is the trainer's choice, but not above the LR it warms up to."""
+    lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
+    if lrs is None:
+        return
+    ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
+    cause = "" if ok else "the trainer did not carry out the warm-up of the rollback"
+    yield Check(
+        name="learning rate of the warm-up",
+        code="M2",
+        ok=ok,
+        expected=f"at most {_show(lrs)}",
+        found=_show(own),
+        where="optimizer param_groups",
+        cause=cause,
     )
 
 
@@ -98,7 +121,7 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
             "the scheduler was not restored from this checkpoint",
         )
     promised = contract.optimizer_step
-    if promised is not None and (found.optimizer_steps is not None or not found.groups):
+    if promised is not None:
         actual = found.optimizer_steps[1] if found.optimizer_steps else None
         yield _equal(
             "optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored"
@@ -144,7 +167,7 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 f"{where} last_epoch, {saved.unit} per optimizer step",
                 _position_cause(saved, own),
             )
-        if not _world_accepted(expected):
+        if not _other_world(expected, found):
             yield _equal(
                 "scheduler unit",
                 "M3",
@@ -165,7 +188,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
         "another optimizer class is used in this launch, or prepare() was called after the load",
     )
     saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
-    if not _world_accepted(expected):
+    if not _other_world(expected, found):
         yield _equal(
             "parameter groups",
             "M3",
@@ -178,8 +201,8 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
         where = f"group {index}"
-        if saved.moment_norm is not None and not _world_accepted(expected):
-            ok = own.moment_norm is not None and _close(saved.moment_norm, own.moment_norm, NORM)
+        if saved.moment_norm is not None and not _other_world(expected, found):
+            ok = own.moment_norm is not None and close(saved.moment_norm, own.moment_norm, NORM)
             yield Check(
                 name="first moments",
                 code="M1",
@@ -199,15 +222,15 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
         )
         names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
         for name in names:
-            if name not in expected.accepted and getattr(saved, name) is not None:
+            if not expected.accepts(name) and getattr(saved, name) is not None:
                 yield _near(name, getattr(saved, name), getattr(own, name), where)
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     for key, value in memory.topology.items():
-        if key in expected.accepted or key not in found.topology:
+        if expected.accepts(key) or key not in found.topology:
             continue
-        if key == "num_processes" and _world_accepted(expected):
+        if key == "num_processes" and _other_world(expected, found):
             continue
         cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
         yield _equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
@@ -237,10 +260,10 @@ def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Itera
 def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: int) -> Iterator[Check]:
     own = found.of_rank(rank)
     saved = memory.of_rank(rank)
-    if saved is None or _world_accepted(expected):
+    if saved is None or _other_world(expected, found):
         replicated = {digest.weights for digest in memory.ranks}
         saved = memory.ranks[0] if len(replicated) == 1 and memory.ranks else None
-    if saved is None or own is None or (_world_accepted(expected) and _is_sharded(memory)):
+    if saved is None or own is None or (_other_world(expected, found) and _is_sharded(memory)):
         return
     if saved.weights:
         yield _equal(
@@ -276,28 +299,21 @@ def _equal(name: str, code: str, expected: Any, found: Any, where: str, cause: s
 
 
 def _near(name: str, expected: float, found: float | None, where: str) -> Check:
-    ok = found is not None and _close(expected, found, SAME)
+    ok = found is not None and close(expected, found, SAME)
     cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
     return Check(name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=_text(found), where=where, cause=cause)
 
 
-def _world_accepted(expected: Expectation) -> bool:
-    return "world_size" in expected.accepted
+def _other_world(expected: Expectation, found: Memory) -> bool:
+    """Whether this launch runs on another number of ranks, and a person accepted that."""
+    memory = expected.memory
+    if memory is None or not expected.accepts("world_size"):
+        return False
+    return bool(memory.topology.get("world_size") != found.topology.get("world_size"))
 
 
 def _is_sharded(memory: Memory) -> bool:
     return len({digest.moments for digest in memory.ranks}) > 1
-
-
-def _close(a: float, b: float, tolerance: float) -> bool:
-    return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
-
-
-def _close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
-    return len(a) == len(b) and all(
-        len(x) == len(y) and all(_close(p, q, tolerance) for p, q in zip(x, y, strict=True))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def _show(row: Sequence[float]) -> str:
@@ -321,7 +337,7 @@ def _lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: S
     contract = expected.contract
     if contract is not None and contract.lr_ratio and expected.memory is not None:
         old = tuple(group.lr for group in expected.memory.groups)
-        if _close_rows((old,), (tuple(own),), COMPUTED):
+        if close_rows((old,), (tuple(own),), COMPUTED):
             return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
     if all(lr == 0 for lr in own):
         return "LR is zero: the warm-up starts again"

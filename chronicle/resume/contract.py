@@ -6,7 +6,8 @@ Parsing and decisions are pure; `read_contract` touches the disk.
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,23 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.resume.memory import Memory
 
-__all__ = ["Contract", "Expectation", "read_contract", "same_checkpoint"]
+__all__ = [
+    "COMPUTED",
+    "Contract",
+    "Expectation",
+    "accepted_changes",
+    "close",
+    "close_rows",
+    "parse_change",
+    "read_contract",
+    "same_checkpoint",
+]
 
 CONTRACT_VERSION = 1
+COMPUTED = 1e-6  # relative: a contract's LRs come from a closed form, torch's from its recursion
+EVERYTHING = "*"  # a reason without a name: every difference of topology and data plan
+NEVER_BY_REASON_ALONE = frozenset({"lr", "rng", "weight_decay", "initial_lr", "max_lr", "min_lr"})
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 SMALL_JUMP = 1.05
 UNKNOWN_JUMP = 2.0
 
@@ -55,16 +70,29 @@ class Expectation:
     contract: Contract | None = None
     accepted: Mapping[str, str] = field(default_factory=dict)  # topology key (or check name) -> reason
 
+    def accepts(self, name: str) -> bool:
+        """Whether a person accepted that this differs: by its own name, or by a reason for all of the topology."""
+        return name in self.accepted or (EVERYTHING in self.accepted and name not in NEVER_BY_REASON_ALONE)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the rollback asked the trainer to warm the LR up again."""
+        return self.contract is not None and self.contract.warmup_steps > 0
+
     def next_lrs(self) -> tuple[tuple[float, ...], ...] | None:
-        """The LRs of the coming steps: the contract's, else the manifest's, scaled when only the ratio is promised."""
+        """The LRs of the coming steps: the contract's, else those of the manifest where they begin with the promised LR."""
         stored = self.memory.next_lrs if self.memory else None
         if self.contract is None:
             return stored
         if self.contract.next_lrs is not None:
             return self.contract.next_lrs
-        if self.contract.warmup_steps or self.contract.lr_ratio is None or stored is None:
-            return None
-        return tuple(tuple(lr * self.contract.lr_ratio for lr in row) for row in stored)
+        ratio = self.contract.lr_ratio
+        # a manifest that the rollback rewrote holds the new LRs already, one that it left alone the old ones
+        for factor in (1.0, ratio) if ratio is not None else (1.0,):
+            rows = None if stored is None else tuple(tuple(lr * factor for lr in row) for row in stored)
+            if rows and self.contract.lrs and close_rows(rows[:1], (self.contract.lrs,), COMPUTED):
+                return rows
+        return None
 
     @property
     def lr_set_by_hand(self) -> bool:
@@ -86,8 +114,7 @@ class Expectation:
         if self.contract is not None and self.contract.lrs:
             return self.contract.lrs
         if self.memory is not None and self.memory.groups:
-            ratio = 1.0 if self.contract is None else self.contract.lr_ratio
-            return None if ratio is None else tuple(group.lr * ratio for group in self.memory.groups)
+            return tuple(group.lr for group in self.memory.groups)
         return None
 
 
@@ -134,15 +161,34 @@ def parse_contract(record: Mapping[str, Any]) -> Contract:
     )
 
 
-def accepted_changes(contract: Contract | None, own: Collection[str] | Mapping[str, str]) -> dict[str, str]:
-    """Changes a person accepted: those of the rollback (`--accept-change`) and those of the launch, with their reason."""
-    changes = dict(own) if isinstance(own, Mapping) else dict.fromkeys(own, "accepted by the trainer")
-    for item in contract.accept_change if contract else ():
-        name, _, reason = item.partition(":")
-        changes.setdefault(
-            name.strip(), reason.strip() or f"accepted with rollback {contract.rollback if contract else ''}"
-        )
+def accepted_changes(contract: Contract | None, own: Mapping[str, str]) -> dict[str, str]:
+    """Changes a person accepted: those of the launch, and those of the rollback (`--accept-change "name: reason"`)."""
+    changes = dict(own)
+    for text in contract.accept_change if contract else ():
+        name, reason = parse_change(text)
+        changes.setdefault(name, reason)
     return changes
+
+
+def parse_change(text: str) -> tuple[str, str]:
+    """`name: reason` apart; a sentence without a name is a reason for everything."""
+    name, colon, reason = (part.strip() for part in text.partition(":"))
+    if NAME.fullmatch(name) and (colon or "_" in name):
+        return name, reason or "no reason given"
+    return EVERYTHING, text.strip()
+
+
+def close(a: float, b: float, tolerance: float) -> bool:
+    """Equal within a relative tolerance of the smaller one."""
+    return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
+
+
+def close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
+    """Same shape, and every number close."""
+    return len(a) == len(b) and all(
+        len(x) == len(y) and all(close(p, q, tolerance) for p, q in zip(x, y, strict=True))
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def same_checkpoint(contract: Contract, root: Path) -> bool:

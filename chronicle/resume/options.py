@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import SettingsError
+from chronicle.resume.contract import parse_change
 
 __all__ = ["Mode", "Options", "effective_options", "launch_number"]
 
@@ -34,13 +35,14 @@ class Options:
 def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
     """The options with `CHRONICLE_GUARD`, `CHRONICLE_FRESH_START` and `CHRONICLE_ACCEPT_CHANGE` applied.
 
-    `CHRONICLE_ACCEPT_CHANGE` is `key: reason; key: reason`. Raises `SettingsError` on a word that means nothing.
+    `CHRONICLE_ACCEPT_CHANGE` is `key: reason; key: reason`, or one reason for every difference of topology and data.
+    Raises `SettingsError` on a word that means nothing.
     """
     changes = dict(options.accept_change)
     for item in environ.get("CHRONICLE_ACCEPT_CHANGE", "").split(";"):
-        name, _, reason = item.partition(":")
-        if name.strip():
-            changes[name.strip()] = reason.strip() or "CHRONICLE_ACCEPT_CHANGE"
+        if item.strip():
+            name, reason = parse_change(item)
+            changes[name] = reason
     fresh = options.fresh_start or environ.get("CHRONICLE_FRESH_START", "") not in ("", "0")
     return replace(options, mode=_mode(options.mode, environ), fresh_start=fresh, accept_change=changes)
 

@@ -52,9 +52,7 @@ class Sealer:
 
         def wait_and_write() -> None:
             begun = time.monotonic()
-            late = self.ranks.collect(
-                prefix, own, lambda: min(begun + WAIT_IN_BACKGROUND_SECONDS, self._deadline)
-            )
+            late = self.ranks.collect(prefix, own, lambda: min(begun + WAIT_IN_BACKGROUND_SECONDS, self._deadline))
             self._write(root, replace(memory, ranks=late))
             write_digests(root)
 

@@ -237,9 +237,7 @@ class GuardSession:
             self._refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
 
     def _report(self, checks: Sequence[Check]) -> dict[str, Any]:
-        bad = [
-            [c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok
-        ]
+        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
         return {"rank": self.ranks.rank, "failed": bad}
 
     def _refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
@@ -305,7 +303,7 @@ class GuardSession:
         expectation = self.expectation
         if self.options.data_state is None or expectation is None or expectation.memory is None:
             return True
-        if expectation.memory.data is None or "data" in expectation.accepted:
+        if expectation.memory.data is None or expectation.accepts("data"):
             return True
         if expectation.contract is not None and expectation.contract.moves_data:
             return True

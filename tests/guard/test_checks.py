@@ -1,0 +1,204 @@
+"""The pure comparisons: each mismatch is one failed check with its cause, and accepted changes stay narrow."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chronicle.resume.checks import check_memory, check_rng
+from chronicle.resume.contract import Contract, Expectation, parse_change
+from chronicle.resume.memory import Group, Memory, RankDigest, Scheduler
+from chronicle.resume.tripwires import LrTripwire, LrWitness
+
+SAVED = Memory(
+    step=30,
+    groups=(Group(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, moment_norm=0.5, num_states=4),),
+    optimizer_steps=(30, 30),
+    optimizers=("AdamW",),
+    schedulers=(Scheduler(name="LambdaLR", last_epoch=60, step_count=61, last_lr=(2e-3,), unit=2),),
+    next_lrs=tuple((2e-3 - 1e-5 * i,) for i in range(20)),
+    topology={"world_size": 2, "num_processes": 2, "accumulation": 4},
+    ranks=(
+        RankDigest(rank=0, rng={"torch": "a"}, weights="w", moments="m"),
+        RankDigest(rank=1, rng={"torch": "b"}, weights="w", moments="m"),
+    ),
+)
+MANIFEST = Expectation(basis="manifest", memory=SAVED)
+
+
+def failures(found: Memory, expected: Expectation = MANIFEST, rank: int = 0, **options: Any) -> dict[str, str]:
+    checks = check_memory(expected, found, rank=rank, **options) + check_rng(expected, found, rank=rank)
+    return {check.name: check.cause for check in checks if not check.ok}
+
+
+def test_equal_memory_fails_nothing_and_says_what_was_compared() -> None:
+    assert failures(SAVED) == {}
+    names = {check.name for check in check_memory(MANIFEST, SAVED)}
+    assert names >= {
+        "learning rate per group",
+        "learning rates of the next steps",
+        "optimizer step",
+        "scheduler position",
+        "weights",
+        "optimizer moments",
+        "first moments",
+        "world size",
+        "accumulation",
+    }
+
+
+def test_memory_survives_its_persisted_form() -> None:
+    assert Memory.from_json(SAVED.to_json()) == SAVED
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "cause"),
+    [
+        (
+            replace(SAVED, schedulers=(replace(SAVED.schedulers[0], last_epoch=0),)),
+            "scheduler position",
+            "at its beginning",
+        ),
+        (
+            replace(SAVED, schedulers=(replace(SAVED.schedulers[0], last_epoch=120),)),
+            "scheduler position",
+            "factor of 2",
+        ),
+        (
+            replace(SAVED, schedulers=(replace(SAVED.schedulers[0], last_epoch=61),)),
+            "scheduler position",
+            "once too often",
+        ),
+        (replace(SAVED, schedulers=(replace(SAVED.schedulers[0], unit=1),)), "scheduler unit", "number of processes"),
+        (replace(SAVED, schedulers=()), "schedulers", "not prepared or registered"),
+        (replace(SAVED, optimizer_steps=None), "optimizer step", "was not restored"),
+        (replace(SAVED, optimizer_steps=(29, 30)), "optimizer step", "another step"),
+        (replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.0),)), "first moments", "are empty"),
+        (replace(SAVED, groups=(replace(SAVED.groups[0], num_states=3),)), "parameters with state", "dropped"),
+        (replace(SAVED, groups=(replace(SAVED.groups[0], lr=0.0),)), "learning rate per group", "LR is zero"),
+        (replace(SAVED, groups=(*SAVED.groups, SAVED.groups[0])), "learning rate per group", "groups changed"),
+        (replace(SAVED, topology={**SAVED.topology, "accumulation": 8}), "accumulation", "accept the change"),
+        (replace(SAVED, step=0), "step", "start from zero"),
+        (replace(SAVED, ranks=(replace(SAVED.ranks[0], weights="x"),)), "weights", "not restored"),
+        (replace(SAVED, ranks=(replace(SAVED.ranks[0], rng={"torch": "b"}),)), "random generators", "of rank 1"),
+    ],
+)
+def test_each_mismatch_is_named_with_its_cause(found: Memory, name: str, cause: str) -> None:
+    assert cause in failures(found)[name]
+
+
+def test_averaged_weights_loaded_as_weights_are_recognised() -> None:
+    """schnetpack PR #785: the run goes on from the average, which no file check can see."""
+    expected = Expectation(basis="manifest", memory=replace(SAVED, averages={"ema": "e"}))
+    found = replace(SAVED, averages={"ema": "e"}, ranks=(replace(SAVED.ranks[0], weights="e"),))
+    assert "averaged weights `ema`" in failures(found, expected)["weights"]
+
+
+def test_a_shard_of_another_rank_is_recognised() -> None:
+    sharded = replace(SAVED, ranks=(SAVED.ranks[0], replace(SAVED.ranks[1], moments="n")))
+    found = replace(SAVED, ranks=(replace(SAVED.ranks[0], moments="n"),))
+    cause = failures(found, Expectation(basis="manifest", memory=sharded))["optimizer moments"]
+    assert cause == "this rank holds the optimizer shard of rank 1"
+
+
+def test_an_accepted_world_size_covers_what_depends_on_it_and_nothing_else() -> None:
+    expected = replace(MANIFEST, accepted={"world_size": "one node less"})
+    smaller = replace(
+        SAVED,
+        schedulers=(replace(SAVED.schedulers[0], unit=1),),
+        ranks=(SAVED.ranks[0],),
+        topology={"world_size": 1, "num_processes": 1, "accumulation": 4},
+    )
+    assert failures(smaller, expected) == {}
+    assert set(failures(replace(smaller, topology={**smaller.topology, "accumulation": 8}), expected)) == {
+        "accumulation"
+    }
+    assert "weights" in failures(replace(smaller, ranks=(replace(SAVED.ranks[0], weights="x"),)), expected)
+
+
+def test_acceptance_of_a_change_that_did_not_happen_hides_nothing() -> None:
+    expected = replace(MANIFEST, accepted={"*": "for the sake of it"})
+    found = replace(SAVED, ranks=(replace(SAVED.ranks[0], rng={"torch": "x"}, moments="x"),))
+    assert set(failures(found, expected)) == {"random generators", "optimizer moments"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("world_size: one node less", ("world_size", "one node less")),
+        ("accumulation: doubled", ("accumulation", "doubled")),
+        ("world_size", ("world_size", "no reason given")),
+        ("moved to another cluster", ("*", "moved to another cluster")),
+        ("moved: to another cluster", ("moved", "to another cluster")),
+        ("We moved: sorry", ("*", "We moved: sorry")),
+    ],
+)
+def test_change_with_a_name_is_narrow_and_a_bare_reason_is_wide(text: str, expected: tuple[str, str]) -> None:
+    assert parse_change(text) == expected
+
+
+HALF = Contract(
+    rollback="R1", checkpoint="/c/opt_step-30", lrs=(1e-3,), lr_ratio=0.5, last_epochs=(60,), optimizer_step=30
+)
+
+
+def halved(memory: Memory) -> Memory:
+    group = replace(memory.groups[0], lr=1e-3, initial_lr=2e-3)
+    rows = tuple((row[0] * 0.5,) for row in memory.next_lrs or ())
+    return replace(memory, groups=(group,), next_lrs=rows)
+
+
+def test_contract_asks_for_the_new_lr_in_all_coming_steps() -> None:
+    expected = Expectation(basis="contract", memory=SAVED, contract=HALF)
+    assert failures(halved(SAVED), expected) == {}
+    cause = failures(SAVED, expected)["learning rate per group"]
+    assert cause == "the LR of rollback R1 did not reach memory: the script set the old one again"
+    late = replace(halved(SAVED), next_lrs=SAVED.next_lrs)  # the seed's own edit: right once, then back to the old LR
+    assert set(failures(late, expected)) == {"learning rates of the next steps"}
+
+
+def test_contract_over_a_manifest_that_was_rewritten_with_it_is_not_scaled_twice() -> None:
+    expected = Expectation(basis="contract", memory=halved(SAVED), contract=HALF)
+    assert failures(halved(SAVED), expected) == {}
+
+
+def test_contract_alone_is_enough_for_a_checkpoint_without_manifest() -> None:
+    expected = Expectation(basis="contract", contract=HALF)
+    assert failures(halved(SAVED), expected) == {}
+    assert set(failures(replace(halved(SAVED), optimizer_steps=None), expected)) == {"optimizer step"}
+    assert "learning rate per group" in failures(SAVED, expected)
+
+
+def test_warm_up_of_a_contract_may_start_low_but_not_high() -> None:
+    expected = Expectation(basis="contract", memory=SAVED, contract=replace(HALF, warmup_steps=100))
+    low = replace(halved(SAVED), groups=(replace(halved(SAVED).groups[0], lr=1e-5),), next_lrs=None)
+    assert failures(low, expected, at_first_step=True) == {}
+    assert "learning rate of the warm-up" in failures(SAVED, expected, at_first_step=True)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=30))
+def test_a_schedule_that_keeps_its_forecast_never_trips(lrs: list[float]) -> None:
+    rows = tuple((lr,) for lr in lrs)
+    wire = LrTripwire(rows=rows, source="scheduler")
+    assert [wire.feed(row) for row in rows] == [None] * len(rows)
+    assert wire.done
+
+
+@given(st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=30), st.data())
+def test_one_step_off_the_forecast_trips_at_that_step(lrs: list[float], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(lrs) - 1))
+    wire = LrTripwire(rows=tuple((lr,) for lr in lrs), source="scheduler")
+    checks = [wire.feed((lr * 0.5,) if i == at else (lr,)) for i, lr in enumerate(lrs)]
+    assert [check is not None for check in checks] == [i == at for i in range(len(lrs))]
+
+
+def test_witness_tells_a_schedule_from_a_hand_set_lr() -> None:
+    rows = tuple((0.1 * i,) for i in range(1, 8))
+    witness = LrWitness().predict(rows)
+    assert witness.source == "untested"
+    for row in rows[:3]:
+        witness = witness.see(row)
+    assert witness.source == "scheduler"
+    assert witness.see((99.0,)).source == "manual"
