@@ -6,12 +6,17 @@ Names are the product's public interface to trainers. Pure: takes a mapping, ret
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.launch.containment import TOKEN_VARIABLE
 
-__all__ = ["build_environment"]
+__all__ = ["REQUESTED_VARIABLE", "build_environment", "count_requested_ranks"]
+
+REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
+PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
+NODE_FLAGS = ("--nnodes", "--num_nodes", "-N", "--nodes")
+TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "--ntasks")
 
 # torchrun's own default leaves USR1 out: its agent then dies of it and its workers live on (measured).
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -28,6 +33,7 @@ def build_environment(
     grace_seconds: float,
     output_address: str | None,
     checkpoints_dir: Path | None,
+    requested_ranks: int | None = None,
 ) -> dict[str, str]:
     """Environment of the launcher and all below it. What the user set for torchrun's signals and timeout is kept."""
     environment = dict(inherited)
@@ -43,6 +49,9 @@ def build_environment(
     environment.pop("CHRONICLE_OUTPUT", None)
     if output_address is not None:
         environment["CHRONICLE_OUTPUT"] = output_address
+    environment.pop(REQUESTED_VARIABLE, None)
+    if requested_ranks is not None:
+        environment[REQUESTED_VARIABLE] = str(requested_ranks)
     if checkpoints_dir is not None:
         environment["CHRONICLE_CHECKPOINTS"] = str(checkpoints_dir)
     # torchrun sends SIGKILL 30 s after a signal unless told otherwise: a longer save would be cut in half
@@ -51,3 +60,28 @@ def build_environment(
     environment.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)  # torchrun's flag, as a variable
     environment.setdefault("SRUN_LABELIO", "1")  # `srun` then says which task printed a line
     return environment
+
+
+def count_requested_ranks(command: Sequence[str]) -> int | None:
+    """How many ranks the launcher's own words ask for; None where they leave it open (`auto`, a config file).
+
+    Asked is not got: `accelerate launch --cpu --num_processes 2` starts one process without a word about it. Only words
+    before the script count; what follows is the trainer's.
+    """
+    total: dict[str, int] = {}
+    for index, word in enumerate(command[1:], start=1):
+        name, equals, value = word.partition("=")
+        kind = next((kind for kind, flags in FLAGS.items() if name in flags), None)
+        if kind is not None:
+            value = value if equals else (command[index + 1] if index + 1 < len(command) else "")
+            if not value.isdigit():
+                return None
+            total.setdefault(kind, int(value))
+        if word.endswith(".py"):
+            break
+    if "total" in total:
+        return total["total"]
+    return total["per node"] * total.get("nodes", 1) if "per node" in total else None
+
+
+FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE_FLAGS, "nodes": NODE_FLAGS}

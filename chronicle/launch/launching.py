@@ -24,7 +24,7 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
-from chronicle.launch.environment import build_environment
+from chronicle.launch.environment import build_environment, count_requested_ranks
 from chronicle.launch.exit_report import describe_end, format_end, title_of_end
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
@@ -169,6 +169,7 @@ class _Launch:
         request = self._request
         environ = build_environment(
             request.environ,
+            requested_ranks=count_requested_ranks(request.command),
             run=request.paths.run,
             run_dir=request.paths.run_dir.resolve(),
             launch=self._number,

@@ -14,6 +14,7 @@ from typing import Any
 
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.environment import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
 from chronicle.preflight.catalogue import check_facts
 from chronicle.preflight.expectation import Expectation, declare_plan, find_plan
@@ -59,7 +60,9 @@ def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Expe
     """The declared plan of the run and the limits this launch was started with."""
     plan = find_plan(read_journal(paths).entries) if paths is not None else None
     grace = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    asked = environ.get(REQUESTED_VARIABLE, "")
     return Expectation(
+        claimed_devices=int(asked) if asked.isdigit() else None,
         plan=dict(plan.data["declared"]) if plan is not None else {},
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdigit() else None,
