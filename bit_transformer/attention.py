@@ -53,7 +53,7 @@ def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: i
     num_positions = q_BHTE.shape[2]
     padding = -num_positions % chunk
     num_chunks = (num_positions + padding) // chunk
-    q_BHNCE = F.pad(q_BHTE, (0, 0, 0, padding)).unflatten(2, (num_chunks, chunk))
+    q_BHNCE = F.pad(q_BHTE, (0, 0, 0, padding)).view(*q_BHTE.shape[:2], num_chunks, chunk, -1)
     k_BHNWE, v_BHNWE = (F.pad(part, (0, 0, overlap, padding)).unfold(2, overlap + chunk, chunk).transpose(-1, -2)
                         for part in (k_BHTE, v_BHTE))
     mask_NCW = chunk_masks(num_chunks, chunk, overlap, q_BHTE.device)

@@ -56,4 +56,4 @@ def decode_text(bits_T: Tensor) -> str:
 def _grouped(bits_BT: Tensor) -> Tensor:
     if bits_BT.shape[-1] % BITS_PER_BYTE:
         raise ValueError(f"{bits_BT.shape[-1]} bits are not a whole number of bytes of {BITS_PER_BYTE} bits")
-    return bits_BT.unflatten(-1, (-1, BITS_PER_BYTE))
+    return bits_BT.view(*bits_BT.shape[:-1], -1, BITS_PER_BYTE)

@@ -4,6 +4,7 @@
     ├── BadRecipe            a recipe's fields contradict each other or the data
     ├── TopologyMismatch     launcher, torch.distributed and Accelerate disagree about the world
     ├── CannotResume         no checkpoint may be taken, or the one named is not usable
+    ├── GateTripped          the safety gate's smoothed values left their limits
     └── NonFiniteGradients   a rank found NaN or infinity; all ranks stopped
 """
 
@@ -30,3 +31,7 @@ class CannotResume(TrainerError):
 
 class NonFiniteGradients(TrainerError):
     """Gradients are not finite on some rank; the last frames are kept beside the launch's log."""
+
+
+class GateTripped(TrainerError):
+    """The safety gate tripped in strict mode; the message names the value, where it is and where it must be."""

@@ -6,7 +6,7 @@ starts anywhere. Loaders are not given to `accelerator.prepare`, which would re-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bit_transformer.bits import encode_bytes
+from bit_transformer.compression import compress_window, compressed_rows
 from bit_transformer.corpora import Corpus
 from bit_transformer.errors import BadRecipe
 from chronicle.data import DataPlan, Segments, SourceSpec, step_digest
@@ -59,39 +60,60 @@ class TextWindows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One rank's part of one optimizer step: bits (B, T), the source of each row (B,), digest of the global ids."""
+    """One rank's part of one optimizer step: bits (B, T), of which the first `num_bits_B` of a row are no padding, the
+    source of each row (B,), and the digest of the global batch's ids.
+    """
 
     step: int
     bits_BT: Tensor
     sources_B: Tensor
+    num_bits_B: Tensor
     digest: str
 
     def split(self, num_parts: int) -> Iterator[Batch]:
         """Yield equal consecutive parts, for gradient accumulation."""
-        for bits, sources in zip(self.bits_BT.chunk(num_parts), self.sources_B.chunk(num_parts), strict=True):
-            yield Batch(step=self.step, bits_BT=bits, sources_B=sources, digest=self.digest)
+        for bits, sources, num_bits in zip(self.bits_BT.chunk(num_parts), self.sources_B.chunk(num_parts),
+                                           self.num_bits_B.chunk(num_parts), strict=True):
+            yield Batch(step=self.step, bits_BT=bits, sources_B=sources, num_bits_B=num_bits, digest=self.digest)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`."""
         return Batch(step=self.step, bits_BT=self.bits_BT.to(device), sources_B=self.sources_B.to(device),
-                     digest=self.digest)
+                     num_bits_B=self.num_bits_B.to(device), digest=self.digest)
+
+    def without_padding(self, losses_BT: Tensor) -> Tensor:
+        """Return the losses (B, T − 1) of predicted symbols with those of padding set to 0."""
+        target_T = torch.arange(1, losses_BT.shape[1] + 1, device=losses_BT.device)
+        return torch.where(target_T < self.num_bits_B[:, None], losses_BT, 0.0)
+
+    def num_predicted_B(self) -> Tensor:
+        """Return how many symbols of each row are predicted: all but the first."""
+        return self.num_bits_B - 1
 
 
 class StepDataset(Dataset[Batch]):
     """`dataset[step]` is this rank's batch of that step; no state besides the plan and the segments."""
 
     def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
-                 world_size: int) -> None:
+                 world_size: int, compress: Callable[[int], float] = lambda step: 0.0, as_bytes: bool = False) -> None:
         self.plan, self.segments, self.stores = plan, segments, stores
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
 
     def __getitem__(self, step: int) -> Batch:
         ids = self.plan.batch_ids(step, self.segments)
         share = len(ids) // self.world_size
         mine = ids[self.rank * share:(self.rank + 1) * share]
-        windows = np.stack([self.stores[source].read(int(index)) for source, index in mine])
-        return Batch(step=step, bits_BT=encode_bytes(torch.from_numpy(windows)),
-                     sources_B=torch.from_numpy(mine[:, 0].copy()), digest=step_digest(ids))
+        windows = torch.from_numpy(np.stack([self.stores[source].read(int(index)) for source, index in mine]))
+        bits_BT = windows.long() if self.as_bytes else encode_bytes(windows)
+        num_bits_B = torch.full((share,), bits_BT.shape[1])
+        probability = self.compress(step)
+        if probability > 0:
+            chosen = compressed_rows(seed=self.plan.seed, position=self.segments.position(step), num_rows=len(ids),
+                                     probability=probability)[self.rank * share:(self.rank + 1) * share]
+            for row in np.flatnonzero(chosen):
+                bits_BT[row], num_bits_B[row] = compress_window(bits_BT[row])
+        return Batch(step=step, bits_BT=bits_BT, sources_B=torch.from_numpy(mine[:, 0].copy()), num_bits_B=num_bits_B,
+                     digest=step_digest(ids))
 
 
 def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, batch_size: int, seed: int) -> DataPlan:
@@ -107,10 +129,10 @@ def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int =
 
 
 def held_out_windows(corpus: Corpus, window_bytes: int, num_windows: int) -> Tensor:
-    """Return evenly spaced held-out windows as bits (num_windows, 9 · window_bytes). Raises BadRecipe if too few."""
+    """Return evenly spaced held-out windows as bytes (num_windows, window_bytes), uint8. Raises BadRecipe if too few."""
     windows = TextWindows(corpus.name, corpus.held_out, corpus.digest, window_bytes)
     if windows.num_samples < num_windows:
         raise BadRecipe(f"corpus `{corpus.name}` holds out {windows.num_samples} windows of {window_bytes} bytes, "
                         f"eval_windows asks for {num_windows}")
     chosen = np.linspace(0, windows.num_samples - 1, num_windows).astype(int)
-    return encode_bytes(torch.from_numpy(np.stack([windows.read(int(index)) for index in chosen])))
+    return torch.from_numpy(np.stack([windows.read(int(index)) for index in chosen]))

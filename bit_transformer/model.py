@@ -130,8 +130,9 @@ class BitTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=residual_std if last else 0.02)
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.embedding.weight, std=1.0)  # at 0.02 the positions drown the bits
-        for unit in self.halting:
-            nn.init.constant_(unit.bias, -1.0)  # p = 0.27: no position stops before it has learned to
+        for name, bias in self.halting.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(bias, -1.0)  # p = 0.27: no position stops before it has learned to
 
     def forward(self, symbols_BT: Tensor) -> Output:
         """Return logits for every position of (B, T) symbols, T at most `max_bits`."""

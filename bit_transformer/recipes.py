@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.compression import cosine_ramp
 from bit_transformer.errors import BadRecipe
 from bit_transformer.model import ModelConfig
 from bit_transformer.schedule import ScheduleConfig
@@ -27,6 +28,12 @@ class DataConfig:
     batch_size: int
     seed: int = 0
     num_workers: int = 0
+    compress_end: float = 0.0
+    compress_ramp_steps: int = 0
+
+    def compress_probability(self, step: int) -> float:
+        """Return the share of windows fed in run-length form at `step`: a cosine ramp from 0 to `compress_end`."""
+        return cosine_ramp(step, start=0.0, end=self.compress_end, total_steps=self.compress_ramp_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +66,15 @@ class Recipe:
     device: str = "cpu"
     seed: int = 0
     world_size: int | None = None
+    schedule_restarts: bool = False  # for demonstrations: the accident of exp9, which the guard has to refuse
 
     def __post_init__(self) -> None:
-        if self.data.window_bytes * BITS_PER_BYTE > self.model.max_bits:
-            raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {self.data.window_bytes * BITS_PER_BYTE} "
-                            f"bits, model.max_bits is {self.model.max_bits}")
+        symbols = self.data.window_bytes * (BITS_PER_BYTE if self.model.vocab == 2 else 1)
+        if symbols > self.model.max_bits:
+            raise BadRecipe(f"a window of {self.data.window_bytes} bytes has {symbols} symbols, model.max_bits is "
+                            f"{self.model.max_bits}")
+        if self.model.vocab != 2 and self.data.compress_end:
+            raise BadRecipe("compression works on bits, model.vocab is 256 (bytes)", "set data.compress_end=0")
         if self.mixed_precision not in ("no", "bf16"):
             raise BadRecipe(f"mixed_precision is `{self.mixed_precision}`, expected no or bf16")
         if self.device not in ("cpu", "auto"):
@@ -92,9 +103,9 @@ def demo() -> Recipe:
         name="demo",
         model=ModelConfig(d_model=64, num_heads=4, num_layers=2, d_ff=256, max_bits=216),
         data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=24, batch_size=16),
-        optimizer=OptimizerConfig(lr=8e-3),
+        optimizer=OptimizerConfig(lr=12e-3),
         schedule=ScheduleConfig(shape="wsd", warmup_steps=20, total_steps=600, decay_steps=100,
-                                raise_step=300, raise_factor=4.0),
+                                raise_step=300, raise_factor=3.0),
         checkpoint_every=50, eval_every=50, eval_windows=64)
 
 
@@ -119,7 +130,7 @@ def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
-    known = [(field.name,) for field in fields(recipe)]
+    known: list[tuple[str, ...]] = [(field.name,) for field in fields(recipe)]
     for field in fields(recipe):
         part = getattr(recipe, field.name)
         if is_dataclass(part):

@@ -29,9 +29,11 @@ class ReversibleBlock(Protocol):
 
 
 def run_reversibly(blocks: Sequence[nn.Module], x1_BTD: Tensor, x2_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the streams (float32) through the blocks, keeping one pair of tensors whatever the depth."""
+    """Run the streams (at least float32) through the blocks, keeping one pair of tensors whatever the depth."""
     parameters = [parameter for block in blocks for parameter in block.parameters()]
-    y1, y2 = _ReversibleStack.apply(x1_BTD.float(), x2_BTD.float(), tuple(blocks), *parameters)
+    dtype = torch.promote_types(x1_BTD.dtype, torch.float32)
+    y1, y2 = _ReversibleStack.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x1_BTD.to(dtype), x2_BTD.to(dtype), tuple(blocks), *parameters)
     return y1, y2
 
 

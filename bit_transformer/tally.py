@@ -32,14 +32,13 @@ class StepTally:
 
     def __init__(self, sources: tuple[str, ...], device: torch.device) -> None:
         self.sources = sources
-        self._sums = torch.zeros(len(sources), 2, dtype=torch.float64, device=device)
-        self._bits_per_row = 1
+        self._sums = torch.zeros(len(sources), 3, dtype=torch.float64, device=device)
 
-    def add(self, losses_BT: Tensor, sources_B: Tensor) -> None:
-        """Add the losses of one micro-batch (nats per bit) under the source of each row."""
-        rows = torch.stack([losses_BT.detach().double().sum(1), torch.ones_like(sources_B, dtype=torch.float64)], dim=1)
+    def add(self, losses_BT: Tensor, num_predicted_B: Tensor, sources_B: Tensor) -> None:
+        """Add the losses of one micro-batch (nats, 0 where padded) under the source of each row."""
+        counts_B = num_predicted_B.double()
+        rows = torch.stack([losses_BT.detach().double().sum(1), counts_B, torch.ones_like(counts_B)], dim=1)
         self._sums.index_add_(0, sources_B, rows)
-        self._bits_per_row = losses_BT.shape[1]
 
     def reduce(self, *, grad_norm: Tensor | float | None, stop: bool) -> StepResult:
         """Return the global figures; every rank gets the same."""
@@ -50,10 +49,9 @@ class StepTally:
             dist.all_reduce(vector)
         *sums, stops, not_finite = vector.tolist()
         self._sums.zero_()
-        totals = dict(zip(self.sources, zip(sums[::2], sums[1::2], strict=True), strict=True))
-        bits = self._bits_per_row
+        rows = dict(zip(self.sources, zip(sums[::3], sums[1::3], sums[2::3], strict=True), strict=True))
         return StepResult(
-            loss=sum(total for total, _ in totals.values()) / (bits * sum(rows for _, rows in totals.values())),
-            source_losses={name: total / (bits * rows) for name, (total, rows) in totals.items() if rows},
-            source_rows={name: int(rows) for name, (_, rows) in totals.items()},
+            loss=sum(total for total, _, _ in rows.values()) / sum(count for _, count, _ in rows.values()),
+            source_losses={name: total / count for name, (total, count, _) in rows.items() if count},
+            source_rows={name: int(number) for name, (_, _, number) in rows.items()},
             grad_norm=norm, stop=stops > 0, finite=not_finite == 0)

@@ -21,13 +21,11 @@ from accelerate.utils import set_seed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-
 from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
 from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
-from bit_transformer.guarding import guard
 from bit_transformer.loaders import StepDataset, TextWindows, held_out_windows, load_steps, plan_data
 from bit_transformer.model import BitTransformer, next_symbol_losses
 from bit_transformer.progress import Progress
@@ -36,6 +34,7 @@ from bit_transformer.resume import checkpoint_path, find_resume_point
 from bit_transformer.schedule import plan_schedule, with_rewarms
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
+from chronicle import guard
 from chronicle.data import DataError
 
 
@@ -69,10 +68,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
 
     # Ranks ---------------------------------------------------------------------------------------------------------
     cpu = recipe.device == "cpu" or not torch.cuda.is_available()
-    accelerator = guard(Accelerator(
-        cpu=cpu, mixed_precision=recipe.mixed_precision, gradient_accumulation_steps=recipe.accumulation_steps,
-        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []),
-        step=lambda: progress.step, data_state=lambda: progress.data_state(), fresh_start=resume == "fresh")
+    backend = [InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
+    accelerator = Accelerator(cpu=cpu, mixed_precision=recipe.mixed_precision, kwargs_handlers=backend,
+                              gradient_accumulation_steps=recipe.accumulation_steps)
     rank, world_size = accelerator.process_index, accelerator.num_processes
     recipe.require_divisible(world_size)
 
@@ -81,6 +79,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     stores = tuple(TextWindows(c.name, c.train, c.digest, recipe.data.window_bytes) for c in corpora)
     plan = plan_data(stores, recipe.data.sources, batch_size=recipe.data.batch_size, seed=recipe.data.seed)
     held_out = {c.name: held_out_windows(c, recipe.data.window_bytes, recipe.eval_windows) for c in corpora}
+    progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
+    guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
 
     # Model, optimizer, schedule ------------------------------------------------------------------------------------
     set_seed(recipe.seed)
@@ -88,7 +88,6 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     optimizer = AdamW(parameter_groups(model, recipe.optimizer.weight_decay), lr=recipe.optimizer.lr,
                       betas=(recipe.optimizer.beta1, recipe.optimizer.beta2))
     model, optimizer = accelerator.prepare(model, optimizer)
-    progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
     factor = with_rewarms(plan_schedule(recipe.schedule), lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
     scheduler = LambdaLR(optimizer, factor)
@@ -102,6 +101,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     point = find_resume_point(resume, checkpoints, os.environ)
     if point.path is not None:
         accelerator.load_state(str(point.path))
+        if recipe.schedule_restarts:  # exp9's accident, on purpose: a schedule built after the load begins at zero
+            scheduler.last_epoch = 0
+            set_learning_rates(optimizer, scheduler)
         if point.warmup_steps:
             progress.rewarms += ((progress.step, point.warmup_steps),)
             set_learning_rates(optimizer, scheduler)
@@ -112,7 +114,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(recipe.data.sources), accelerator.device)
-    dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size)
+    dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
+                          compress=recipe.data.compress_probability, as_bytes=recipe.model.vocab == 256)
     model.train()
     for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=recipe.data.num_workers):
         started = time.perf_counter()
@@ -121,9 +124,10 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             with accelerator.accumulate(model):
                 with accelerator.autocast():
                     output = model(part.bits_BT)
-                losses_BT = next_symbol_losses(output.logits_BTV, part.bits_BT)
-                accelerator.backward(losses_BT.mean() + recipe.ponder_weight * output.ponder)
-                tally.add(losses_BT, part.sources_B)
+                losses_BT = part.without_padding(next_symbol_losses(output.logits_BTV, part.bits_BT))
+                mean_loss = losses_BT.sum() / part.num_predicted_B().sum()
+                accelerator.backward(mean_loss + recipe.ponder_weight * output.ponder)
+                tally.add(losses_BT, part.num_predicted_B(), part.sources_B)
                 if not accelerator.sync_gradients:
                     continue
                 grad_norm = accelerator.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)

@@ -8,6 +8,7 @@ before any batch is O(1). World size and worker count do not enter: a rank takes
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class DataPlan:
         for source in self.sources:
             cumulative += source.weight
             bounds.append(position * self.batch_size * cumulative // total)
-        return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
+        return tuple(after - before for before, after in itertools.pairwise(bounds))
 
     def batch_ids(self, step: int, segments: Segments = Segments()) -> Ids:
         """Return the global batch of `step`: rows (source number, sample index), shape (batch_size, 2)."""

@@ -65,7 +65,8 @@ def _work(jobs: list[dict[str, Any]]) -> int:
         AcceleratorState._reset_state(reset_partial_state=False)
         GradientState._reset_state()
         directory = Path(each["directory"])
-        os.environ.update({"CHRONICLE_LAUNCH_DIR": str(directory / each["launch"]), **each["environ"]})
+        os.environ.update({"CHRONICLE_RUN_DIR": str(directory / "run"), "CHRONICLE_RUN": "run",
+                           "CHRONICLE_LAUNCH_DIR": str(directory / each["launch"]), **each["environ"]})
         try:
             train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
                   stop_at=each["stop_at"])
