@@ -1,8 +1,5 @@
 """`chronicle render`: write `CHRONICLE.md` and its picture; `--check` says whether the committed file is stale."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +8,10 @@ from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.paths import RunPaths
+from chronicle.report.costs import lost_seconds
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
+from chronicle.report.writing import write_page
 from chronicle.story import Story, read_story
-from chronicle.story.measurements import points_until
 
 __all__ = ["render"]
 
@@ -33,10 +31,10 @@ def render(
     paths = settings.paths
     story = read_story(paths, signs_of_life=False)
     picture = any(launch.span.has_steps for launch in story.launches)
-    text = render_markdown(story, picture=picture, lost_seconds=dict(_lost(story, paths)))
+    text = render_markdown(story, picture=picture, lost_seconds=lost_seconds(story, paths))
     if check:
         return _check(paths, text)
-    _write(paths.chronicle_md, text)
+    write_page(paths.chronicle_md, text)
     talk = _draw(story, paths) if picture and plots else ()
     data = {"run": settings.run, "path": str(paths.chronicle_md), "entries": len(story.entries), "picture": picture}
     return CommandResult(text=str(paths.chronicle_md), data=data, talk=talk)
@@ -51,30 +49,6 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
     words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": `chronicle render` writes it anew")
     code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
     return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
-
-
-def _lost(story: Story, paths: RunPaths) -> Iterator[tuple[str, float]]:
-    """Wall-clock time between first passing the target step and the step that was thrown away."""
-    for mark in story.lineage.rollbacks:
-        end, begin = _time(paths, mark.from_launch, mark.from_step), _time(paths, mark.to_launch, mark.to_step)
-        if end is not None and begin is not None and end >= begin:
-            yield mark.entry_id, end - begin
-
-
-def _time(paths: RunPaths, launch: int | None, step: int) -> float | None:
-    points = [] if launch is None else points_until(paths.metrics_path(launch), step, 1)
-    return points[-1].time if points else None
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a reader never sees half a page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:

@@ -1,0 +1,260 @@
+"use strict";
+// Draws the page from the JSON in #data with Plotly. Text of people is only ever set as text. Plots are drawn when they
+// come into view, so that a long history opens at once. Keys: 1-4 choose the x axis, t the theme.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const launches = new Map(data.launches.map((l) => [l.number, l]));
+  const GREY = "#a9afb8", AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
+  const AXES = { step: "step", time: "wall clock (h)", samples: "samples", flops: "FLOPs" };
+  const state = { axis: "step" };
+  const plots = new Map(); // element -> draw function
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const begin = Math.min(...data.clocks.flatMap((c) => c.time[1].slice(0, 1)), Infinity);
+
+  // ---- the x axis -----------------------------------------------------------------------------------------------------
+  const clocks = new Map(data.clocks.map((c) => [c.launch, c]));
+  const has = (axis) => axis === "step" || data.clocks.some((c) => c[axis] && c[axis][0].length > 1);
+
+  function interpolate([xs, ys], x) {
+    if (!xs.length) return null;
+    let low = 0, high = xs.length - 1;
+    if (x <= xs[0]) return ys[0];
+    if (x >= xs[high]) return ys[high];
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] <= x) low = middle; else high = middle;
+    }
+    return ys[low] + ((ys[high] - ys[low]) * (x - xs[low])) / (xs[high] - xs[low] || 1);
+  }
+
+  function place(launch, step) {
+    if (state.axis === "step" || step === null) return step;
+    const table = clocks.get(launch)?.[state.axis];
+    if (!table) return null;
+    const value = interpolate(table, step);
+    return state.axis === "time" && value !== null ? (value - begin) / 3600 : value;
+  }
+  const placeAll = (launch, steps) => (state.axis === "step" ? steps : steps.map((s) => place(launch, s)));
+  const owner = (step) => {
+    let found = null;
+    for (const l of data.launches) if (l.start !== null && l.start < step && step <= (l.keptTo ?? 0)) found = l.number;
+    return found ?? data.launches[0]?.number ?? null;
+  };
+
+  // ---- drawing --------------------------------------------------------------------------------------------------------
+  function layout(extra) {
+    const ink = css("--ink"), line = css("--line");
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
+    const out = {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: ink, family: "system-ui, DejaVu Sans, sans-serif", size: 12 },
+      margin: { l: 60, r: 16, t: 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") }, dragmode: "zoom",
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, ...extra,
+    };
+    for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...axis, ...out[key] };
+    return out;
+  }
+  const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  const react = (element, traces, extra) => Plotly.react(element, traces, layout(extra), { ...config, displayModeBar: extra.height > 250 && "hover" });
+
+  function lines(name, axes, options = {}) {
+    const traces = [];
+    for (const curve of data.curves[name] || []) {
+      const l = launches.get(curve.launch);
+      for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
+        if (!curve[part].s.length) continue;
+        traces.push({
+          type: "scatter", mode: curve[part].s.length < 30 ? "lines+markers" : "lines", ...axes,
+          x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
+          line: { color: abandoned ? GREY : l.colour, width: abandoned ? 1 : 1.4 }, marker: { size: 4 },
+          name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,
+          legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned,
+          hovertemplate: `launch ${l.number}${abandoned ? " (abandoned)" : ""}<br>step %{customdata}<br>${escape(name)} %{y:.5g}<extra></extra>`,
+        });
+      }
+    }
+    return traces;
+  }
+  const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+
+  function marks() {
+    const shapes = [];
+    const rule = (launch, step, colour, dash, width = 1) => {
+      const x = place(launch, step);
+      if (x === null) return;
+      shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, layer: "below" });
+    };
+    for (const r of data.rollbacks) rule(owner(r.to), r.to, AMBER, "dash");
+    for (const r of data.restarts) rule(r.launch, r.step, GREY, "dot");
+    for (const h of data.hardware) rule(owner(h.step), h.step, VIOLET, "solid");
+    for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
+    return shapes;
+  }
+
+  function lineage(element) {
+    const loss = data.loss, n = Math.max(2, data.launches.length);
+    const traces = [
+      ...lines("lr", { xaxis: "x", yaxis: "y3" }),
+      ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
+    ];
+    data.launches.forEach((l, row) => {
+      if (l.start === null) return;
+      const draw = (from, to, colour, width, name) => traces.push({
+        type: "scatter", mode: "lines", x: [place(l.number, from), place(l.number, to)], y: [row, row], xaxis: "x", yaxis: "y",
+        line: { color: colour, width }, hoverinfo: "text", text: name, showlegend: false, legendgroup: `launch ${l.number}`,
+      });
+      const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}`;
+      if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, GREY, 3, `${about}, abandoned after ${l.keptTo}`);
+      if (l.keptTo !== null && l.keptTo > l.start) draw(l.start, l.keptTo, l.colour, 7, about);
+      const parent = data.launches.findIndex((p) => p.number === l.parent);
+      if (parent >= 0) traces.push({
+        type: "scatter", mode: "lines", x: [place(l.parent, l.start), place(l.number, l.start)], y: [parent, row], xaxis: "x", yaxis: "y",
+        line: { color: GREY, width: 1 }, hoverinfo: "skip", showlegend: false,
+      });
+    });
+    const pins = data.incidents.filter((i) => i.onset !== null);
+    traces.push({
+      type: "scatter", mode: "markers", name: "incident", x: pins.map((i) => place(i.launch, i.onset)), y: pins.map(() => 1), xaxis: "x", yaxis: "y4",
+      marker: { symbol: "triangle-down", size: 10, color: ALARM }, text: pins.map((i) => escape(i.title)), hoverinfo: "text", cliponaxis: false,
+    });
+    traces.push({
+      type: "scatter", mode: "markers", name: "hardware", x: data.hardware.map((h) => place(owner(h.step), h.step)), y: data.hardware.map(() => 1), xaxis: "x", yaxis: "y4",
+      marker: { symbol: "diamond", size: 9, color: VIOLET }, text: data.hardware.map((h) => escape(h.title)), hoverinfo: "text", cliponaxis: false,
+    });
+    const tree = Math.min(0.4, 0.1 + 0.018 * n);
+    react(element, traces, {
+      height: 640 + 12 * Math.min(n, 40),
+      xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
+      yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
+      yaxis2: { domain: [tree + 0.04, 0.76], title: { text: loss || "" }, range: loss ? data.ranges[loss] : undefined },
+      yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges.lr, exponentformat: "e" },
+      yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
+      shapes: marks(),
+    });
+  }
+
+  function channel(element, name, extra = {}) {
+    react(element, lines(name, {}), {
+      height: extra.height || 260, xaxis: { title: { text: AXES[state.axis] } },
+      yaxis: { title: { text: name }, type: extra.log ? "log" : "linear", exponentformat: "e", range: extra.log ? undefined : data.ranges[name] },
+      shapes: extra.bare ? [] : marks(),
+    });
+  }
+
+  function resumes(element) {
+    const traces = data.resumes.map((r) => ({
+      type: "scatter", mode: "lines", x: r.x, y: r.y, name: `launch ${r.launch} at ${r.step}`, line: { width: 1.2, color: launches.get(r.launch).colour },
+    }));
+    react(element, traces, {
+      height: 320, xaxis: { title: { text: "steps from the resume" }, zeroline: true, zerolinewidth: 2 }, yaxis: { title: { text: "loss − median before" } },
+    });
+  }
+
+  function card(element, c) {
+    const shapes = [{ type: "line", x0: c.onset, x1: c.onset, yref: "paper", y0: 0, y1: 1, line: { color: ALARM, width: 1.4 } }];
+    if (c.low !== null && c.low < c.onset) shapes.push({ type: "rect", x0: c.low, x1: c.onset, yref: "paper", y0: 0, y1: 1, fillcolor: ALARM, opacity: 0.15, line: { width: 0 } });
+    for (const s of c.checkpoints) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 0.08, line: { color: css("--soft"), width: 2 } });
+    for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: AMBER, width: 1.4, dash: "dash" } });
+    react(element, [{ type: "scatter", mode: "lines", x: c.curve.s, y: c.curve.v, line: { color: launches.get(c.launch).colour, width: 1.2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
+      { height: 210, margin: { l: 44, r: 8, t: 6, b: 30 }, shapes, xaxis: {}, yaxis: {} });
+  }
+
+  function progress(element) {
+    const p = data.progress;
+    react(element, [{ type: "scatter", mode: "lines", x: p.s, y: p.v, line: { color: css("--accent"), width: 2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
+      { height: 280, xaxis: { title: { text: "step (lineage only)" } }, yaxis: { title: { text: `${data.loss || "loss"}, rolling median` } } });
+  }
+
+  function staircase(element) {
+    const traces = [];
+    for (const s of data.staircase) {
+      if (!s.s.length) continue;
+      const hours = s.t.map((t) => (t - begin) / 3600), l = launches.get(s.launch);
+      const cut = s.limit === null ? s.s.length : s.s.findIndex((v) => v > s.limit);
+      const end = cut < 0 ? s.s.length : cut;
+      traces.push({ type: "scatter", mode: "lines", x: hours.slice(0, end), y: s.s.slice(0, end), line: { color: l.colour, width: 2 }, name: `launch ${s.launch}` });
+      if (end < s.s.length) traces.push({ type: "scatter", mode: "lines", x: hours.slice(Math.max(0, end - 1)), y: s.s.slice(Math.max(0, end - 1)), line: { color: GREY, width: 2 }, name: `launch ${s.launch}, lost`, showlegend: false });
+    }
+    react(element, traces, { height: 320, xaxis: { title: { text: "hours since the first logged step" } }, yaxis: { title: { text: "step" } }, showlegend: false });
+  }
+
+  // ---- wiring ---------------------------------------------------------------------------------------------------------
+  const observer = new IntersectionObserver((seen) => {
+    for (const entry of seen) if (entry.isIntersecting) { observer.unobserve(entry.target); drawNow(entry.target); }
+  }, { rootMargin: "300px" });
+  function drawNow(element) {
+    element.dataset.drawn = "yes";
+    plots.get(element)();
+  }
+  function add(element, draw) {
+    if (!element) return;
+    plots.set(element, () => draw(element));
+    observer.observe(element);
+  }
+  function redraw() {
+    for (const [element, draw] of plots) if (element.dataset.drawn) draw();
+  }
+  function box(parent, title) {
+    const holder = document.createElement("div"), heading = document.createElement("h3"), plot = document.createElement("div");
+    holder.className = "card";
+    heading.textContent = title;
+    plot.className = "plot";
+    holder.append(heading, plot);
+    parent.append(holder);
+    return plot;
+  }
+  function note(parent, text, warn) {
+    const p = document.createElement("p");
+    p.textContent = text;
+    if (warn) p.className = "warn";
+    parent.append(p);
+  }
+  const byId = (id) => document.getElementById(id);
+
+  add(byId("plot-lineage"), lineage);
+  if (data.resumes.length) add(byId("plot-resumes"), resumes);
+  if (data.progress.s.length) add(byId("plot-progress"), progress);
+  if (data.staircase.some((s) => s.s.length)) add(byId("plot-staircase"), staircase);
+  const cards = byId("cards");
+  if (cards) for (const c of data.cards) add(box(cards, c.title), (element) => card(element, c));
+  const sources = byId("sources");
+  if (sources) for (const name of data.groups.sources) add(box(sources, name), (element) => channel(element, name, { height: 220, bare: true }));
+  const health = byId("health");
+  if (health) {
+    if (data.loss && data.groups.health.length) add(box(health, data.loss), (element) => channel(element, data.loss, { height: 220 }));
+    for (const name of data.groups.health) add(box(health, `${name} (log)`), (element) => channel(element, name, { height: 220, log: true }));
+  }
+  const chooser = byId("channel");
+  if (chooser) {
+    for (const name of data.channels) {
+      const option = document.createElement("option");
+      option.value = option.textContent = name;
+      chooser.append(option);
+    }
+    const jumped = data.resumes.flatMap((r) => r.shifts).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
+    chooser.value = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== "lr") || data.channels[0];
+    add(byId("plot-channel"), (element) => channel(element, chooser.value));
+    chooser.addEventListener("change", redraw);
+  }
+
+  for (const input of document.querySelectorAll("input[name=axis]")) {
+    input.disabled = !has(input.value);
+    input.addEventListener("change", () => { state.axis = input.value; redraw(); });
+  }
+  const theme = byId("theme");
+  theme.addEventListener("click", () => {
+    const shown = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    document.documentElement.dataset.theme = shown === "dark" ? "light" : "dark";
+    redraw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "radio") return;
+    const axis = Object.keys(AXES)[Number(event.key) - 1];
+    const input = axis && document.querySelector(`input[name=axis][value=${axis}]`);
+    if (input && !input.disabled) input.click();
+    if (event.key === "t") theme.click();
+  });
+  addEventListener("beforeprint", () => { for (const element of plots.keys()) if (!element.dataset.drawn) drawNow(element); });
+  document.documentElement.dataset.ready = "yes";
+})();

@@ -1,0 +1,252 @@
+"""What the HTML page draws, as one JSON value: curves thinned to a budget, marks, windows, cards, tables. Pure.
+
+Values are rounded to five digits and steps sent once per curve; wall clock, samples and FLOPs are sent once per launch as
+functions of the step, and the page interpolates. 500k steps × 13 launches × 8 channels stay below 5 MB.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chronicle.report.lineage_picture import PALETTE
+from chronicle.report.markdown import anchor_of
+from chronicle.story.assemble import LOSS_NAMES, Story
+from chronicle.story.launches import LaunchStory
+from chronicle.story.matters import Matter, event_of
+from chronicle.story.plain import format_factor, plain
+from chronicle.story.progress import Progress, tell_progress
+from chronicle.story.resumes import ResumeWindow, resume_windows
+from chronicle.story.series import Curve, LaunchSeries, robust_range, thin
+
+__all__ = ["build_page_data"]
+
+POINTS = 8_000  # of one channel over all launches: finer than any screen, quick as SVG; 40 channels are below 5 MB
+LEAST_BUCKETS = 6
+CLOCK_BUCKETS = 60
+CARDS = 24
+CARD_BUCKETS = 120
+CHANNELS = 40
+FOREVER = 1 << 62
+SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
+FLOP_NAMES = ("flops", "total_flops", "train/flops")
+SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
+HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
+
+
+def build_page_data(story: Story, series: Sequence[LaunchSeries], lost_seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Everything the page's script needs; text is plain (the page sets it as text, never as markup)."""
+    names = _names(series)
+    return {
+        "v": 1,
+        "run": plain(story.run),
+        "head": {"step": story.headline.step, "launch": story.headline.launch},
+        "loss": next((n for n in LOSS_NAMES if n in names), None),
+        "channels": names,
+        "launches": [_launch(launch) for launch in story.launches],
+        "curves": {name: _curves(story, series, name) for name in names},
+        "clocks": [_clock(s) for s in series],
+        "ranges": {name: _range(story, series, name) for name in names},
+        "rollbacks": _rollbacks(story, lost_seconds),
+        "restarts": _restarts(story),
+        "incidents": [_incident(matter) for matter in story.matters],
+        "hardware": [
+            {"step": e.step, "title": plain(e.title)} for e in story.entries if e.kind == "hardware" and e.step is not None
+        ],
+        "resumes": [_resume(window) for window in resume_windows(story, series)],
+        "cards": _cards(story, series),
+        "groups": {"sources": _sources(names), "health": _health(names)},
+        "progress": _progress(tell_progress(story, series)),
+        "staircase": [_staircase(story, s) for s in series],
+    }
+
+
+def _names(series: Sequence[LaunchSeries]) -> list[str]:
+    counted: dict[str, int] = {}
+    for launch in series:
+        for name, curve in launch.channels.items():
+            counted[name] = counted.get(name, 0) + len(curve.steps)
+    first = [n for n in (*LOSS_NAMES, "lr") if n in counted]
+    rest = sorted((n for n in counted if n not in first), key=lambda n: (-counted[n], n))
+    return (first + rest)[:CHANNELS]
+
+
+def _launch(launch: LaunchStory) -> dict[str, Any]:
+    span = launch.span
+    return {
+        "number": launch.number,
+        "start": span.start_step,
+        "last": span.last_step,
+        "keptTo": span.last_step if span.abandoned_after is None else span.abandoned_after,
+        "parent": span.parent,
+        "factor": None if launch.lr is None else launch.lr.factor,
+        "lr": "" if launch.lr is None else format_factor(launch.lr.factor),
+        "why": "" if launch.lr is None else plain(launch.lr.reason),
+        "outcome": plain(launch.outcome),
+        "guard": plain(launch.verdict or ("no guard" if launch.resumed else "")),
+        "started": plain(launch.started),
+        "colour": PALETTE[(launch.number - 1) % len(PALETTE)],
+        "checkpoints": [saved.step for saved in launch.checkpoints][-400:],
+    }
+
+
+def _curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dict[str, Any]]:
+    """Each launch gets its share of the points by its length, the abandoned part like the kept one."""
+    total = max(1, sum(len(s.channels[name].steps) for s in series if name in s.channels))
+    out = []
+    for launch in series:
+        curve, told = launch.channels.get(name), story.launch(launch.launch)
+        if curve is None or told is None:
+            continue
+        limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
+        kept, gone = curve.between(0, limit), curve.between(limit + 1, FOREVER)
+        out.append({"launch": launch.launch, "kept": _packed(_share(kept, total)), "gone": _packed(_share(gone, total))})
+    return out
+
+
+def _share(curve: Curve, total: int) -> Curve:
+    return thin(curve, max(LEAST_BUCKETS, POINTS // 4 * len(curve.steps) // total))
+
+
+def _packed(curve: Curve) -> dict[str, Any]:
+    return {"s": curve.steps, "v": [_short(value) for value in curve.values]}
+
+
+def _short(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None  # a gap in the line
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
+
+
+def _clock(launch: LaunchSeries) -> dict[str, Any]:
+    """Step -> seconds since the epoch, samples, FLOPs; empty where nothing was logged."""
+    longest = max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
+    rows = [(s, t) for s, t in zip(longest.steps, longest.times, strict=True) if t is not None]
+    times = thin(Curve([s for s, _ in rows], [None] * len(rows), [t for _, t in rows]), CLOCK_BUCKETS)
+    out: dict[str, Any] = {"launch": launch.launch, "time": [times.steps, [round(v, 1) for v in times.values]]}
+    for axis, known in (("samples", SAMPLE_NAMES), ("flops", FLOP_NAMES)):
+        name = next((n for n in known if n in launch.channels), None)
+        if name is not None:
+            curve = thin(launch.channels[name], CLOCK_BUCKETS)
+            out[axis] = [curve.steps, [_short(v) for v in curve.values]]
+    return out
+
+
+def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
+    kept: list[float] = []
+    for launch in series:
+        curve, told = launch.channels.get(name), story.launch(launch.launch)
+        if curve is not None and told is not None:
+            limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
+            kept += curve.between(0, limit).values
+    if name == "lr":
+        top = max((v for v in kept if math.isfinite(v)), default=1.0)
+        return [0.0, 1.15 * top or 1.0]
+    return list(robust_range(kept))
+
+
+def _rollbacks(story: Story, lost_seconds: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "to": mark.to_step,
+            "from": mark.from_step,
+            "lost": max(0, mark.from_step - mark.to_step),
+            "seconds": lost_seconds.get(mark.entry_id),
+            "anchor": anchor_of(mark.entry_id),
+        }
+        for mark in story.lineage.rollbacks
+    ]
+
+
+def _restarts(story: Story) -> list[dict[str, Any]]:
+    targets = {mark.to_step for mark in story.lineage.rollbacks}
+    return [
+        {"step": launch.span.start_step, "launch": launch.number}
+        for launch in story.launches
+        if launch.resumed and launch.span.start_step not in targets
+    ]
+
+
+def _incident(matter: Matter) -> dict[str, Any]:
+    event, entry = event_of(matter.entry), matter.entry
+    onset = event.get("onset_step", entry.step)
+    return {
+        "id": anchor_of(matter.first_id),
+        "title": plain(entry.title),
+        "launch": entry.launch,
+        "onset": onset if isinstance(onset, int) else None,
+        "low": event.get("onset_low_step") if isinstance(event.get("onset_low_step"), int) else None,
+        "tier": plain(event.get("tier") or ""),
+        "kind": plain(event.get("kind") or ""),
+        "outcome": plain(matter.outcome or matter.status),
+    }
+
+
+def _resume(window: ResumeWindow) -> dict[str, Any]:
+    return {
+        "launch": window.launch,
+        "step": window.step,
+        "x": list(window.offsets),
+        "y": [_short(v) for v in window.excess],
+        "bump": None if window.bump is None else _short(window.bump),
+        "halfLife": window.half_life_steps,
+        "shifts": [
+            {"channel": plain(s.channel), "before": _short(s.before), "after": _short(s.after), "sigmas": round(s.sigmas, 1)}
+            for s in window.shifts[:8]
+        ],
+    }
+
+
+def _cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[str, Any]]:
+    """Loud incidents first, newest kept; each with the loss from two checkpoints before its onset."""
+    order = {"propose": 0, "warn": 1}
+    newest_first = story.matters[::-1]
+    loud = sorted(newest_first, key=lambda m: order.get(str(event_of(m.entry).get("tier")), 2))
+    by_launch = {s.launch: s.channels for s in series}
+    cards = []
+    for matter in loud[:CARDS]:
+        found = _incident(matter)
+        channels = by_launch.get(matter.entry.launch or -1, {})
+        name = next((n for n in LOSS_NAMES if n in channels), None)
+        launch = story.launch(matter.entry.launch)
+        if name is None or launch is None or found["onset"] is None:
+            continue
+        steps = sorted(saved.step for saved in launch.checkpoints)
+        before = [s for s in steps if s < found["onset"]][-2:]
+        last = launch.span.last_step or found["onset"]
+        margin = max(20, (last - found["onset"]) // 3)
+        low = before[0] - 5 if before else found["onset"] - margin
+        high = min(last, found["onset"] + max(3 * (found["onset"] - low), 60))
+        curve = thin(channels[name].between(low, high), CARD_BUCKETS)
+        chosen = [m.to_step for m in story.lineage.rollbacks if m.from_launch == launch.number]
+        near = [s for s in steps if low <= s <= high]
+        cards.append({**found, "curve": _packed(curve), "checkpoints": near, "chosen": chosen})
+    return cards
+
+
+def _sources(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.startswith(SOURCE_PREFIXES)]
+
+
+def _health(names: Sequence[str]) -> list[str]:
+    return [name for name in names if any(word in name.lower() for word in HEALTH_WORDS) and name not in _sources(names)]
+
+
+def _progress(progress: Progress) -> dict[str, Any]:
+    return {
+        "s": list(progress.steps),
+        "v": [_short(v) for v in progress.medians],
+        "masked": progress.masked_points,
+        "slope": progress.slope_per_1000,
+        "error": progress.slope_error,
+        "plateau": progress.plateau,
+        "distinct": progress.distinct_values,
+    }
+
+
+def _staircase(story: Story, launch: LaunchSeries) -> dict[str, Any]:
+    """Wall clock against step: what was kept, what was lost."""
+    told, clock = story.launch(launch.launch), _clock(launch)
+    limit = None if told is None else told.span.abandoned_after
+    steps, times = clock["time"]
+    return {"launch": launch.launch, "s": steps, "t": times, "limit": limit}

@@ -1,0 +1,271 @@
+"""The words of the HTML page: facts, a table under each plot, the story chapter by chapter. Everything escaped. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from chronicle.report.escape import html_text, link_target
+from chronicle.report.markdown import IMAGES, anchor_of
+from chronicle.story.assemble import Story
+from chronicle.story.chapters import Chapter, tell_chapters
+from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
+
+__all__ = ["page_body", "page_header"]
+
+EXPERIMENT = "experiment"
+
+
+def page_header(story: Story) -> str:
+    """Where the run is, in a handful of facts."""
+    head, last = story.headline, story.last_launch
+    facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.values.get("lr")))]
+    line = story.ledger.line(head.launch)
+    if line is not None:
+        facts.append(("of the first LR", format_factor(line.factor)))
+    lost = sum(launch.span.abandoned_steps for launch in story.launches)
+    facts += [("launches", str(len(story.launches))), ("steps abandoned", str(lost))]
+    facts.append(("open incidents", str(len(story.open_matters))))
+    if last is not None:
+        facts.append((f"launch {last.number}", last.outcome))
+    items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
+    path = " → ".join(format_factor(factor) for factor in story.ledger.factors())
+    out = f'<ul class="facts">{items}</ul><p class="soft">LR ledger: {html_text(path or "no launch yet")}</p>'
+    if story.problems:
+        out += f'<p class="warn">The journal has {len(story.problems)} problem(s): chronicle audit names them.</p>'
+    return out
+
+
+def page_body(story: Story, data: Mapping[str, Any]) -> str:
+    """All sections; a section without anything to show is left out."""
+    chapters = tell_chapters(story)
+    return "\n".join(
+        [
+            *_lineage(data),
+            *_incidents(data),
+            *_resumes(data),
+            *_channels(data),
+            *_progress(data),
+            *_costs(data),
+            *_experiments(chapters),
+            *_story(chapters),
+        ]
+    )
+
+
+def _section(anchor: str, title: str, *parts: str) -> str:
+    return f'<section id="{anchor}"><h2>{html_text(title)}</h2>' + "".join(parts) + "</section>"
+
+
+def _plot(anchor: str, label: str) -> str:
+    return f'<div class="plot" id="{anchor}" role="img" aria-label="{html_text(label)}"></div>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
+    """Cells are escaped here; a cell that is already markup is a `_Raw`."""
+
+    def cell(tag: str, index: int, value: object) -> str:
+        kind = ' class="n"' if index in numeric else ""
+        inner = value.markup if isinstance(value, _Raw) else html_text("" if value is None else value)
+        return f"<{tag}{kind}>{inner}</{tag}>"
+
+    head = "".join(cell("th", i, h) for i, h in enumerate(heads))
+    body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+class _Raw:
+    def __init__(self, markup: str) -> None:
+        self.markup = markup
+
+
+def _folded(table: str, title: str = "as a table") -> str:
+    return f"<details><summary>{html_text(title)}</summary>{table}</details>"
+
+
+def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
+    heads = ["launch", "from", "to", "kept to", "LR", "why", "guard", "ended", "started"]
+    keys = ("number", "start", "last", "keptTo", "lr", "why", "guard", "outcome")
+    rows = [[*(x[key] for key in keys), format_when(x["started"])] for x in data["launches"]]
+    words = (
+        '<p class="soft">LR on top, loss by launch, below which launch came out of which. '
+        "Grey: abandoned. Dashed: a rollback went here. Dotted: restart.</p>"
+    )
+    label = f"learning rate, loss and tree of {len(rows)} launches"
+    table = _folded(_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
+    yield _section("lineage", "The life of the run", words, _plot("plot-lineage", label), table)
+
+
+def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["incidents"]:
+        return
+    keys = ("kind", "tier", "launch", "low", "onset", "outcome")
+    rows = [
+        [_Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
+        for x in data["incidents"]
+    ]
+    heads = ["incident", "kind", "tier", "launch", "onset at the earliest", "onset", "outcome"]
+    table = _folded(_table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
+    words = (
+        '<p class="soft">Red: onset, with its band back to the earliest. '
+        "Ticks: checkpoints. Dashed: where the run went back to.</p>"
+    )
+    yield _section("incidents", "Incidents", words, '<div class="grid" id="cards"></div>', table)
+
+
+def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["resumes"]:
+        return
+    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
+    heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
+    table = _table(heads, rows, numeric=(0, 1, 2, 3))
+    plot = _plot("plot-resumes", "loss around each resume, aligned at the resume")
+    yield _section("resumes", "What each restart did", plot, _folded(table))
+
+
+def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{s['channel']} {s['sigmas']:+.1f}" for s in shifts[:3])
+
+
+def _channels(data: Mapping[str, Any]) -> Iterator[str]:
+    rest = [name for name in data["channels"] if name not in (data["loss"], "lr")]
+    if rest:
+        chooser = '<p><label>channel <select id="channel"></select></label></p>'
+        keys = ("channel", "before", "after", "sigmas")
+        shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
+        shifts.sort(key=lambda row: -abs(float(row[4])))
+        heads = ["launch", "channel", "before", "after", "jump (σ)"]
+        table = _folded(_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
+        plot = _plot("plot-channel", "one channel by launch")
+        yield _section("channels", "What moved with it", chooser, plot, table if shifts else "")
+    if data["groups"]["sources"]:
+        words = "<p class='soft'>Every source on its own scale: who moves the mean?</p>"
+        yield _section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
+    if data["groups"]["health"]:
+        yield _section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
+
+
+def _progress(data: Mapping[str, Any]) -> Iterator[str]:
+    found = data["progress"]
+    if not found["s"]:
+        return
+    words = [f"<p class='soft'>Rolling median of the lineage's loss, {found['masked']} points of spikes masked.</p>"]
+    if found["slope"] is not None:
+        words.append(f"<p>Last quarter: {found['slope']:+.3g} ± {found['error']:.1g} per 1000 steps.</p>")
+    if found["plateau"]:
+        words.append('<p class="warn">Plateau: no decrease beyond twice its uncertainty in the last quarter.</p>')
+    if found["distinct"] is not None:
+        words.append(
+            f'<p class="warn">Only {found["distinct"]} distinct values among the last points: '
+            "the loss is printed in low precision (bf16?).</p>"
+        )
+    rows = [[s, v] for s, v in zip(found["s"], found["v"], strict=True)]
+    table = _folded(_table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
+    yield _section("progress", "Progress", *words, _plot("plot-progress", "rolling median of the loss"), table)
+
+
+def _costs(data: Mapping[str, Any]) -> Iterator[str]:
+    rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
+    total = sum(x["lost"] for x in data["rollbacks"])
+    words = f"<p class='soft'>{len(rows)} rollbacks threw {total} steps away. Grey: lost.</p>"
+    table = _folded(_table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
+    if any(x["s"] for x in data["staircase"]):
+        plot = _plot("plot-staircase", "step against wall clock")
+        yield _section("costs", "Where the time went", words, plot, table if rows else "")
+
+
+def _time(seconds: float | None) -> str:
+    return "unknown" if seconds is None else format_age(seconds)
+
+
+def _experiments(chapters: Sequence[Chapter]) -> Iterator[str]:
+    found = [c for c in chapters if c.entry.kind == EXPERIMENT or c.entry.kind.startswith(EXPERIMENT + ".")]
+    if not found:
+        return
+    panels = []
+    for chapter in found:
+        arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
+        rows = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
+        questions = [q for q in chapter.data.get("questions") or () if isinstance(q, Mapping)]
+        answers = "".join(f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in questions)
+        title = f'<h3><a href="#{anchor_of(chapter.entry.id)}">{html_text(chapter.title)}</a></h3>'
+        panels.append(title + (_table(["arm", "name", "restarts", "data"], rows) if rows else "") + f"<ul>{answers}</ul>")
+    yield _section("experiments", "Experiments", *panels)
+
+
+def _story(chapters: Sequence[Chapter]) -> Iterator[str]:
+    heads = ["#", "when", "launch", "step", "what", "action", "to", "outcome"]
+    rows = [
+        [
+            _Raw(f'<a href="#{anchor_of(c.entry.id)}">{c.number}</a>'),
+            format_when(c.entry.ts),
+            c.entry.launch,
+            c.entry.step,
+            c.title,
+            c.action,
+            c.to,
+            c.outcome,
+        ]
+        for c in chapters
+    ]
+    table = _table(heads, rows, numeric=(0, 2, 3, 6))
+    yield _section("story", "The whole story", table, *(_chapter(c) for c in chapters))
+
+
+def _chapter(chapter: Chapter) -> str:
+    entry, data = chapter.entry, chapter.data
+    launch = "" if entry.launch is None else f"launch {entry.launch}"
+    step = "" if entry.step is None else f"step {entry.step}"
+    line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
+    parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
+    parts.append(f'<p class="soft">{html_text(line)}</p>')
+    for name, key in (("", "text"), ("Seen", "symptom")):
+        parts += _words(name, data.get(key))
+    parts += _suspects(data.get("suspects"))
+    if chapter.action:
+        parts += _words("Did", _action(chapter))
+    parts += _words("Expected", data.get("expect"))
+    if chapter.outcome:
+        parts += _words("Came out", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
+    parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
+    parts += _checks(data.get("checks"))
+    parts += _evidence(data.get("evidence"))
+    return "".join(parts) + "</article>"
+
+
+def _words(name: str, text: object) -> list[str]:
+    if not text:
+        return []
+    label = f"<b>{html_text(name)}.</b> " if name else ""
+    lines = "\n".join(html_text(line) for line in plain_block(text).split("\n"))
+    return [f'<pre class="text">{label}{lines}</pre>']
+
+
+def _action(chapter: Chapter) -> str:
+    target = "" if chapter.to is None else f" to {chapter.to}"
+    return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
+
+
+def _suspects(suspects: object) -> list[str]:
+    rows = [s for s in suspects if isinstance(s, Mapping)] if isinstance(suspects, list | tuple) else []
+    cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in rows]
+    return [_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
+
+
+def _checks(checks: object) -> list[str]:
+    rows = [c for c in checks if isinstance(c, Mapping)] if isinstance(checks, list | tuple) else []
+    cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
+    return [_folded(_table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
+
+
+def _evidence(evidence: object) -> list[str]:
+    rows = [e for e in evidence if isinstance(e, Mapping)] if isinstance(evidence, list | tuple) else []
+    items = []
+    for row in rows:
+        path, what = str(row.get("path") or ""), str(row.get("what") or "")
+        digest = row.get("sha256")
+        stored = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
+        target = f"objects/{str(digest)[:2]}/{digest}" if stored else link_target(path)
+        named = f"<code>{html_text(path)}</code>"
+        if target and (stored or path.lower().endswith(IMAGES)):
+            named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
+        items.append(f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(what)}</li>")
+    return [f"<ul>{''.join(items)}</ul>"] if items else []

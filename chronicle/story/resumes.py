@@ -1,0 +1,135 @@
+"""What a restart did: curves round each resume aligned at 0, how fast the loss came back, which channel jumped. Pure.
+
+The seed drew these by hand (`resume-spikes`, `image2text`): the bump was the data loader's mixture ratio, found by laying
+every other channel under the loss.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from chronicle.story.assemble import LOSS_NAMES, Story
+from chronicle.story.series import Curve, LaunchSeries
+
+__all__ = ["ResumeWindow", "Shift", "resume_windows"]
+
+WINDOW_STEPS = 200
+FIRST_POINTS = 20
+LEAST_POINTS = 8
+NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far one channel moved over a resume, in standard deviations of what came before."""
+
+    channel: str
+    before: float
+    after: float
+    sigmas: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeWindow:
+    """One resume: offsets (steps from the resume) and the loss relative to the median before it."""
+
+    launch: int
+    step: int
+    offsets: tuple[int, ...]
+    excess: tuple[float, ...]
+    bump: float | None  # largest smoothed excess among the first points
+    half_life_steps: int | None  # until half of it is gone; None = not within the window, or no bump
+    shifts: tuple[Shift, ...] = ()  # largest first
+
+
+def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[ResumeWindow, ...]:
+    """A window for every launch that resumed and has points on both sides."""
+    by_launch = {s.launch: s.channels for s in series}
+    out = []
+    for launch in story.launches:
+        if not launch.resumed or launch.span.start_step is None:
+            continue
+        own = by_launch.get(launch.number, {})
+        before = {name: _history(story, by_launch, launch.number, name) for name in own}
+        window = _window(launch.number, launch.span.start_step, own, before)
+        if window is not None:
+            out.append(window)
+    return tuple(out)
+
+
+def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number: int, channel: str) -> list[tuple[int, float]]:
+    """The last `WINDOW_STEPS` steps of what this launch's weights descend from, in step order."""
+    launch = story.launch(number)
+    limit = None if launch is None else launch.span.start_step
+    out: list[tuple[int, float]] = []
+    if limit is None:
+        return out
+    oldest = limit - WINDOW_STEPS
+    while launch is not None and launch.span.parent is not None and limit > oldest:
+        parent = story.launch(launch.span.parent)
+        if parent is None:
+            break
+        curve = by_launch.get(parent.number, {}).get(channel, Curve()).between(oldest + 1, limit)
+        out = [*zip(curve.steps, curve.values, strict=True), *out]
+        limit = min(limit, parent.span.start_step or 0)
+        launch = parent
+    return [(step, value) for step, value in out if math.isfinite(value)]
+
+
+def _window(
+    number: int, start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]]
+) -> ResumeWindow | None:
+    name = next((n for n in LOSS_NAMES if n in own), None)
+    if name is None or len(before[name]) < LEAST_POINTS:
+        return None
+    after = _finite(own[name].between(start + 1, start + WINDOW_STEPS))
+    if len(after) < 2:
+        return None
+    level = median(value for _, value in before[name])
+    bump, half_life = _recovery(start, after, level, _noise([v for _, v in before[name]]))
+    points = [*before[name], *after]
+    return ResumeWindow(
+        launch=number,
+        step=start,
+        offsets=tuple(step - start for step, _ in points),
+        excess=tuple(value - level for _, value in points),
+        bump=bump,
+        half_life_steps=half_life,
+        shifts=_shifts(start, own, before, name),
+    )
+
+
+def _finite(curve: Curve) -> list[tuple[int, float]]:
+    return [(s, v) for s, v in zip(curve.steps, curve.values, strict=True) if math.isfinite(v)]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """A standard deviation that a few spikes do not move; never zero."""
+    middle = median(values)
+    return NORMAL_MAD * median(abs(v - middle) for v in values) or abs(middle) * 1e-3 or 1e-9
+
+
+def _recovery(start: int, after: Sequence[tuple[int, float]], level: float, noise: float) -> tuple[float | None, int | None]:
+    smooth = [median(v for _, v in after[max(0, i - 2) : i + 3]) - level for i in range(len(after))]
+    peak = max(range(min(FIRST_POINTS, len(smooth))), key=smooth.__getitem__)
+    if smooth[peak] < 2 * noise:
+        return None, None
+    for i in range(peak, len(smooth)):
+        if smooth[i] <= smooth[peak] / 2:
+            return smooth[peak], after[i][0] - start
+    return smooth[peak], None
+
+
+def _shifts(
+    start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]], loss: str
+) -> tuple[Shift, ...]:
+    found = []
+    for name, curve in own.items():
+        after = [v for _, v in _finite(curve.between(start + 1, start + WINDOW_STEPS))][:FIRST_POINTS]
+        old = [v for _, v in before[name]]
+        if name == loss or len(after) < 2 or len(old) < LEAST_POINTS:
+            continue
+        sigmas = (fmean(after) - fmean(old)) / _noise(old)
+        found.append(Shift(channel=name, before=fmean(old), after=fmean(after), sigmas=sigmas))
+    return tuple(sorted(found, key=lambda shift: -abs(shift.sigmas)))

@@ -1,0 +1,151 @@
+"""report.html in a real browser: it draws, says nothing on the console, listens to keys, and asks the net for nothing."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from chronicle.report.html import plotly_script, render_html
+from chronicle.report.page_data import build_page_data
+from chronicle.story import read_story
+from chronicle.story.series import Curve, LaunchSeries, read_series
+from tests.builders.story_runs import StoryRun, toy_run
+from tests.report.chromium import needs_browser, screenshot, visit
+
+pytest.importorskip("plotly")
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> ${1} @@DATA@@"
+
+
+def rich_run(root: Path) -> StoryRun:
+    """Three launches with sources, gradients, samples, an incident with a band, hardware, a study and evil words."""
+    run = StoryRun(root, "rich")
+    for number, (start, last) in enumerate(((0, 400), (300, 600), (600, 700)), start=1):
+        if number == 2:
+            run.rollback(300, 0.5)
+        run.start(number, start)
+        points = {}
+        for step in range(start + 1, last + 1):
+            bump = 0.3 * math.exp(-(step - start) / 20) if number == 3 else 0.0
+            spike = 3.0 if number == 1 and step > 360 else 0.0
+            loss = 2 + math.exp(-step / 100) + 0.01 * math.sin(step) + bump + spike
+            mix = 0.5 + 0.01 * math.cos(step) - (0.2 if number == 3 and step < start + 40 else 0.0)
+            points[step] = {
+                "loss": loss, "lr": 1e-3 * (0.5 if number > 1 else 1), "grad_norm": 1 + abs(math.sin(step)),
+                "loss/code": loss + 0.1, "loss/prose": loss - 0.1, "share/code": mix, "samples": 64.0 * step,
+            }  # fmt: skip
+        run.metrics(number, points)
+        for step in range(start + 50, last + 1, 50):
+            run.add("checkpoint", launch=number, step=step, data={"path": f"opt_step-{step}"})
+        if number == 1:
+            event = {"id": 1, "kind": "gradual-divergence", "tier": "propose", "status": "diverging"}
+            event |= {"onset_step": 361, "onset_low_step": 340}
+            run.add("incident", launch=1, step=361, title=EVIL, data=event)
+            run.add("hardware", launch=1, step=350, title="Xid 64")
+        run.end(number, last)
+    run.add("note", title=EVIL, data={"text": EVIL, "suspects": [{"cause": EVIL, "claim": EVIL}], "rule": EVIL})
+    return run
+
+
+def page_of(run: StoryRun, path: Path, extra: str = "") -> Path:
+    story = read_story(run.paths, signs_of_life=False)
+    series = read_series(run.paths, [x.number for x in story.launches])
+    page = render_html(story, series, script=plotly_script())
+    path.write_text(page.replace("</body>", f"{extra}</body>"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def rich_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    return page_of(rich_run(root), root / "report.html")
+
+
+def test_the_page_is_alone_in_the_world(rich_page: Path) -> None:
+    page = rich_page.read_text()
+    own = page.replace(plotly_script(), "")
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", own) == []
+    assert "default-src 'none'" in page
+
+
+def test_the_same_story_gives_the_same_page(tmp_path: Path) -> None:
+    first, second = (page_of(toy_run(tmp_path / n), tmp_path / f"{n}.html").read_bytes() for n in ("a", "b"))
+    assert first == second
+
+
+def test_words_of_people_are_never_markup(rich_page: Path) -> None:
+    page = rich_page.read_text().replace(plotly_script(), "")
+    assert page.count("<script") == 3
+    assert "<img" not in page
+
+
+@needs_browser
+def test_the_page_draws_every_plot_without_a_word_on_the_console(rich_page: Path, tmp_path: Path) -> None:
+    seen = visit(rich_page, tmp_path / "profile")
+    assert seen.console == []
+    assert 'data-ready="yes"' in seen.dom
+    assert "<title>rich: chronicle</title>" in seen.dom  # nothing of EVIL ran
+    plots = re.findall(r'<div class="plot(?: [^"]*)?"[^>]*>', seen.dom)
+    assert len(plots) >= 11
+    assert [p for p in plots if "data-drawn" not in p] == []
+    assert seen.dom.count('class="main-svg"') >= 2 * len(plots)
+
+
+@needs_browser
+def test_keys_and_buttons_change_axis_and_theme(tmp_path: Path) -> None:
+    script = """<script>setTimeout(() => {
+      const key = (k) => document.dispatchEvent(new KeyboardEvent("keydown", { key: k, bubbles: true }));
+      const plot = document.getElementById("plot-lineage"), seen = [];
+      const end = () => Math.max(...plot.data.flatMap((t) => t.x || []).filter((x) => x !== null));
+      seen.push(end()); key("2"); seen.push(end()); key("3"); seen.push(end()); key("4"); seen.push(end());
+      key("1"); key("t"); seen.push(document.documentElement.dataset.theme); key("t"); seen.push(document.documentElement.dataset.theme);
+      const focus = [...document.querySelectorAll("input:not([disabled]),button,select,summary,a[href]")].filter((e) => e.tabIndex < 0);
+      document.body.dataset.seen = JSON.stringify([...seen, focus.length]);
+    }, 3000)</script>"""
+    page = page_of(rich_run(tmp_path), tmp_path / "keys.html", script)
+    seen = visit(page, tmp_path / "profile")
+    assert seen.console == []
+    found = re.search(r'data-seen="([^"]*)"', seen.dom)
+    assert found is not None
+    steps, hours, samples, disabled, first_theme, second_theme, unreachable = json.loads(found[1].replace("&quot;", '"'))
+    assert (steps, samples, disabled) == (700, 64 * 700, 64 * 700)  # no FLOPs were logged: key 4 does nothing
+    assert 0 < hours < 24
+    assert {first_theme, second_theme} == {"dark", "light"}
+    assert unreachable == 0
+
+
+@needs_browser
+def test_dark_and_light_look_different(rich_page: Path, tmp_path: Path) -> None:
+    light = screenshot(rich_page, tmp_path / "p1", tmp_path / "light.png")
+    dark = screenshot(rich_page, tmp_path / "p2", tmp_path / "dark.png", "--blink-settings=preferredColorScheme=0")
+    assert light[:4] == dark[:4] == b"\x89PNG"
+    assert len(light) > 50_000 and light != dark
+
+
+def test_half_a_million_steps_and_thirteen_launches_stay_below_five_megabytes(tmp_path: Path) -> None:
+    run = StoryRun(tmp_path)
+    series = []
+    for number in range(1, 14):
+        run.start(number, (number - 1) * 38_000)
+        run.end(number, number * 38_500)
+        steps = list(range((number - 1) * 38_000 + 1, number * 38_500 + 1, 25))
+        times: list[float | None] = [float(s) for s in steps]
+        channels = {f"channel/{c}": Curve(steps, times, [math.sin(s * c) * 1.23456 for s in steps]) for c in range(1, 9)}
+        channels |= {"loss": channels["channel/1"], "lr": channels["channel/2"]}
+        series.append(LaunchSeries(launch=number, channels=channels))
+    data = build_page_data(read_story(run.paths), series, {})
+    assert len(json.dumps(data, separators=(",", ":"))) < 5_000_000
+    assert len(data["channels"]) == 10
+
+
+def test_the_covariate_that_jumped_at_the_resume_comes_first(tmp_path: Path) -> None:
+    """The seed's cause was the image-to-text ratio, found by eye."""
+    run = rich_run(tmp_path)
+    story = read_story(run.paths)
+    data = build_page_data(story, read_series(run.paths, [1, 2, 3]), {})
+    last = data["resumes"][-1]
+    assert last["step"] == 600 and last["bump"] > 0.2
+    assert 5 < last["halfLife"] < 30
+    assert "share/code" in [s["channel"] for s in last["shifts"][:3]]
