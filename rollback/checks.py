@@ -20,6 +20,7 @@ GO_BACK = "go back to another checkpoint"
 def check_state(state: CheckpointState) -> list[Finding]:
     """Every check that needs only the numbers, in the order of their codes."""
     return [
+        *state.findings,
         *check_steps(state),
         *check_schedulers(state),
         *check_lrs(state),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rollback.findings import Finding
 from rollback.layout import Checkpoint
 
 Prefix = tuple[str | int, ...]
@@ -54,7 +55,8 @@ class CheckpointState:
 
     `scheduler_unit` is `last_epoch` per optimizer step (1, or the number of processes for a scheduler that went
     through `accelerator.prepare`), None when it cannot be told. `optimizer_step` is the optimizer's own count.
-    `counters` are named by file and key path; `topology` and `data` hold what the writer recorded.
+    `counters` are named by file and key path; `topology`, `config` and `data` hold what the writer recorded.
+    `findings` are what reading itself showed to be wrong (F2, F4, F9). `located` belongs to `file_holding`.
     """
 
     checkpoint: Checkpoint
@@ -70,3 +72,13 @@ class CheckpointState:
     data: Mapping[str, object] = field(default_factory=dict)
     rng_digests: Mapping[int, str] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    located: Mapping[tuple[str, Prefix], str] = field(default_factory=dict)
+
+    def file_holding(self, file: str, keys: Prefix) -> str:
+        """The file on disk that holds a field: `file` itself, or for an index of parts the part the field lies in."""
+        for length in range(len(keys), 0, -1):
+            part = self.located.get((file, keys[:length]))
+            if part is not None:
+                return part
+        return file

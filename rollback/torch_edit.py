@@ -279,14 +279,15 @@ def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: It
             at = patch.offset - segment.pickle_offset
             if 0 <= at < len(data):
                 data[at : at + len(patch.new)] = patch.new
-        _compare(file, before, bytes(data), [c for c in changes if c.place.segment == index])
+        inside = [c for c in changes if c.place.segment == index]
+        _compare(file, before, bytes(data), inside, depth=len(segment.keys))
 
 
-def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change]) -> None:
+def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change], *, depth: int = 0) -> None:
     start = _main_pickle_start(file, before)
     old = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(before, start=start).value)}
     new = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(after, start=start).value)}
-    inside = {c.keys[1:] if file.container is Container.DCP else c.keys: c for c in changes if c.place.record is None}
+    inside = {c.keys[depth:]: c for c in changes if c.place.record is None}
     for keys in old.keys() | new.keys():
         change = inside.get(keys)
         expected = change.value if change else old.get(keys)

@@ -50,6 +50,10 @@ def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
     """
     path = Path(path)
     limits = limits or Limits()
+    if path.suffix == ".distcp":
+        from rollback.dcp_file import read_distcp_file  # it builds on this module
+
+        return read_distcp_file(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
         head = os.pread(fd, 4096, 0)
         if head.startswith(b"PK\x03\x04"):

@@ -64,7 +64,8 @@ class Leaf:
 class Segment:
     """One pickle inside the file: places in it count from `pickle_offset`, an absolute byte offset.
 
-    `layout` and `record` are set when the pickle is the record `data.pkl` of a zip.
+    `layout` and `record` are set when the pickle is the record `data.pkl` of a zip. `keys` is where the segment's
+    value hangs in the file's tree.
     """
 
     pickle_offset: int
@@ -73,6 +74,7 @@ class Segment:
     layout: ZipLayout | None = None
     record: Record | None = None
     big_endian: bool = False
+    keys: Keys = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

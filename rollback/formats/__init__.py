@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollback.formats.accelerate import AccelerateFormat
+from rollback.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
 from rollback.formats.format import CheckpointFormat
 from rollback.layout import Entry
 
-FORMATS: tuple[CheckpointFormat, ...] = (AccelerateFormat(),)
+FORMATS: tuple[CheckpointFormat, ...] = (
+    AccelerateDeepSpeedFormat(),
+    AccelerateFormat(),
+    UniversalFormat(),
+    DeepSpeedFormat(),
+)
 
 
 def find_format(name: str, entries: Sequence[Entry]) -> CheckpointFormat | None:

@@ -15,6 +15,7 @@ from rollback.torch_tree import plain_number
 _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
                    {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"})  # fmt: skip
 MAX_COUNTERS = 64
+MAX_SEARCHED = 200_000
 
 
 def as_mapping(value: object) -> Mapping[object, object] | None:
@@ -37,6 +38,26 @@ def is_optimizer(value: object) -> bool:
     found = as_mapping(value)
     groups = found.get("param_groups") if found is not None else None
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+
+
+def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, str]]:
+    """(key path, value, "optimizer" or "scheduler") of every state dict in a tree, outermost first, in its order."""
+    found: list[tuple[Prefix, object, str]] = []
+    todo: list[tuple[Prefix, object]] = [((), tree)]
+    seen: set[int] = set()
+    while todo:
+        prefix, value = todo.pop(0)
+        if id(value) in seen or len(seen) > MAX_SEARCHED:
+            continue
+        seen.add(id(value))
+        if is_optimizer(value):
+            found.append((prefix, value, "optimizer"))
+        elif is_scheduler(value):
+            found.append((prefix, value, "scheduler"))
+        elif len(prefix) < levels:
+            children = as_mapping(value) or (dict(enumerate(value)) if isinstance(value, (list, tuple)) else {})
+            todo += [((*prefix, key), part) for key, part in children.items() if isinstance(key, (str, int))]
+    return found
 
 
 def scheduler_state(

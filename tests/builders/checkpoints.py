@@ -29,6 +29,18 @@ class CheckpointFactory:
         """An Accelerate checkpoint in `target`; options as in `accelerate_run.py`."""
         return self._copy("accelerate_run.py", target, options, options.get("processes", 1))
 
+    def deepspeed(self, target: Path, **options: Any) -> Path:
+        """A DeepSpeed checkpoint in `target`, raw or under Accelerate; options as in `deepspeed_run.py`."""
+        return self._copy("deepspeed_run.py", target, options, options.get("processes", 1))
+
+    def fsdp(self, target: Path, **options: Any) -> Path:
+        """An FSDP checkpoint of Accelerate in `target`; options as in `fsdp_run.py`."""
+        return self._copy("fsdp_run.py", target, options, options["processes"])
+
+    def framework(self, target: Path, writer: str, **options: Any) -> Path:
+        """A checkpoint of "trainer", "lightning", "dcp" or "plain" in `target`."""
+        return self._copy("framework_runs.py", target, {"writer": writer, **options}, 1)
+
     def _copy(self, script: str, target: Path, options: dict[str, Any], processes: int) -> Path:
         key = script + "-" + "-".join(f"{k}={options[k]}" for k in sorted(options)).replace("/", "_")[:150]
         built = self.cache / key
@@ -58,4 +70,5 @@ def run_script(script: str, arguments: list[str], *, processes: int = 1, environ
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{script} failed with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        talk = "\n".join(line for line in done.stderr.splitlines() if processes == 1 or "rank0" in line)
+        raise RuntimeError(f"{script} failed with {done.returncode}:\n{done.stdout[-1000:]}\n{talk[-4000:]}")

@@ -1,0 +1,112 @@
+"""Tiny single-process runs of other writers: HF Trainer, Lightning, DCP, plain torch.
+
+Usage: framework_runs.py OUT '{"writer": "trainer", "steps": 10}'.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def trainer(out: Path, options: dict[str, Any]) -> None:
+    """`checkpoint-N` of transformers' Trainer."""
+    from transformers import Trainer, TrainingArguments
+
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            y = self.layer(x)
+            return {"loss": (y - (labels if labels is not None else 0)).pow(2).mean(), "logits": y}
+
+    data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(64)]
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=options.get("steps", 10),
+        save_steps=options.get("save_every", options.get("steps", 10)),
+        logging_steps=1,
+        learning_rate=1e-3,
+        warmup_steps=2,
+        lr_scheduler_type=options.get("kind", "linear"),
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    Trainer(model=Small(), args=arguments, train_dataset=data).train()
+
+
+def lightning(out: Path, options: dict[str, Any]) -> None:
+    """`epoch=E-step=N.ckpt` of Lightning."""
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Small(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return self.layer(batch[0]).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), batch_size=4)
+    every = ModelCheckpoint(dirpath=out, every_n_train_steps=options.get("steps", 10), save_top_k=-1,
+                            save_last=options.get("last", False))  # fmt: skip
+    L.Trainer(max_steps=options.get("steps", 10), accelerator="cpu", logger=False, enable_progress_bar=False,
+              enable_model_summary=False, callbacks=[every]).fit(Small(), data)  # fmt: skip
+
+
+def dcp(out: Path, options: dict[str, Any]) -> None:
+    """A torch Distributed Checkpoint directory of an app state, as torchtitan names it."""
+    import torch.distributed.checkpoint as distributed_checkpoint
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 100))
+    for _ in range(options.get("steps", 10)):
+        model(torch.randn(3, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    state = {
+        "app": {
+            "model": model.state_dict(),
+            "optim": get_optimizer_state_dict(model, optimizer),
+            "lr_scheduler": scheduler.state_dict(),
+            "train_state": {"step": options.get("steps", 10)},
+        }
+    }
+    distributed_checkpoint.save(state, checkpoint_id=str(out / f"step-{options.get('steps', 10)}"))
+
+
+def plain(out: Path, options: dict[str, Any]) -> None:
+    """One `torch.save` of everything, as a thousand scripts do, in either container."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    for _ in range(options.get("steps", 10)):
+        model(torch.randn(3, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+             "step": options.get("steps", 10), "epoch": 1}  # fmt: skip
+    torch.save(state, out / options.get("name", "ckpt.pt"), _use_new_zipfile_serialization=not options.get("legacy"))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    {"trainer": trainer, "lightning": lightning, "dcp": dcp, "plain": plain}[given["writer"]](Path(sys.argv[1]), given)
