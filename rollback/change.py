@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,46 @@ ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """`old` bytes at `offset` become `new` bytes of the same length."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchedFile:
+    """A very large file of which a few bytes change in place; `path` is relative to the checkpoint."""
+
+    path: str
+    patches: tuple[Patch, ...]
+    attributes: Attributes  # of the original
+
+    def backwards(self) -> PatchedFile:
+        """The patch that takes this one back."""
+        return replace(self, patches=tuple(Patch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "patches": [[p.offset, p.old.hex(), p.new.hex()] for p in self.patches],
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> PatchedFile:
+        return cls(
+            path=record["path"],
+            patches=tuple(
+                Patch(offset=offset, old=bytes.fromhex(old), new=bytes.fromhex(new))
+                for offset, old, new in record["patches"]
+            ),
+            attributes=Attributes.from_json(record["attributes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a transaction is to bring about. Names are relative to `root`, the directory a loader lists."""
 
@@ -25,6 +65,7 @@ class Change:
     entry: str  # the checkpoint's name in `root`
     source: Path  # where it lies now: `root / entry`, or an abandoned one that is brought back
     writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
+    patches: Mapping[str, tuple[Patch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
     contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
@@ -54,6 +95,10 @@ class Prepared:
     intent: str
     receipt_kind: str
     moves: tuple[Move, ...]
+    patched: tuple[PatchedFile, ...]  # with any, the root is out of sight until all is done
+    place: str  # its name in the root
+    final: str  # where it lies in the end: there, or among the abandoned again
+    twin: str  # where its hard-linked twin is built
     checks: Mapping[str, str]  # absolute path -> sha256 that must be read back
     attributes: tuple[tuple[str, Attributes], ...]  # to set when the moves are made
     final_attributes: tuple[tuple[str, Attributes], ...]  # to set when the workspace is gone
@@ -66,6 +111,10 @@ class Prepared:
             "intent": self.intent,
             "receipt_kind": self.receipt_kind,
             "moves": [move.to_json() for move in self.moves],
+            "patched": [file.to_json() for file in self.patched],
+            "place": self.place,
+            "final": self.final,
+            "twin": self.twin,
             "checks": dict(self.checks),
             "attributes": [[path, attributes.to_json()] for path, attributes in self.attributes],
             "final_attributes": [[path, attributes.to_json()] for path, attributes in self.final_attributes],
@@ -81,6 +130,10 @@ class Prepared:
             intent=record["intent"],
             receipt_kind=record["receipt_kind"],
             moves=tuple(Move.from_json(move) for move in record["moves"]),
+            patched=tuple(PatchedFile.from_json(file) for file in record["patched"]),
+            place=record["place"],
+            final=record["final"],
+            twin=record["twin"],
             checks=record["checks"],
             attributes=tuple((path, Attributes.from_json(values)) for path, values in record["attributes"]),
             final_attributes=tuple((path, Attributes.from_json(values)) for path, values in record["final_attributes"]),

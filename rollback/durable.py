@@ -12,7 +12,7 @@ import functools
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,24 @@ class Disk:
             self.point("write", path)
             view = view[os.write(descriptor, view[:_CHUNK_BYTES]) :]
 
+    def overwrite(self, path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """Write each (offset, bytes) into an existing file; on disk when this returns."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            for offset, content in pieces:
+                self.write_at(descriptor, offset, content, path)
+            self.point("fsync", path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_at(self, descriptor: int, offset: int, content: bytes, path: Path) -> None:
+        """Write everything at `offset`; a short write is continued."""
+        while content:
+            self.point("write", path)
+            done = os.pwrite(descriptor, content, offset)
+            content, offset = content[done:], offset + done
+
     def copy_new(self, source: Path, target: Path) -> None:
         """Copy the bytes of `source` into `target`, which must not exist; durable."""
         self.point("open", target)
@@ -163,6 +181,18 @@ class Disk:
             one.rmdir()
             other.rmdir()
         return True
+
+    def can_reflink(self, directory: Path) -> bool:
+        """Whether files in `directory` can share blocks, so that a copy of gigabytes costs nothing."""
+        one, other = directory / "probe-3", directory / "probe-4"
+        self.write_new(one, b"\0" * 4096)
+        self.write_new(other, b"")
+        try:
+            with one.open("rb") as source, other.open("r+b") as target:
+                return _reflink(source.fileno(), target.fileno())
+        finally:
+            one.unlink()
+            other.unlink()
 
     def set_attributes(self, path: Path, attributes: Attributes) -> None:
         """Give a file or directory mode, times, and where permitted the owner."""

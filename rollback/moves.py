@@ -136,7 +136,7 @@ def _exchange_hidden(disk: Disk, move: Move, way: HiddenExchange) -> None:
     """Exchange by renames, from wherever an earlier attempt was stopped."""
     root = move.target.parent
     inside = way.hidden / move.target.name
-    if inode_of(way.hidden) is None:
+    if inode_of(way.hidden) is None and root != way.hidden:
         disk.move(root, way.hidden)
         disk.sync_directory(root.parent)
     if inode_of(inside) == way.displaced_inode:
@@ -145,4 +145,5 @@ def _exchange_hidden(disk: Disk, move: Move, way: HiddenExchange) -> None:
     if inode_of(inside) is None:
         disk.move(move.source, inside)
     disk.sync_directory(way.hidden)
-    disk.move(way.hidden, root)
+    if root != way.hidden:  # else it was out of sight already, and stays so until everything is done
+        disk.move(way.hidden, root)

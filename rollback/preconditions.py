@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollback.change import Change
+from rollback.change import Change, PatchedFile
 from rollback.errors import Refused
 from rollback.moves import inode_of
 from rollback.objects import sha256_of
+from rollback.patched import is_patched
 from rollback.staging import StagedFile, refuse_odd_entries
 
 
@@ -40,7 +41,22 @@ def check_ground(change: Change) -> None:
     for name in change.pointers:
         if (change.root / name).is_symlink():
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
-    refuse_odd_entries(change.source, change.writers)
+    refuse_odd_entries(change.source, {**change.writers, **change.patches})
+    for name in change.patches:
+        refuse_shared(change.source / name if name else change.source)
+
+
+def refuse_shared(path: Path) -> None:
+    """Refuse a file that has further names: patched in place, it would change under all of them."""
+    found = path.lstat()
+    if found.st_nlink != 1:
+        raise Refused(
+            f"`{path}` has {found.st_nlink} names (hard links): patching its {found.st_size} bytes in place would change "
+            "the others too",
+            remedy="give it its own copy first: `cp FILE FILE.part && mv FILE.part FILE`",
+        )
+    if not os.access(path, os.W_OK):
+        raise Refused(f"`{path}` is not writable", remedy="run as the user who owns the checkpoints")
 
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
@@ -62,5 +78,13 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
                 f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
                 remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
             )
+    for patched in map(PatchedFile.from_json, data["patched"]):
+        path = place / patched.path if patched.path else place
+        if not is_patched(path, patched):
+            raise Refused(
+                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
+                remedy="abandon this checkpoint and go back to another one with `chronicle rollback --to`",
+            )
+        refuse_shared(path)
     if not os.access(root.parent, os.W_OK | os.X_OK) or not os.access(root, os.W_OK | os.X_OK):
         raise Refused(f"`{root}` or its parent is not writable", remedy="run as the user who owns the checkpoints")

@@ -9,13 +9,14 @@ loader that takes the newest checkpoint, one that follows a pointer and one that
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.change import ABANDONED, Change, Prepared, contract_part
+from rollback.change import ABANDONED, Change, PatchedFile, Prepared, contract_part
 from rollback.durable import Attributes, Disk
 from rollback.errors import Refused
 from rollback.moves import HiddenExchange, Kind, Move, inode_of
@@ -38,7 +39,8 @@ def prepare_rollback(
     directories = _directory_attributes(source)
     disk.make_directory(workspace)
     files: tuple[StagedFile, ...] = ()
-    if change.writers:
+    patched = _patched_files(change, store)
+    if change.writers or patched:
         for name in change.writers:
             original = source / name if name else source
             store.add_file(original, sha256_of(original))
@@ -47,7 +49,7 @@ def prepare_rollback(
         files = build_twin(disk, source, twin, change.writers)
         check_twin(twin)
     moves: list[Move] = []
-    if source != place or change.writers:
+    if source != place or change.writers or patched:
         moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)
     pointers = []
     for number, (name, content) in enumerate(change.pointers.items()):
@@ -66,6 +68,10 @@ def prepare_rollback(
         intent=intent,
         receipt_kind="rollback.receipt",
         moves=tuple(moves),
+        patched=patched,
+        place=str(place),
+        final=str(place),
+        twin=str(twin),
         checks={str(place / file.path if file.path else place): file.after for file in files},
         attributes=(),
         final_attributes=(),
@@ -79,6 +85,7 @@ def prepare_rollback(
             "displaced": displaced,
             "inode": inode_of(twin),
             "files": [file.to_json() for file in files],
+            "patched": [file.to_json() for file in patched],
             "directories": directories,
             "abandoned": list(change.abandon),
             "abandoned_dir": str(abandoned_dir),
@@ -104,8 +111,9 @@ def prepare_undo(
     own_dir = root.parent / ABANDONED / intent
     files = tuple(map(StagedFile.from_json, data["files"]))
     disk.make_directory(workspace)
+    patched = tuple(PatchedFile.from_json(file) for file in data["patched"])
     twin = place
-    if files:
+    if files or patched:
         twin = workspace / "twin" / data["entry"]
         disk.make_directory(twin.parent)
         build_twin(disk, place, twin, {file.path: _restorer(store, file, disk) for file in files})
@@ -118,7 +126,7 @@ def prepare_undo(
             moves.append(_move(back_dir / name, root / name))
     moves += [_move(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
     moves += _pointers_back(data, root, workspace, store, disk)
-    if source != place or files:
+    if source != place or files or patched:
         moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
     if newer:
         disk.make_directory(own_dir)
@@ -136,8 +144,12 @@ def prepare_undo(
         intent=intent,
         receipt_kind="undo.receipt",
         moves=tuple(moves),
+        patched=tuple(file.backwards() for file in patched),
+        place=str(place),
+        final=str(restored),
+        twin=str(twin),
         checks={str(restored / file.path if file.path else restored): file.before for file in files},
-        attributes=(),
+        attributes=tuple((str(restored / f.path if f.path else restored), f.attributes) for f in patched),
         final_attributes=tuple(final),
         remove=tuple(remove),
         receipt={
@@ -148,7 +160,7 @@ def prepare_undo(
             "returned": list(data["abandoned"]),
             "abandoned": list(newer),
             "abandoned_dir": str(own_dir),
-            "restored": [file.path for file in files],
+            "restored": [*(file.path for file in files), *(file.path for file in patched)],
         },
     )
 
@@ -257,6 +269,16 @@ def _directory_attributes(source: Path) -> list[tuple[str, list[int]]]:
     found = [path for path in source.rglob("*") if path.is_dir() and not path.is_symlink()]
     ordered = [*sorted(found, key=lambda path: -len(path.parts)), source]
     return [(path.relative_to(source).as_posix(), Attributes.of(path).to_json()) for path in ordered]
+
+
+def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...]:
+    """The patches with what undoing them needs; the old bytes also go into the store, as the originals of others do."""
+    files = []
+    for name, patches in change.patches.items():
+        path = change.source / name if name else change.source
+        files.append(PatchedFile(path=name, patches=patches, attributes=Attributes.of(path)))
+        store.add_bytes(json.dumps(files[-1].to_json()).encode())
+    return tuple(files)
 
 
 def _kept(path: Path, store: ObjectStore) -> dict[str, Any]:

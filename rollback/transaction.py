@@ -15,6 +15,7 @@ makes the remaining moves. Knows no format: what a file becomes is decided by th
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from rollback.durable import REAL_DISK, Attributes, Disk
 from rollback.errors import RollbackError, StoppedPartWay
 from rollback.moves import run_moves
 from rollback.objects import ObjectStore, sha256_of
+from rollback.patched import hidden_root, patched_at, run_out_of_sight
 from rollback.preconditions import check_ground, check_undo
 from rollback.preparation import prepare_rollback, prepare_undo
 
@@ -139,7 +141,10 @@ class _Traces:
         )
 
     def remove(self, disk: Disk) -> None:
-        """As if it had never begun, the parent's times included."""
+        """As if it had never begun, the parent's times included; first of all it is no longer ready to be finished."""
+        if (self.workspace / READY).is_file():
+            disk.unlink(self.workspace / READY)
+            disk.sync_directory(self.workspace)
         if self.contract_part is not None:
             disk.remove_tree(self.contract_part)
         for directory in (self.abandoned_dir, self.abandoned_dir.parent):
@@ -179,13 +184,22 @@ def _carry_out(
     except StoppedPartWay:
         raise
     except (OSError, RollbackError) as problem:
-        if not any(move.is_done() for move in prepared.moves):
+        if not _is_begun(prepared):
             _revert(traces, intent, record, disk, problem)
             raise _named(problem, f"{verb} could not be begun; nothing was changed") from problem
         raise StoppedPartWay(
             f"{verb} stopped part-way: {_words(problem)}",
             remedy="remove the cause, then finish it with `chronicle recover`",
         ) from problem
+
+
+def _is_begun(prepared: Prepared) -> bool:
+    place = Path(prepared.place)
+    if prepared.patched and (
+        os.path.lexists(hidden_root(place.parent, prepared.intent)) or patched_at(Path(prepared.final), prepared)
+    ):
+        return True
+    return any(move.is_done() for move in prepared.moves)
 
 
 def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
@@ -196,7 +210,10 @@ def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
 
 
 def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> Receipt:
-    run_moves(disk, prepared.moves)
+    if prepared.patched:
+        run_out_of_sight(disk, prepared)
+    else:
+        run_moves(disk, prepared.moves)
     for path, attributes in prepared.attributes:
         disk.set_attributes(Path(path), attributes)
     _read_back(prepared)
@@ -206,6 +223,10 @@ def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> 
 
 
 def _read_back(prepared: Prepared) -> None:
+    if not patched_at(Path(prepared.final), prepared):
+        raise StoppedPartWay(
+            f"`{prepared.final}` does not read back as patched", remedy="check the disk; then run `chronicle recover`"
+        )
     for path, expected in prepared.checks.items():
         found = sha256_of(Path(path))
         if found != expected:

@@ -39,6 +39,11 @@ class DyingDisk(Disk):
             os.write(descriptor, content[: len(content) // 2])
         super().write_all(descriptor, content, path)
 
+    def write_at(self, descriptor: int, offset: int, content: bytes, path: Path) -> None:
+        if self.count + 1 == self.at:
+            os.pwrite(descriptor, content[: len(content) // 2], offset)
+        super().write_at(descriptor, offset, content, path)
+
 
 class FailingDisk(DyingDisk):
     """Answers operation number `at`, and only that one, with an error."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollback.change import Patch
 from rollback.durable import Disk
 from rollback.errors import Refused, RollbackError
 from rollback.transaction import Change, Receipt, apply_change, recover, undo
@@ -335,6 +336,46 @@ def test_a_pipe_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
     os.mkfifo(root / "opt_step-500" / "pipe")
     with pytest.raises(Refused, match="neither a file nor a directory"):
         apply(root, change_to(root, 500), journal)
+
+
+def test_large_file_is_patched_in_place_and_undone_to_the_byte(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    before = picture(tmp_path / "work")
+    path = root / "opt_step-500" / "accelerator_state" / "optimizer.bin"
+    inode = path.stat().st_ino
+    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    change = change_to(root, 500, {"accelerator_state/scheduler.bin": b"lr=0.5"}, patches=patches)
+    receipt = apply(root, change, journal)
+    assert path.read_bytes() == b"group lr=0.5 at 500"
+    assert (path.stat().st_ino, path.stat().st_nlink) == (inode, 1)
+    assert (path.parent / "scheduler.bin").read_bytes() == b"lr=0.5"
+    assert sorted(os.listdir(root.parent)) == ["abandoned", "checkpoints", "logs"]
+    take_back(root, receipt, journal)
+    seen = picture(tmp_path / "work")
+    assert seen == before | {"logs": seen["logs"]}
+
+
+def test_large_file_with_a_second_name_is_refused_before_anything_changed(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    path = root / "opt_step-500" / "accelerator_state" / "optimizer.bin"
+    os.link(path, tmp_path / "snapshot.bin")
+    before = picture(tmp_path)
+    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    with pytest.raises(Refused, match="2 names"):
+        apply(root, change_to(root, 500, {}, patches=patches), journal)
+    assert picture(tmp_path) == before and journal.entries == []
+
+
+def test_abandoned_checkpoint_with_a_large_file_is_patched_and_goes_back(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    first = apply(root, change_to(root, 500), journal)
+    source = root.parent / "abandoned" / first.data["intent"] / "opt_step-750"
+    before = picture(tmp_path / "work", times=False)
+    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    receipt = apply(root, change_to(root, 750, {}, source=source, patches=patches), journal)
+    assert (root / "opt_step-750" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 750"
+    take_back(root, receipt, journal)
+    assert picture(tmp_path / "work", times=False) == before
 
 
 class NoExchange(Disk):
