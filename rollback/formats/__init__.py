@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollback.formats.accelerate import AccelerateFormat
+from rollback.formats.dcp import DcpFormat
 from rollback.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
 from rollback.formats.format import CheckpointFormat
+from rollback.formats.torch_checkpoint import LightningFormat, TorchFormat
+from rollback.formats.transformers import TransformersFormat
 from rollback.layout import Entry
 
 FORMATS: tuple[CheckpointFormat, ...] = (
     AccelerateDeepSpeedFormat(),
     AccelerateFormat(),
+    TransformersFormat(),
     UniversalFormat(),
     DeepSpeedFormat(),
+    DcpFormat(),
+    LightningFormat(),
+    TorchFormat(),
 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollback.findings import Finding, Severity
+from rollback.formats.dcp import dcp_findings, missing_in_dcp, read_dcp_state
 from rollback.formats.format import RoleAndRank
 from rollback.formats.torch_state import (
     counters_in,
@@ -41,6 +42,10 @@ ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (rf"sampler{INDEX}\.bin", Role.DATA),
         (rf"dl_state_dict{INDEX}\.bin", Role.DATA),
         (r"scaler\.pt", Role.OTHER),
+        (rf"pytorch_model_fsdp{INDEX}(?:_rank\d+)?\.bin", Role.MODEL),
+        (rf"optimizer{INDEX}_rank(?P<rank>\d+)\.bin", Role.OPTIMIZER),
+        (r"pytorch_model_fsdp_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.MODEL),
+        (r"optimizer_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.OPTIMIZER),
         (rf"(?:model{INDEX}|model{INDEX}-\d{{5}}-of-\d{{5}})\.safetensors(?:\.index\.json)?", Role.MODEL),
         (rf"(?:pytorch_model{INDEX}|pytorch_model{INDEX}-\d{{5}}-of-\d{{5}})\.bin(?:\.index\.json)?", Role.MODEL),
     )
@@ -48,6 +53,7 @@ ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
 STEMS = re.compile(
     r"custom_checkpoint|random_states|optimizer|scheduler|dl_state_dict|pytorch_model|model\.safetensors"
 )
+FSDP_DIR = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")  # sharded state: a DCP directory each
 AUTOMATIC_NAME = re.compile(r"checkpoint_(\d+)")
 
 
@@ -83,7 +89,10 @@ class AccelerateFormat:
 
     def looks_like_state(self, path: str) -> bool:
         inside = path.removeprefix(f"{ACCELERATE_STATE_DIR}/")
-        if "/" in inside:
+        folder, _, name = inside.rpartition("/")
+        if FSDP_DIR.fullmatch(folder):
+            return is_leftover(name) or ".distcp" in name or ".metadata" in name
+        if folder or FSDP_DIR.fullmatch(inside):
             return False  # `load_state` lists one directory; what a hook saved below it is the hook's
         return is_leftover(inside) or is_lookalike(inside, STEMS)
 
@@ -104,10 +113,29 @@ class AccelerateFormat:
             found += _gaps(files, role, stem)
         if not any(file.role is Role.RNG for file in files):
             found.append(_absent("random_states_0.pkl", "no random states: Accelerate would go on with fresh ones"))
-        return found
+        return found + [finding for folder in _dcp_folders(files) for finding in missing_in_dcp(files, folder)]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        return read_accelerate_state(checkpoint, engine_optimizers=(), engine_schedulers=())
+        folders = _dcp_folders(checkpoint.files)
+        of_optimizers = [f for f in folders if f.rpartition("/")[2].startswith("optimizer_")]
+        parts = [read_dcp_state(checkpoint, folder, owner="fsdp") for folder in of_optimizers]
+        weights = [f for folder in folders if folder not in of_optimizers
+                   for f in dcp_findings(checkpoint.path / folder, folder)]  # fmt: skip
+        state = read_accelerate_state(
+            checkpoint, engine_optimizers=tuple(o for part in parts for o in part.optimizers), engine_schedulers=()
+        )
+        return replace(
+            state,
+            located={key: name for part in parts for key, name in part.located.items()},
+            findings=(*(f for part in parts for f in part.findings), *weights),
+            topology={**state.topology, **({"engine": "FSDP, sharded state"} if folders else {})},
+        )
+
+
+def _dcp_folders(files: Sequence[StateFile]) -> list[str]:
+    """The DCP directories of an FSDP checkpoint, relative to it."""
+    folders = {file.path.rpartition("/")[0] for file in files}
+    return sorted(folder for folder in folders if FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
 
 
 def _absent(name: str, what: str) -> Finding:

@@ -1,0 +1,184 @@
+"""`checkpoint-N` of transformers' Trainer.
+
+Names after transformers/trainer.py and trainer_callback.py (5.23). N is `global_step`. If `scheduler.pt` or
+`optimizer.pt` is missing the Trainer loads neither and says nothing (`_load_optimizer_and_scheduler` has no else):
+the seed's exp9 in the newest release. A directory may also hold a DeepSpeed tag (`global_stepN`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rollback.findings import Finding, Severity
+from rollback.formats.deepspeed import pointer_findings, read_engine, role_in_tag
+from rollback.formats.format import RoleAndRank
+from rollback.formats.torch_state import (
+    as_mapping,
+    optimizer_state,
+    scheduler_state,
+    scheduler_unit,
+)
+from rollback.layout import Checkpoint, Entry, Role, StateFile
+from rollback.rng import rng_digest
+from rollback.state_values import CheckpointState
+from rollback.strays import is_leftover, is_lookalike
+from rollback.torch_file import read_torch_file
+
+STEP_NAME = re.compile(r"checkpoint-(\d+)")
+ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
+ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+    (re.compile(pattern), role)
+    for pattern, role in (
+        (r"(?:model|adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
+        (r"(?:pytorch_model|adapter_model)(?:-\d{5}-of-\d{5})?\.bin(?:\.index\.json)?", Role.MODEL),
+        (r"optimizer\.(?:pt|bin)", Role.OPTIMIZER),
+        (r"scheduler\.pt", Role.SCHEDULER),
+        (r"trainer_state\.json", Role.COUNTERS),
+        (r"rng_state(?:_(?P<rank>\d+))?\.pth", Role.RNG),
+        (r"training_args\.bin|scaler\.pt", Role.OTHER),
+        (r"latest", Role.POINTER),
+    )
+)
+STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model")
+ARGUMENTS = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps",
+    "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "bf16",
+    "fp16", "optim", "ignore_data_skip",
+)  # fmt: skip
+
+
+class TransformersFormat:
+    """transformers' Trainer."""
+
+    name = "transformers"
+
+    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+        paths = {entry.path for entry in entries}
+        if "trainer_state.json" in paths:
+            return True
+        return STEP_NAME.fullmatch(name) is not None and any(self.role_of(path) for path in paths)
+
+    def step_in_name(self, name: str) -> int | None:
+        found = STEP_NAME.fullmatch(name)
+        return int(found[1]) if found else None
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        for pattern, role in ROLES:
+            found = pattern.fullmatch(path)
+            if found:
+                rank = found.groupdict().get("rank")
+                return role, int(rank) if rank is not None else (0 if role is Role.RNG else None)
+        inside = ENGINE_FILE.fullmatch(path)
+        return role_in_tag(inside[2]) if inside else None
+
+    def looks_like_state(self, path: str) -> bool:
+        return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
+
+    def loader_lists_siblings(self, name: str) -> bool:
+        return False  # get_last_checkpoint matches `checkpoint-N` anchored
+
+    def is_checkpoint_name(self, name: str) -> bool:
+        return STEP_NAME.fullmatch(name) is not None
+
+    def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        names = {file.path for file in files}
+        engine = any(ENGINE_FILE.fullmatch(name) for name in names)
+        found = []
+        if not any(file.role is Role.MODEL for file in files):
+            found.append(("model.safetensors", "no model weights"))
+        if "trainer_state.json" not in names:
+            found.append(("trainer_state.json", "no global step: the Trainer stops"))
+        if not engine and not any(file.role is Role.OPTIMIZER for file in files):
+            found.append(("optimizer.pt", "the Trainer loads neither optimizer nor scheduler then, and says nothing"))
+        if "scheduler.pt" not in names and not engine:
+            found.append(("scheduler.pt", "the Trainer loads neither optimizer nor scheduler then, and says nothing"))
+        if not any(file.role is Role.RNG for file in files):
+            found.append(("rng_state.pth", "no random states: they start anew in silence"))
+        ranks = {file.rank for file in files if file.role is Role.RNG and file.rank is not None}
+        found += [
+            (f"rng_state_{rank}.pth", f"rank {rank} of 0–{max(ranks)}")
+            for rank in range(max(ranks, default=-1) + 1)
+            if rank not in ranks
+        ]
+        return [
+            Finding(
+                check="F2",
+                severity=Severity.ERROR,
+                path=name,
+                message=f"`{name}` is missing: {why}",
+                remedy="restore the file, or go back to a complete checkpoint",
+            )
+            for name, why in found
+        ]
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        trees = {
+            file.path: read_torch_file(checkpoint.path / file.path)
+            for file in checkpoint.files
+            if file.role in (Role.OPTIMIZER, Role.SCHEDULER, Role.COUNTERS, Role.RNG) and "/" not in file.path
+        }
+        optimizers = tuple(optimizer_state(p, (), trees[p].tree) for p in ("optimizer.pt", "optimizer.bin") if p in trees)
+        schedulers = tuple(scheduler_state(p, (), trees[p].tree, owner="trainer") for p in ("scheduler.pt",) if p in trees)
+        in_tag = [file for file in checkpoint.files if ENGINE_FILE.fullmatch(file.path)]
+        engine = read_engine(checkpoint, in_tag)
+        optimizers, schedulers = (*optimizers, *engine.optimizers), (*schedulers, *engine.schedulers)
+        step = max((o.steps[1] for o in optimizers if o.steps), default=None)
+        digests = {f.rank or 0: rng_digest(trees[f.path]) for f in checkpoint.with_role(Role.RNG) if f.path in trees}
+        log = trees["trainer_state.json"].tree if "trainer_state.json" in trees else {}
+        pointers = pointer_findings(checkpoint.path, in_tag[0].path.partition("/")[0], "") if in_tag else []
+        state = CheckpointState(
+            checkpoint=checkpoint,
+            schedulers=schedulers,
+            optimizers=optimizers,
+            counters={**_counters(log), **engine.counters},
+            rng_ranks=tuple(sorted(digests)),
+            rng_digests=digests,
+            world_size=len(digests) or None,
+            optimizer_step=step,
+            scheduler_unit=scheduler_unit(schedulers, step, None),
+            data=_data(log),
+            config={**_arguments(checkpoint), **engine.config},
+            topology=engine.topology,
+            findings=(*engine.findings, *pointers),
+        )
+        return replace(state, notes=_notes(state))
+
+
+def _counters(log: object) -> dict[str, int | float]:
+    found = as_mapping(log) or {}
+    names = ("global_step", "epoch", "max_steps", "num_train_epochs", "total_flos", "train_batch_size")
+    return {
+        f"trainer_state.json:{name}": value
+        for name in names
+        if isinstance(value := found.get(name), (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _data(log: object) -> Mapping[str, object]:
+    """The Trainer finds its place again by skipping batches: epoch and step are its data position."""
+    found = as_mapping(log) or {}
+    if "epoch" not in found:
+        return {}
+    return {"position": f"recomputed by skipping batches: epoch {found['epoch']}, step {found.get('global_step')}"}
+
+
+def _arguments(checkpoint: Checkpoint) -> dict[str, object]:
+    """What `training_args.bin` says about schedule and topology, read by opcodes."""
+    if not any(file.path == "training_args.bin" for file in checkpoint.files):
+        return {}
+    tree = as_mapping(read_torch_file(checkpoint.path / "training_args.bin").tree) or {}
+    return {name: _plain(tree[name]) for name in ARGUMENTS if name in tree and tree[name] is not None}
+
+
+def _plain(value: object) -> object:
+    """An enum member is its only argument."""
+    arguments = getattr(value, "args", None)
+    return arguments[0] if isinstance(arguments, tuple) and len(arguments) == 1 else value
+
+
+def _notes(state: CheckpointState) -> tuple[str, ...]:
+    if state.config.get("ignore_data_skip"):
+        return ("ignore_data_skip is set: after a resume the data starts anew",)
+    return ()
