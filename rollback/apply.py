@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollback.durable import REAL_DISK, Disk
+from rollback.change import Change, Patch, Receipt
+from rollback.crc import crc32_after
+from rollback.durable import REAL_DISK, Attributes, Disk
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.lr.fields import FieldEdit
 from rollback.manifest import MANIFEST_NAME, digest_file
@@ -19,10 +21,12 @@ from rollback.objects import sha256_of
 from rollback.plan import Plan
 from rollback.request import InputFile
 from rollback.staging import StagedFile, Writer
-from rollback.torch_file import read_torch_file, write_edited_copy
-from rollback.transaction import Change, Receipt, Record, apply_change
+from rollback.torch_file import plan_patch, read_torch_file, write_edited_copy
+from rollback.transaction import Record, apply_change
 
-LARGE_BYTES = 256 << 20  # above this a fingerprint is size, time and inode: reading gigabytes proves little more
+# Above this a file is patched in place where its filesystem has no reflinks, and told apart by size, time and inode:
+# copying or reading gigabytes for the sake of eight bytes is what this library is there to avoid.
+LARGE_BYTES = 128 << 20
 
 
 def fingerprint(path: Path) -> str:
@@ -56,22 +60,25 @@ def apply_plan(
     by_file: dict[str, list[FieldEdit]] = {}
     for edit in plan.edits:
         by_file.setdefault(edit.file, []).append(edit)
+    root = Path(plan.root)
+    patches = plan_patches(folder, by_file, reflinks=lambda: _has_reflinks(root.parent, disk))
+    copied = {name: edits for name, edits in by_file.items() if name not in patches}
     writers: dict[str, Writer] = {
-        "" if plan.single_file else name: _editor(folder / name, edits) for name, edits in by_file.items()
+        "" if plan.single_file else name: _editor(folder / name, edits) for name, edits in copied.items()
     }
-    if plan.has_manifest and (by_file or plan.lr_scale):
-        writers[MANIFEST_NAME] = _manifest_writer(plan)
+    if plan.has_manifest and by_file:
+        writers[MANIFEST_NAME] = _manifest_writer(plan, patches)
 
     def check_twin(twin: Path) -> None:
-        for name, edits in by_file.items():
+        for name, edits in copied.items():
             _check_edited(folder / name, twin if plan.single_file else twin / name, edits)
 
-    root = Path(plan.root)
     change = Change(
         root=root,
         entry=plan.entry,
         source=source,
         writers=writers,
+        patches={"" if plan.single_file else name: pieces for name, pieces in patches.items()},
         abandon=tuple(later.name for later in plan.abandon),
         pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers},
         contract=None
@@ -80,6 +87,34 @@ def apply_plan(
         facts=facts_of(plan),
     )
     return apply_change(change, objects_dir=objects_dir, record=record, check_twin=check_twin, disk=disk)
+
+
+def plan_patches(
+    folder: Path, by_file: Mapping[str, Sequence[FieldEdit]], *, reflinks: Callable[[], bool]
+) -> dict[str, tuple[Patch, ...]]:
+    """The files that are patched in place rather than copied, with their bytes."""
+    large = [name for name in by_file if (folder / name).stat().st_size >= LARGE_BYTES]
+    if not large or reflinks():
+        return {}
+    found = {}
+    for name in large:
+        file = read_torch_file(folder / name)
+        pieces = plan_patch(file, {edit.keys: edit.after for edit in by_file[name]})
+        found[name] = tuple(Patch(offset=p.offset, old=p.old, new=p.new) for p in pieces)
+    return found
+
+
+def _has_reflinks(directory: Path, disk: Disk) -> bool:
+    probe, attributes = directory / f".chronicle-probe-{os.getpid()}", Attributes.of(directory)
+    try:
+        disk.make_directory(probe)
+        return disk.can_reflink(probe)
+    except OSError:
+        return False  # the preconditions will say what is wrong with this directory
+    finally:
+        if probe.is_dir():
+            disk.remove_tree(probe)
+            disk.set_attributes(directory, attributes)
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
@@ -159,23 +194,40 @@ def _stored_as(wanted: float | int, found: object) -> bool:
     return isinstance(found, int | float) and (found == wanted or abs(found - wanted) <= 1e-6 * abs(wanted))
 
 
-def _manifest_writer(plan: Plan) -> Writer:
+def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[Patch]]) -> Writer:
     def write(source: Path, target: Path, changed: Sequence[StagedFile]) -> None:
         record = json.loads(source.read_bytes())
         if not isinstance(record, dict):
             raise Refused(f"`{source}` is no manifest", remedy="write it anew with `chronicle manifest`")
-        digests = {file.path: digest_file(target.parent / file.path) for file in changed}
-        sizes = {file.path: (target.parent / file.path).stat().st_size for file in changed}
+        digests: dict[str, tuple[str | None, str | None]] = {}
+        for file in changed:
+            digests[file.path] = digest_file(target.parent / file.path)
+        sizes = {name: (target.parent / name).stat().st_size for name in (*digests, *patches)}
+        for name, pieces in patches.items():
+            digests[name] = None, _crc_after(record, name, sizes[name], pieces)
         text = json.dumps(manifest_after(record, plan, digests, sizes), indent=1, default=float) + "\n"
         target.write_text(text, encoding="utf-8")
 
     return write
 
 
+def _crc_after(record: Mapping[str, Any], name: str, size_bytes: int, pieces: Sequence[Patch]) -> str | None:
+    old = next((file.get("crc32") for file in record.get("files", ()) if file.get("path") == name), None)
+    if old is None:
+        return None
+    return f"{crc32_after(int(old, 16), size_bytes, [(p.offset, p.old, p.new) for p in pieces]):08x}"
+
+
 def manifest_after(
-    record: Mapping[str, Any], plan: Plan, digests: Mapping[str, tuple[str, str]], sizes: Mapping[str, int]
+    record: Mapping[str, Any],
+    plan: Plan,
+    digests: Mapping[str, tuple[str | None, str | None]],
+    sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The manifest that belongs to the edited checkpoint: new digests, and the LRs that memory will have. Pure."""
+    """The manifest that belongs to the edited checkpoint: new digests, and the LRs that memory will have. Pure.
+
+    A patched file has no new sha256, that would mean reading it; its CRC-32 follows from the change alone.
+    """
     files = [
         file | {"size": sizes[file["path"]], "sha256": digests[file["path"]][0], "crc32": digests[file["path"]][1]}
         if file.get("path") in digests

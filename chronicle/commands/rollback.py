@@ -82,11 +82,11 @@ def rollback(
         accept_change=tuple(accept_change or ()),
     )
     settings = settings_from(run, logs, checkpoints)
-    settings.need_checkpoints()
     only_look = dry_run or plan_out is not None
     # Without a terminal and without --yes nothing is created either: the plan is made, shown and not carried out.
     looking = only_look or (not yes and not sys.stdin.isatty())
     with open_ground(settings, force=force, writing=not looking) as ground:
+        settings.need_checkpoints()  # after the ground: an interrupted transaction may have the root out of sight
         plan = make_plan(request, ground, abandoned_by=abandoned_by, full=verify == "full")
         if plan_out is not None:
             _write_plan(plan, plan_out)

@@ -63,7 +63,11 @@ def open_ground(
     """
     paths = settings.paths
     if not writing:
-        yield _ground(settings, read_journal(paths), force)
+        journal = read_journal(paths)
+        intent = find_open_intent(journal.entries)
+        if intent is not None:
+            raise unfinished(intent)
+        yield _ground(settings, journal, force)
         return
     is_new = not paths.journal_dir.is_dir()
     paths.run_dir.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,68 @@
+"""Files too large to copy: patched in place, manifest and undo included. The threshold is lowered, the files are small."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import rollback.apply
+from chronicle.commands.main import run
+from rollback.checkpoint import open_checkpoint
+from rollback.findings import Severity
+from rollback.verify import verify_checkpoint
+from tests.rollback.accelerate_runs import make_run, used_lrs
+from tests.rollback.disks import picture
+from tests.rollback.lr_cases import COMPUTED
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+CASE = COMPUTED["cosine_with_floor"]
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CHRONICLE_LAUNCH", "1")
+    (tmp_path / "logs" / "r").mkdir(parents=True)
+    make_run(tmp_path / "checkpoints", CASE, "registered", run_dir=tmp_path / "logs" / "r")
+    monkeypatch.setattr(rollback.apply, "LARGE_BYTES", 1200)  # optimizer.bin is larger, the scheduler is not
+    monkeypatch.setattr("rollback.durable.Disk.can_reflink", lambda self, directory: False)
+    return tmp_path
+
+
+def _command(top: Path, *words: str) -> int:
+    return run([*words, "--run", "r", "--logs", str(top / "logs"), "--checkpoints", str(top / "checkpoints")])
+
+
+def test_patched_optimizer_gives_exactly_half_and_undo_gives_back_every_byte(top: Path) -> None:
+    root = top / "checkpoints"
+    state = root / "opt_step-10" / "accelerator_state"
+    control, before = used_lrs(root / "opt_step-10", CASE, "registered"), picture(root)
+    inode = (state / "optimizer.bin").stat().st_ino
+    assert _command(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    assert (state / "optimizer.bin").stat().st_ino == inode
+    used = used_lrs(root / "opt_step-10", CASE, "registered", run_dir=top / "logs" / "r")
+    assert used == [tuple(x / 2 for x in row) for row in control]
+    assert _command(top, "undo", "--yes") == 0
+    assert picture(root) == before
+
+
+def test_manifest_has_the_new_checksum_of_a_file_that_was_not_read(top: Path) -> None:
+    assert _command(top, "rollback", "--to", "10", "--lr-scale", "0.3", "--yes") == 0
+    checkpoint = open_checkpoint(top / "checkpoints" / "opt_step-10")
+    findings = verify_checkpoint(checkpoint, full=True)
+    assert [f for f in findings if f.severity is Severity.ERROR] == []
+    path = checkpoint.path / "accelerator_state" / "optimizer.bin"
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+    assert any(f.path.endswith("optimizer.bin") for f in verify_checkpoint(checkpoint, full=True))
+
+
+def test_hard_linked_large_file_is_refused_and_nothing_changes(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.link(top / "checkpoints/opt_step-10/accelerator_state/optimizer.bin", top / "snapshot.bin")
+    before = picture(top / "checkpoints")
+    assert _command(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
+    said = capsys.readouterr().err
+    assert "optimizer.bin" in said and "2 names" in said and "hint:" in said
+    assert picture(top / "checkpoints") == before
