@@ -54,7 +54,8 @@ def plan_lr_edits(request: RollbackRequest, state: CheckpointState, memory: Mapp
     table, source, reason = _forecast(edited, state, memory, ratio, moved=bool(request.sets))
     groups = [group for optimizer in _first_rank(edited.optimizers) for group in optimizer.groups]
     return LrPlan(
-        edits=tuple(edits),
+        # A sharded state names its index; the edit goes to the part on disk that holds the field.
+        edits=tuple(replace(edit, file=state.file_holding(edit.file, edit.keys)) for edit in edits),
         classes={s.file: _describe(s) for s in state.schedulers},
         expected=ExpectedLrs(
             lrs=tuple(float(group["lr"]) for group in groups),  # type: ignore[arg-type]
