@@ -42,8 +42,12 @@ def view_sources(sources: Mapping[str, Channel], since_row: int) -> SourceView:
 
 
 def _shift(channel: Channel, since_row: int) -> float | None:
-    """Mean after minus mean before, in units of one point's noise; None without points on both sides."""
-    after = [item[3] for item in channel.buffer if item[0] >= since_row][-VIEW_POINTS:]
+    """Mean after minus mean before, in units of one point's noise; None without points on both sides.
+
+    After: the first or the last points since then, whichever stand higher; a spike is over when its event closes.
+    """
+    since = [item[3] for item in channel.buffer if item[0] >= since_row]
+    after = max(since[:VIEW_POINTS], since[-VIEW_POINTS:], key=lambda part: math.fsum(part) / max(1, len(part)))
     before = [item[3] for item in channel.buffer if item[0] < since_row][-4 * VIEW_POINTS :]
     if not after or len(before) < VIEW_POINTS or channel.scale <= 0.0:
         return None

@@ -160,7 +160,7 @@ class Channel:
         unit = scale * math.sqrt(math.sqrt(self.inflation))
         reference = self.slow
         lagged = self.lagged
-        if lagged and lagged[0] < reference:
+        if count >= 192 and lagged and lagged[0] < reference:
             reference = lagged[0]
         deviation = (value - reference) / unit
         self.buffer.append((row, step, deviation, value))
@@ -177,6 +177,8 @@ class Channel:
             self.far = 0
         clipped = -4.0 if deviation < -4.0 else 4.0 if deviation > 4.0 else deviation
         cusum = self.cusum + clipped - config.cusum_slack
+        if count < 512:  # the reference is itself an estimate
+            cusum -= 1.5 / math.sqrt(count)
         if cusum <= 0.0:
             cusum = 0.0
         elif self.cusum == 0.0:
@@ -187,7 +189,7 @@ class Channel:
             height *= 1.5 if count >= 192 else 2.0 if count >= 64 else 3.0
         if sudden or cusum >= height:
             return self._open(row, step, value, sudden, z, sigma, reference, unit, changed)
-        if cusum > height * 0.34 and self.frozen < config.freeze_points:
+        if cusum > height * 0.34 and self.frozen < config.freeze_points and count >= 96:
             self.frozen += 1
             return changed
         if cusum <= height * 0.34:

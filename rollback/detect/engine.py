@@ -34,6 +34,7 @@ LOG_ROLES = (Role.NORM,)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.MIX_SHIFT)
 RESTART_ROWS = 200
 SHARE_POINTS = 64
+FRESH_ROWS = 4
 
 
 class UnknownState(ValueError):
@@ -51,6 +52,7 @@ class Detector:
         self._lr_event: int | None = None
         self._plateau = PlateauWatch()
         self._segment_row = -(10**9)
+        self._rewound = False
         self._shares: dict[str, deque[float]] = {}  # the mixture's recent shares
         self._fusion = Fusion()
         self._channels: dict[str, Channel] = {}
@@ -137,6 +139,7 @@ class Detector:
             return
         if placement.segment_start:
             self._segment_row = row
+            self._rewound = placement.rewound_from is not None
         for channel in self._channels.values():
             channel.begin_segment(row, new_interval=placement.new_interval)
         if placement.rewound_from is not None:
@@ -147,7 +150,10 @@ class Detector:
         self, row: int, step: int, launch: int | None, value: float, values: Mapping[str, float | None],
         changed: list[Event],
     ) -> None:  # fmt: skip
-        finding = self._lr.feed(value, values.get("lr/expected"))
+        age = row - self._segment_row
+        finding = self._lr.feed(
+            value, values.get("lr/expected"), step=step, fresh=age < FRESH_ROWS, rewound=self._rewound and age == 0
+        )
         if finding is None:
             return
         if finding.begins:
@@ -222,6 +228,7 @@ class Detector:
             "lr_event": self._lr_event,
             "plateau": self._plateau.to_json(),
             "segment_row": self._segment_row,
+            "rewound": self._rewound,
             "shares": {name: list(values) for name, values in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
             "channels": [channel.to_json() for channel in self._channels.values()],
@@ -240,6 +247,7 @@ class Detector:
         detector._lr_event = record["lr_event"]
         detector._plateau = PlateauWatch.from_json(record["plateau"])
         detector._segment_row = record["segment_row"]
+        detector._rewound = record["rewound"]
         detector._shares = {name: deque(values, maxlen=SHARE_POINTS) for name, values in record["shares"].items()}
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
         for stored in record["channels"]:

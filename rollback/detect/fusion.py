@@ -122,9 +122,12 @@ class Fusion:
             if last.status is not Status.RECOVERED or end is None:
                 if item.onset_row - last.alarm_row <= chain:
                     return last.cluster
-            elif item.onset_row - end <= reach:
+            elif item.onset_row - end <= reach * (2 if self._size_of(last.cluster) >= 2 else 1):
                 return last.cluster
         return number
+
+    def _size_of(self, cluster: int) -> int:
+        return sum(self.events[number].cluster == cluster for number in self.loss_events if number < len(self.events))
 
     def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
         """Build the event from its channel events as they are now."""
@@ -190,8 +193,7 @@ class Fusion:
             return Tier.WARN
         if self._kind(leader) is Kind.RESUME_BUMP:
             return Tier.NOTICE
-        in_cluster = sum(self.events[n].cluster == group.cluster for n in self.loss_events if n < len(self.events))
-        if in_cluster + (number >= len(self.events)) >= UNSTABLE_EVENTS:
+        if self._size_of(group.cluster) + (number >= len(self.events)) >= UNSTABLE_EVENTS:
             return Tier.PROPOSE if leader.shape == "gradual" and not leader.closed else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):

@@ -1,0 +1,255 @@
+"""The detector as a fold: what it says does not depend on when it was stopped, and says the right thing about shapes."""
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.detector.generate import generate, healthy
+from benchmarks.detector.golden import draw_bloom
+from rollback.detect import Detector, Kind, Status, Tier, UnknownState
+from tests.detect.series import fold, fold_curve, noise
+
+
+def mixed_points() -> list[tuple[int, dict[str, float | None], int]]:
+    """Everything at once: descent, spike, restart, missing values, NaN, LR jump, divergence."""
+    rng = random.Random(5)
+    points: list[tuple[int, dict[str, float | None], int]] = []
+    for row in range(1_500):
+        step = row if row < 900 else row - 200
+        loss = 2.0 + 6.0 / (1 + row / 20) + rng.gauss(0.0, 0.02)
+        loss += 1.0 if 500 <= row < 503 else 0.0
+        loss += min(3.0, 0.01 * math.expm1((row - 1_100) / 20)) if row >= 1_100 else 0.0
+        values: dict[str, float | None] = {
+            "loss": math.nan if row == 700 else loss, "grad_norm": math.exp(rng.gauss(0.0, 0.2)),
+            "loss/a": loss + rng.gauss(0.0, 0.02), "lr": 1e-3 if row < 900 else 3e-3,
+        }  # fmt: skip
+        if row % 7 == 0:
+            values["grad_norm"] = None
+        points.append((step, values, 1 if row < 900 else 2))
+    return points
+
+
+MIXED = mixed_points()
+
+
+def fold_with_stops(stops: set[int]) -> tuple[str, list[str]]:
+    """Fold the mixed series, going through JSON before each of these points; returns state and event stream."""
+    detector, stream = Detector(), []
+    for row, (step, values, launch) in enumerate(MIXED):
+        if row in stops:
+            detector = Detector.from_json(json.loads(json.dumps(detector.to_json())))
+        stream += [json.dumps(event.to_json()) for event in detector.feed(step, values, launch=launch)]
+    return json.dumps(detector.to_json()), stream
+
+
+ONCE = fold_with_stops(set())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sets(st.integers(0, len(MIXED) - 1), min_size=1, max_size=6))
+def test_folded_with_stops_equals_folded_at_once(stops: set[int]) -> None:
+    """Kill and resume at any point: the same events in the same order, and the same state to the last bit."""
+    assert fold_with_stops(stops) == ONCE
+
+
+def test_the_mixed_series_holds_what_the_property_needs() -> None:
+    """The stop test proves nothing over a silent series: this one opens, closes and proposes."""
+    detector = Detector.from_json(json.loads(ONCE[0]))
+    kinds = {event.kind for event in detector.events}
+    assert {Kind.INSTANT_SPIKE, Kind.NAN, Kind.RESTART_REWIND, Kind.LR_MISMATCH} <= kinds
+    assert any(event.tier is Tier.PROPOSE for event in detector.events)
+
+
+def test_unknown_state_version_is_refused() -> None:
+    """A state of another version must not be folded on as if it were ours."""
+    state = Detector().to_json() | {"v": 99}
+    with pytest.raises(UnknownState, match=r"99.*expected 1"):
+        Detector.from_json(state)
+
+
+def test_healthy_run_is_silent() -> None:
+    """18,000 points of the seed's noise, bf16 as logged: nothing but that it has stopped learning."""
+    for curve in generate("healthy", 3, seed=7):
+        assert {event.kind for event in fold_curve(curve).events} <= {Kind.PLATEAU}
+
+
+def test_lone_spike_is_a_recovered_notice() -> None:
+    """212 of 216 labelled instant spikes came back by themselves: they are for the journal."""
+    (event,) = fold([x + (1.5 if row == 300 else 0.0) for row, x in enumerate(noise(600))])
+    assert (event.kind, event.tier, event.status) == (Kind.INSTANT_SPIKE, Tier.NOTICE, Status.RECOVERED)
+    assert (event.onset_row, event.alarm_row, event.peak_row) == (300, 300, 300)
+
+
+def test_small_ramp_is_seen_and_proposed_with_a_bound_before_its_start() -> None:
+    """1.4 sigma is what the 80B run's divergences began with; multiples of the loss never see it."""
+    for curve in generate("ramp", 3, seed=11):
+        (label,) = curve.labels
+        (event, *_) = [e for e in fold_curve(curve).events if e.alarm_row >= label.onset_row]
+        assert event.onset_low_row is not None and event.onset_low_row <= label.onset_row + 50
+        assert event.alarm_row <= label.onset_row + 200
+
+
+def test_nan_is_an_event_and_missing_is_not() -> None:
+    """Golden files write "nan" for "not recorded"; a None must never look like a divergence."""
+    assert fold([*noise(200), *[None] * 50, *noise(200, seed=2)]) == ()
+    (event,) = fold([*noise(200), *[math.nan] * 5])
+    assert (event.kind, event.tier, event.onset_row) == (Kind.NAN, Tier.PROPOSE, 200)
+
+
+def test_single_nan_warns_and_is_over() -> None:
+    """One skipped step is no reason to go back; and it must not poison the baseline behind it."""
+    (event,) = fold([*noise(200), math.nan, *noise(300, seed=2)])
+    assert (event.kind, event.tier, event.status) == (Kind.NAN, Tier.WARN, Status.RECOVERED)
+
+
+def test_nan_in_the_first_steps_is_seen_without_any_history() -> None:
+    """The real one: a run that exploded inside its first eight steps."""
+    (event,) = fold([7.0, 9.0, 400.0, 1e24, *[math.nan] * 4])
+    assert event.kind is Kind.NAN and event.onset_row == 4
+
+
+def test_gradient_norm_alone_never_proposes() -> None:
+    """A norm 30 times its usual size for ever, with a calm loss: a warning, not a rollback."""
+    rng, detector = random.Random(3), Detector()
+    for step, loss in enumerate(noise(1_500)):
+        norm = math.exp(rng.gauss(0.0, 0.1)) * (30.0 if step >= 800 else 1.0)
+        detector.feed(step, {"loss": loss, "grad_norm": norm})
+    assert {event.channels for event in detector.events} == {("grad_norm",)}
+    assert {event.tier for event in detector.events} == {Tier.WARN}
+
+
+def test_partial_recovery_is_not_recovery() -> None:
+    """Marin 32B: 1.96, 2.02, 1.975: back under every threshold and permanently worse."""
+    before, peak, after = noise(1_000, sigma=0.01), noise(60, level=2.3, sigma=0.01), noise(400, level=2.012, sigma=0.01)
+    (event, *_) = fold([*before, *peak, *after])
+    assert event.status is Status.PARTIAL and event.recovered_row is None and event.tier is Tier.PROPOSE
+
+
+def test_bf16_noise_of_one_quantum_has_a_floor() -> None:
+    """Two thirds of all values equal: a MAD of zero would turn every other quantum into an alarm."""
+    rng = random.Random(4)
+    values = [1.65625 + 0.0078125 * rng.choice((-1, 0, 0, 0, 0, 1)) for _ in range(3_000)]
+    assert fold(values) == ()
+
+
+def test_resume_bump_is_a_notice_of_its_own_class() -> None:
+    """Seven restarts with the seed's bumps: nothing is proposed and nothing is called a spike in earnest."""
+    for curve in generate("restarts", 2, seed=3):
+        events = [e for e in fold_curve(curve).events if "loss" in e.channels]
+        assert Kind.RESUME_BUMP in {event.kind for event in events}
+        assert Tier.PROPOSE not in {event.tier for event in events}
+
+
+def test_lost_weights_are_a_reinit() -> None:
+    """A restart at the loss of the first step: the checkpoint's weights were not loaded."""
+    for curve in generate("reinit", 2, seed=3):
+        (label,) = curve.labels
+        found = [e for e in fold_curve(curve).events if e.alarm_row == label.onset_row]
+        assert [(e.kind, e.tier) for e in found] == [(Kind.REINIT, Tier.PROPOSE)]
+
+
+def test_rewind_starts_a_segment_and_keeps_the_baseline() -> None:
+    """After a rollback steps repeat: rows tell events apart, and the old baseline still judges the first point."""
+    detector = Detector()
+    losses = noise(1_000)
+    for row, loss in enumerate(losses):
+        detector.feed(row if row < 700 else row - 300, {"loss": loss})
+    (event,) = detector.events
+    assert (event.kind, event.onset_row, event.onset_step) == (Kind.RESTART_REWIND, 700, 400)
+
+
+def test_two_writers_in_one_log_are_named_and_only_one_is_watched() -> None:
+    """Two jobs appending to one file: their losses differ by more than any threshold, and neither is diverging."""
+    detector, rng = Detector(), random.Random(8)
+    for row in range(300):
+        detector.feed(1_000 + row, {"loss": 2.0 + rng.gauss(0, 0.02)})
+    for row in range(400):
+        detector.feed(1_300 + row, {"loss": 2.0 + rng.gauss(0, 0.02)})
+        detector.feed(200 + row, {"loss": 4.0 + rng.gauss(0, 0.02)})
+    kinds = [event.kind for event in detector.events]
+    assert kinds.count(Kind.INTERLEAVED_WRITERS) == 1 and kinds.count(Kind.RESTART_REWIND) <= 1
+    assert [e for e in detector.events if e.alarm_row > 340] == []
+
+
+def test_change_of_the_log_interval_starts_new_baselines() -> None:
+    """AlgoPerf on PyTorch: the first 100 steps one by one, then every 500th, two nats lower."""
+    detector = Detector()
+    for row, x in enumerate(noise(100, level=8.0)):
+        detector.feed(row, {"loss": x - 0.02 * row})
+    for row, x in enumerate(noise(200, level=4.0)):
+        detector.feed(100 + 500 * (row + 1), {"loss": x})
+    assert detector.events == ()
+
+
+def test_only_the_moved_source_is_named() -> None:
+    """05-30: the spikes hit cm4 and not pmd."""
+    detector, rng = Detector(), random.Random(2)
+    for step in range(600):
+        extra = 1.0 if 400 <= step < 410 else 0.0
+        cm4, pmd = 2.0 + extra + rng.gauss(0, 0.02), 1.0 + rng.gauss(0, 0.02)
+        detector.feed(step, {"loss": 0.7 * cm4 + 0.3 * pmd, "loss/cm4": cm4, "loss/pmd": pmd})
+    (event,) = [e for e in detector.events if "loss" in e.channels]
+    assert event.evidence == ("moved: loss/cm4; not loss/pmd",)
+
+
+def test_mixture_that_moves_without_its_sources_is_a_mix_shift() -> None:
+    """More of the harder source: the total rises, nothing got worse, nothing is to be rolled back."""
+    detector, rng = Detector(), random.Random(2)
+    for step in range(900):
+        share = 0.5 if step < 500 else 0.8
+        hard, easy = 2.0 + rng.gauss(0, 0.01), 1.0 + rng.gauss(0, 0.01)
+        values = {"loss": share * hard + (1 - share) * easy, "loss/hard": hard, "loss/easy": easy}
+        detector.feed(step, values | {"ratio/hard": share, "ratio/easy": 1 - share})
+    (event,) = [e for e in detector.events if "loss" in e.channels]
+    assert event.kind is Kind.MIX_SHIFT and event.tier is not Tier.PROPOSE
+
+
+def test_loss_too_good_after_a_restart_warns() -> None:
+    """exp6: a reshuffle, and the loss suddenly improves: it is seeing data again."""
+    detector = Detector()
+    for step, x in enumerate(noise(800)):
+        detector.feed(step, {"loss": x}, launch=1)
+    for step, x in enumerate(noise(400, seed=9), 800):
+        detector.feed(step, {"loss": x - 0.15}, launch=2)
+    (event,) = detector.events
+    assert event.kind in (Kind.TOO_GOOD, Kind.RESUME_DROP)
+
+
+def test_run_that_stopped_learning_is_a_plateau_once() -> None:
+    """06-04: flat since 15k; said once, not every hundred points."""
+    events = fold([*[4.0 - x / 2_000 for x in range(4_000)], *noise(9_000)])
+    assert [event.kind for event in events].count(Kind.PLATEAU) == 1
+
+
+def test_bloom_vector_warns_before_the_loss_peaks_and_recovers() -> None:
+    """The norm leads, the loss dips in between: a rule that counts consecutive steps would start over."""
+    detector, first_warning = Detector(), None
+    for step, values in draw_bloom():
+        for event in detector.feed(step, values):
+            if event.tier is Tier.WARN and "grad_norm" in event.channels and first_warning is None:
+                first_warning = step
+    (event,) = detector.events
+    assert first_warning is not None and first_warning < 31_219
+    assert event.status is Status.RECOVERED and 31_225 <= (event.recovered_step or 0) <= 31_260
+
+
+def test_finish_judges_what_a_stopped_run_left_open() -> None:
+    """A person stopped the run while it diverged: the log ends, the proposal is due."""
+    losses = [*noise(800), *[x + 0.0015 * row for row, x in enumerate(noise(50, seed=2))]]
+    assert fold(losses)[-1].tier is Tier.NOTICE
+    assert fold(losses, finish=True)[-1].tier is Tier.PROPOSE
+
+
+def test_state_is_bounded() -> None:
+    """O(1) a point: the state of 60,000 points is no larger than that of 6,000."""
+    rng, detector, sizes = random.Random(1), Detector(), []
+    draft = healthy(rng, 6_000)
+    for part in range(4):
+        for row, loss in enumerate(draft.loss):
+            detector.feed(part * 6_000 + row, {"loss": loss})
+        sizes.append(len(json.dumps(detector.to_json())))
+    assert sizes[-1] < 1.3 * sizes[0] + 20_000

@@ -1,0 +1,120 @@
+"""The detector's parts: quantum, onset, LR, stream, calibration."""
+
+import math
+import random
+
+import pytest
+
+from rollback.detect.calibrate import calibrate_inflation
+from rollback.detect.lr_watch import LrWatch
+from rollback.detect.onset import find_onset
+from rollback.detect.plateau import is_falling
+from rollback.detect.quantum import GridSense, quantum_at
+from rollback.detect.roles import Role, role_of
+from rollback.detect.stream import Stream
+
+
+@pytest.mark.parametrize(("value", "quantum"), [(1.0, 2**-7), (1.99, 2**-7), (2.0, 2**-6), (0.4, 2**-9), (-3.0, 2**-6)])
+def test_bf16_quantum_is_that_of_the_format(value: float, quantum: float) -> None:
+    assert quantum_at(value, 7) == quantum
+
+
+def test_grid_is_sensed_in_printed_bf16_and_not_in_real_numbers() -> None:
+    """Four printed decimals still lie on the grid; a random number does so once in seventy times."""
+    rng, printed, plain = random.Random(1), GridSense(), GridSense()
+    for _ in range(300):
+        value = rng.gauss(1.65, 0.03)
+        printed.feed(round(round(value * 128) / 128, 4))
+        plain.feed(value)
+    assert printed.quantum(1.65) == 2**-7 and plain.quantum(1.65) == 0.0
+
+
+def test_any_other_rounding_is_sensed_by_its_ties() -> None:
+    """Two decimals, a plot's pixels: values repeat, which real numbers never do."""
+    rng, sense = random.Random(1), GridSense()
+    for _ in range(100):
+        sense.feed(round(rng.gauss(3.33, 0.012), 2))
+    assert sense.quantum(3.33) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("shape", ["step", "ramp"])
+def test_onset_and_bound_enclose_the_truth(shape: str) -> None:
+    """The estimate is near and the bound not after it, for both models the likelihood knows."""
+    rng = random.Random(2)
+    errors, early = [], 0
+    for _ in range(40):
+        z = [rng.gauss(0, 1) for _ in range(150)]
+        for row in range(90, 150):
+            z[row] += 2.5 if shape == "step" else 0.08 * (row - 89)
+        onset = find_onset(z)
+        errors.append(abs(onset.index - 90))
+        early += onset.low_index <= 90
+        assert onset.low_index <= onset.index
+    assert sorted(errors)[36] <= (8 if shape == "step" else 30)
+    assert early >= 37
+
+
+def test_lr_that_disagrees_with_the_ledger_is_said_at_the_first_point() -> None:
+    """exp8/9: expected 1.77e-5, found 2.5e-8, on the first logged line."""
+    finding = LrWatch().feed(2.5e-8, 1.77e-5)
+    assert finding is not None and finding.begins and "expected 1.77e-05" in finding.sentence
+
+
+def test_lr_within_one_per_cent_is_as_expected() -> None:
+    assert LrWatch().feed(1.775e-5, 1.77e-5) is None
+
+
+def test_schedules_of_healthy_runs_are_no_mismatch() -> None:
+    """Warm-up, cosine, step decay by ten, a constant: none of them is an accident."""
+    schedules = {
+        "warm-up and cosine": [1e-3 * min(1, s / 200) * (1 + math.cos(math.pi * s / 4_000)) / 2 + 1e-6 for s in range(4_000)],
+        "step decay": [1e-2 * 0.1 ** (s // 1_000) for s in range(3_500)],
+        "constant": [3e-4] * 2_000,
+    }
+    for name, schedule in schedules.items():
+        watch = LrWatch()
+        assert [watch.feed(lr, None) for lr in schedule if lr][1:].count(None) == len(schedule) - 1, name
+
+
+def test_lr_that_starts_over_is_found_without_any_schedule() -> None:
+    """A fresh warm-up in the middle of a run, seen from the run's own past."""
+    watch = LrWatch()
+    found = [watch.feed(2e-5 * (1 - s / 10_000), None) for s in range(500)]
+    assert found == [None] * 500
+    finding = watch.feed(2.5e-8, None)
+    assert finding is not None and finding.begins and finding.expected is None
+
+
+def test_roles_follow_the_names_that_trainers_use() -> None:
+    expected = {
+        "loss": Role.LOSS, "train/loss": Role.LOSS, "lm loss": Role.LOSS, "loss/cm4": Role.SOURCE,
+        "grad_norm": Role.NORM, "train/grad_norm": Role.NORM, "lr": Role.LR, "learning_rate": Role.LR,
+        "loss_scale": Role.LOSS_SCALE, "ratio/code": Role.WEIGHT, "eval_loss": Role.IGNORED, "val_loss": Role.IGNORED,
+        "tokens": Role.IGNORED, "iteration_time": Role.IGNORED, "z_loss": Role.OTHER, "lr/expected": Role.LR_EXPECTED,
+    }  # fmt: skip
+    assert {name: role_of(name) for name in expected} == expected
+
+
+def test_irregular_intervals_are_one_interval_until_they_change_for_good() -> None:
+    stream = Stream()
+    steps = [0, 10, 20, 35, 40, 50, 62, 70]
+    assert not any(stream.feed(step, None).new_interval for step in steps)
+    assert [stream.feed(step, None).new_interval for step in (570, 1_070, 1_570)] == [False, False, True]
+
+
+def test_wandering_noise_raises_its_own_threshold_and_white_noise_does_not() -> None:
+    """The bootstrap sees what a short block's variance does not: time constants of hundreds of points."""
+    rng, slow, white, red = random.Random(6), 0.0, [], []
+    for _ in range(1_024):
+        slow = 0.99 * slow + rng.gauss(0, 0.14)
+        white.append(rng.gauss(0, 1))
+        red.append(rng.gauss(0, 1) + slow)
+    limits = {"height": 14.0, "slack": 0.5, "limit": 64.0}
+    assert calibrate_inflation(white, 1.0, **limits) <= 1.5
+    assert calibrate_inflation(red, 1.0, **limits) >= 3.0
+
+
+def test_falling_is_told_from_flat() -> None:
+    rng = random.Random(1)
+    assert is_falling([5 - 0.01 * i + rng.gauss(0, 0.02) for i in range(50)])
+    assert not is_falling([5 + rng.gauss(0, 0.02) for i in range(50)])
