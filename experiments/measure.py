@@ -67,8 +67,7 @@ def held_out_bpb(model: nn.Module, windows: Mapping[str, Tensor], weights: Mappi
     found = {}
     for name, bits_NT in windows.items():
         total = float(len(bits_NT))  # in bits
-        for bits_BT in bits_NT.split(EVAL_BATCH):
-            bits_BT = bits_BT.to(device)
+        for bits_BT in torch.split(bits_NT.to(device), EVAL_BATCH):
             total += float(next_symbol_losses(model(bits_BT).logits_BTV, bits_BT).double().sum()) / math.log(2)
         found[name] = total * BITS_PER_BYTE / bits_NT.numel()
     mixture = sum(found[name] * weights[name] for name in found) / sum(weights[name] for name in found)

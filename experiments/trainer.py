@@ -29,7 +29,7 @@ import chronicle
 from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import TrainerError
-from bit_transformer.loaders import TextWindows, held_out_windows
+from bit_transformer.loaders import TextWindows
 from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses
 from bit_transformer.output import open_output
 from bit_transformer.resume import checkpoint_path
@@ -170,7 +170,7 @@ def slice_windows(
     found = {}
     for source, name in enumerate(plan.study.sources):
         chosen = slice_samples(shape, source, seed, logical).ravel()[: 2 * plan.profile.eval_windows]
-        found[name] = encode_bytes(torch.from_numpy(np.stack([stores[source].read(int(window)) for window in chosen])))
+        found[name] = read_windows(stores[source], chosen)
     return found
 
 
@@ -200,12 +200,19 @@ def read_batch(stores: Sequence[TextWindows], batch: Ids, device: torch.device) 
 
 
 def held_out(weights: Mapping[str, int], profile: Profile, count: int) -> dict[str, Tensor]:
-    """The same held-out windows for every arm, so that differences are paired per item; all there are, at most `count`."""
+    """The same evenly spaced held-out windows for every arm, so that differences are paired per item; at most `count`."""
     found = {}
     for name in weights:
         corpus = read_corpus(name)
-        found[name] = held_out_windows(corpus, profile.window_bytes, min(count, len(corpus.held_out) // profile.window_bytes))
+        store = TextWindows(name, corpus.held_out, corpus.digest, profile.window_bytes)
+        chosen = np.linspace(0, store.num_samples - 1, min(count, store.num_samples)).astype(int)
+        found[name] = read_windows(store, chosen)
     return found
+
+
+def read_windows(store: TextWindows, chosen: Ids) -> Tensor:
+    """Bits (windows, T) of the windows with these numbers."""
+    return encode_bytes(torch.from_numpy(np.stack([store.read(int(window)) for window in chosen])))
 
 
 def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:
