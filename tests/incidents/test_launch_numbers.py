@@ -45,6 +45,7 @@ def test_two_data_shards_for_sixteen_readers_are_refused_with_the_way_out():
     assert found.remedy == "use ≤ 0 workers a rank, or reshard to ≥ 16"
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its tar files to the collector
 def test_two_shards_really_starve_a_rank_in_silence(tmp_path, monkeypatch):
     """The loader's own behaviour behind PF01: ranks 2 and 3 of 4 read nothing and nobody says so."""
     wds = pytest.importorskip("webdataset")

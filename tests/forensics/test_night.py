@@ -1,0 +1,138 @@
+"""The night of seed 001 from its own lines: what the log says, what it forbids, and what stays unknown.
+
+Two post-mortems were written about it and both were wrong; the draft must repeat neither mistake.
+"""
+
+import json
+import os
+from datetime import datetime
+
+import pytest
+
+from chronicle.commands.main import run as chronicle
+from chronicle.forensics.draft import write_draft
+from chronicle.forensics.infer import find_contradictions, infer_launches, list_unknowns
+from chronicle.forensics.lines import Kind, parse_line, parse_time
+from chronicle.forensics.scan import scan_directory
+
+# quoted in FORENSIC_REVISION.md
+LOG = """\
+2025-08-24 07:14:00,709 [INFO] Target: 1,208,606,722 parameters
+2025-08-24 07:14:00,710 [INFO] Hardware: 4x NVIDIA L4 GPUs
+2025-08-24 07:14:00,710 [INFO] Configuration: {'d_model': 2048, 'nhead': 32, 'num_layers': 24, 'dim_feedforward': 8192}
+2025-08-24 07:15:48,804 [INFO] Target: 679,962,626 parameters
+2025-08-24 07:15:48,804 [INFO] Hardware: 4x NVIDIA L4 GPUs
+2025-08-24 07:15:57,037 [INFO] ✅ Model created with 169,990,657 parameters (0.17B)
+2025-08-24 07:15:57,042 [INFO] 🎯 Starting training loop...
+2025-08-24 07:16:02,502 [WARNING] Too many dataloader workers: 4 (max is dataset.num_shards=2). Stopping 2 dataloader workers.
+"""
+PROCESSES = """\
+13803 Sun Aug 24 07:14:02 /home/user/miniconda/bin/python -c from multiprocessing.spawn import spawn_main
+13935 Sun Aug 24 07:14:03 /home/user/miniconda/bin/python -c from multiprocessing.spawn import spawn_main
+20966 Sun Aug 24 07:15:50 /home/user/miniconda/bin/python -c from multiprocessing.spawn import spawn_main
+"""
+
+
+@pytest.fixture
+def night(tmp_path):
+    """The directory as it lay there in the morning."""
+    (tmp_path / "massive_scale_training.log").write_text(LOG)
+    (tmp_path / "ps.txt").write_text(PROCESSES)
+    (tmp_path / "true_1b_training.py").write_text("model = FSDP(model)\n")
+    (tmp_path / "working_1b_demo.py").write_text("model = nn.DataParallel(model, device_ids=[0])\n")
+    for name, clock in (("true_1b_training.py", "07:37:00"), ("working_1b_demo.py", "07:43:00")):
+        moment = datetime.fromisoformat(f"2025-08-24 {clock}").timestamp()
+        os.utime(tmp_path / name, (moment, moment))
+    return tmp_path
+
+
+def read(directory):
+    scan = scan_directory(directory)
+    launches = infer_launches(scan.observations)
+    return scan, launches, find_contradictions(launches, scan.observations, scan.scripts)
+
+
+def test_two_launches_are_inferred_with_how_far_each_provably_came(night):
+    _, launches, _ = read(night)
+    assert [(one.number, f"{one.started:%H:%M:%S}", one.reached) for one in launches] == [
+        (1, "07:14:00", "only planned, as far as is written"),
+        (2, "07:15:48", "entered the training loop"),
+    ]
+
+
+def test_contradictions_of_the_night_are_named(night):
+    """The scale-down to 170M never happened: 169,990,657 is a quarter of 679,962,626, rounded up."""
+    texts = [one.text for one in read(night)[2]]
+    expected = [
+        "launch 1: 1,208,606,722 parameters were a target; no line says this model was created",
+        "launch 2: 169,990,657 is 679,962,626 divided by 4 and rounded up: the count of one of 4 ranks after sharding, "
+        "not a smaller model",
+        "between launch 1 and 2 the target went 1,208,606,722 → 679,962,626; no line says why",
+        "launch 2: 4 loader workers for 2 data shards; on 4 ranks that is 16 readers",
+        "launch 2 begins in the same log although launch 1 never says that it ended: a silent restart",
+        "2 listed processes are older than the last launch (the oldest of 07:14:02, the launch of 07:15:48): "
+        "left by an earlier one, not made by it",
+        "logs speak of 4 devices; `working_1b_demo.py:1` uses one: `model = nn.DataParallel(model, device_ids=[0])`",
+    ]
+    assert texts == expected
+
+
+def test_what_is_not_written_stays_unknown(night):
+    """Seed 000 concluded "never ran" from a missing results file; seed 001 "95 % complete" from target lines."""
+    unknown = list_unknowns(read(night)[1])
+    assert "launch 2: whether a single step was taken (no line with step and loss)" in unknown
+    assert "whether anything was saved: no line says so, and that proves nothing" in unknown
+
+
+def test_draft_keeps_observed_inferred_and_unknown_apart(night):
+    scan, launches, contradictions = read(night)
+    draft = write_draft(scan, launches, contradictions, list_unknowns(launches))
+    observed, inferred = draft.index("## Observed"), draft.index("## Inferred")
+    unknown = draft.index("## Unknown")
+    assert observed < inferred < unknown
+    assert "07:15:57" in draft[observed:inferred] and "divided by 4" not in draft[observed:inferred]
+    assert "divided by 4" in draft[inferred:unknown]
+    assert draft.index("07:37:00") < draft.index("07:43:00")
+
+
+def test_command_prints_the_draft_and_writes_it(night, capsys):
+    out = night / "draft.out.md"
+    assert chronicle(["forensics", str(night), "--out", str(out), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["contradictions"]) == 7
+    assert out.read_text().startswith("# Post-mortem draft")
+    assert chronicle(["forensics", str(night / "nowhere")]) == 2
+
+
+def test_a_step_that_falls_back_is_another_launch():
+    lines = [f"step {step} loss {2.0}" for step in (10, 20, 30, 11, 12)]
+    found = [parse_line(line, "a.log", number) for number, line in enumerate(lines, 1)]
+    launches = infer_launches([one for one in found if one])
+    assert [len(one.observations) for one in launches] == [3, 2]
+
+
+def test_binary_rubbish_and_empty_directories_do_no_harm(tmp_path):
+    (tmp_path / "x.log").write_bytes(os.urandom(20000))
+    os.symlink("/", tmp_path / "root.log")
+    scan, launches, contradictions = read(tmp_path)
+    assert [file.path for file in scan.files] == ["x.log"]
+    assert "# Post-mortem draft" in write_draft(scan, launches, contradictions, list_unknowns(launches))
+
+
+@pytest.mark.parametrize(
+    "text, kind, numbers",
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", Kind.MEMORY, {}),
+        ("Traceback (most recent call last):", Kind.ERROR, {}),
+        ("iteration 120/5000 | loss: 2.31", Kind.STEP, {"step": 120.0, "loss": 2.31}),
+        ("Number of trainable parameters: 771,176,450", Kind.CREATED, {"params": 771176450.0}),
+    ],
+)
+def test_line_is_read_as(text, kind, numbers):
+    found = parse_line(text, "a.log", 1)
+    assert (found.kind, found.numbers) == (kind, numbers)
+
+
+def test_times_without_a_year_only_order():
+    assert parse_time("May 29 01:37:38 host kernel:") == datetime(1900, 5, 29, 1, 37, 38)
+    assert parse_time("nothing here") is None
