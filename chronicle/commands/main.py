@@ -51,6 +51,7 @@ VERBS: Mapping[str, str] = {
     "preflight": "preflight",
     "forensics": "forensics",
     "exclude-node": "exclude_node",
+    "hardware": "hardware",
     "costs": "costs",
     "render": "render",
     "report": "report",

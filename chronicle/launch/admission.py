@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chronicle.errors import Refusal
+from chronicle.hardware.nodes import find_excluded
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_launches
@@ -35,6 +36,11 @@ def ensure_startable(paths: RunPaths, journal: Journal, *, now: float, force: st
         raise LaunchRefused(
             f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was begun and not finished",
             "finish or revert it first: `chronicle recover`",
+        )
+    if force is None and host_name() in (excluded := find_excluded(journal.entries)):
+        raise LaunchRefused(
+            f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
+            f"start on another node, or `chronicle exclude-node {host_name()} --readmit`",
         )
     launches = list_launches(journal.entries)
     _refuse_alive_here(journal.run, find_alive(paths, launches))

@@ -9,9 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chronicle.journal import Journal
 from chronicle.launch.supervisor import Outcome
 
-__all__ = ["describe_end", "format_end", "title_of_end"]
+__all__ = ["DO_NOT_REQUEUE", "describe_end", "format_end", "guard_refused", "title_of_end"]
+
+DO_NOT_REQUEUE = 78
 
 TAIL_LINES = 12
 TORCHRUN_RANK = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)")
@@ -29,7 +32,7 @@ def describe_end(
     late: Mapping[int, float | None],
 ) -> dict[str, Any]:
     """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log."""
-    failed = outcome.exit_code != 0
+    failed = outcome.exit_code != 0 and outcome.stopped_by != "proposal"
     death = outcome.first_death if failed else None
     data: dict[str, Any] = {
         "host": host,
@@ -60,6 +63,12 @@ def describe_end(
     if late:
         data["buffered_ranks"] = {str(rank): seconds for rank, seconds in sorted(late.items())}
     return data
+
+
+def guard_refused(journal: Journal, launch: int) -> bool:
+    """Whether the guard of this launch refused it: requeueing would only be refused again."""
+    verdicts = [entry for entry in journal.of_kind("guard.verdict") if entry.launch == launch]
+    return bool(verdicts) and verdicts[-1].data.get("verdict") == "refused"
 
 
 def find_rank_code(lines: Sequence[str], rank: int) -> int | None:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensur
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.environment import build_environment, count_requested_ranks
-from chronicle.launch.exit_report import describe_end, format_end, title_of_end
+from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, guard_refused, title_of_end
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch
@@ -196,6 +196,8 @@ class _Launch:
     def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
         self._note_start_step()
         self._watcher.finish()
+        if outcome.exit_code != 0 and guard_refused(read_journal(self._request.paths), self._number):
+            outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
         channels = self._channels
         point = last_point(self._request.paths.metrics_path(self._number))
         data = describe_end(

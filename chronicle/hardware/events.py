@@ -1,0 +1,166 @@
+"""Hardware events out of text: NVRM Xid lines and `nvidia-smi -q` sections. Pure.
+
+Xid meanings from NVIDIA's Xid catalogue; the lines of seed 003 (May 2023, Xid 63 and 64) are the fixtures. A syslog line
+has no year: it is taken from the caller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+__all__ = ["HardwareEvent", "parse_kernel_log", "parse_nvidia_smi"]
+
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): (?P<xid>\d+)(?:,\s*(?P<detail>.*))?")
+SYSLOG = re.compile(r"(?P<month>\w{3})\s+(?P<day>\d{1,2}) (?P<clock>\d{2}:\d{2}:\d{2}) (?P<host>[\w.-]+) kernel:")
+ISO = re.compile(
+    r"(?P<iso>\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2})(?:[.,]\d+)?(?P<zone>Z|[+-]\d{2}:?\d{2})?"
+    r"(?:\s+(?P<host>[\w.-]+) kernel:)?"
+)
+INSTANCE = re.compile(r"on instance: (?P<host>[\w.-]+)")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+# (meaning, whether the work of this launch can no longer be trusted)
+XIDS: dict[int, tuple[str, bool]] = {
+    13: ("graphics engine exception: often the program's own fault", False),
+    31: ("GPU memory page fault: often the program's own fault", False),
+    43: ("the GPU stopped processing", True),
+    45: ("preemptive clean-up after an earlier error", False),
+    48: ("double-bit ECC error", True),
+    61: ("internal micro-controller halt", True),
+    62: ("internal micro-controller halt", True),
+    63: ("ECC page retirement or row remapping recorded", False),
+    64: ("ECC page retirement or row remapping failed to be recorded", True),
+    74: ("NVLink error", True),
+    79: ("the GPU has fallen off the bus", True),
+    92: ("high single-bit ECC error rate", False),
+    94: ("contained ECC error", True),
+    95: ("uncontained ECC error", True),
+    119: ("GSP RPC timeout", True),
+    120: ("GSP error", True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareEvent:
+    """One event. `time` is local to the log, `xid` None for what is no Xid, `serious`: the device should not go on."""
+
+    kind: str  # "xid", "ecc", "remapped-rows"
+    host: str | None
+    device: str | None
+    time: datetime | None
+    xid: int | None
+    text: str
+    serious: bool
+    line: str
+
+    @property
+    def title(self) -> str:
+        """One line for the journal."""
+        name = f"Xid {self.xid}" if self.xid is not None else self.kind
+        where = f" on {self.host}" if self.host else ""
+        return f"{name}{where}: {self.text}"
+
+    @property
+    def key(self) -> str:
+        """Same event read twice gives the same key."""
+        return f"{self.kind}|{self.host}|{self.device}|{self.xid}|{self.line.strip()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The `data` of a `hardware` entry."""
+        return {
+            "event": self.kind,
+            "host": self.host,
+            "device": self.device,
+            "time": None if self.time is None else self.time.isoformat(),
+            "xid": self.xid,
+            "text": self.text,
+            "serious": self.serious,
+            "line": self.line.strip()[:500],
+            "key": self.key[:600],
+        }
+
+
+def parse_kernel_log(lines: Iterable[str], *, year: int, host: str | None = None) -> list[HardwareEvent]:
+    """Xid lines of a kernel log or of a mail quoting one, in order; `host` is for lines that name none."""
+    return [event for line in lines if (event := _parse_xid(line, year, host)) is not None]
+
+
+def _parse_xid(line: str, year: int, host: str | None) -> HardwareEvent | None:
+    match = XID.search(line)
+    if match is None:
+        return None
+    number = int(match["xid"])
+    known = XIDS.get(number)
+    detail = (match["detail"] or "").strip(" .,")
+    text = known[0] if known else "not in this program's list"
+    return HardwareEvent(
+        kind="xid",
+        host=_host(line) or host,
+        device=match["device"].lower().rstrip(":"),
+        time=_time(line, year),
+        xid=number,
+        text=f"{text} ({detail})" if detail else text,
+        serious=known is None or known[1],
+        line=line,
+    )
+
+
+def _host(line: str) -> str | None:
+    for pattern in (SYSLOG, INSTANCE, ISO):
+        match = pattern.search(line)
+        if match is not None and match["host"]:
+            return str(match["host"])
+    return None
+
+
+def _time(line: str, year: int) -> datetime | None:
+    match = SYSLOG.search(line)
+    try:
+        if match is not None and match["month"] in MONTHS:
+            month = MONTHS.index(match["month"]) + 1
+            return datetime.fromisoformat(f"{year:04d}-{month:02d}-{int(match['day']):02d} {match['clock']}")
+        match = ISO.search(line)
+        return None if match is None else datetime.fromisoformat(match["iso"] + (match["zone"] or ""))
+    except ValueError:
+        return None
+
+
+def parse_nvidia_smi(text: str, *, host: str | None = None) -> list[HardwareEvent]:
+    """Uncorrected ECC errors and remapped rows out of `nvidia-smi -q`; corrected errors alone are no event."""
+    events: list[HardwareEvent] = []
+    device: str | None = None
+    section = ""
+    for line in text.splitlines():
+        gpu = re.match(r"GPU ([0-9A-Fa-f:.]+)\s*$", line)
+        if gpu is not None:
+            device, section = gpu.group(1).lower(), ""
+            continue
+        heading = re.match(r"\s{4}(\S[^:]*?)\s*$", line)
+        if heading is not None:
+            section = heading.group(1)
+        pair = re.match(r"\s+(\S[^:]*?)\s*: (.+?)\s*$", line)
+        if pair is not None:
+            event = _parse_pair(section, pair.group(1), pair.group(2), device, host, line)
+            events += [event] if event is not None else []
+    return events
+
+
+def _parse_pair(
+    section: str, name: str, value: str, device: str | None, host: str | None, line: str
+) -> HardwareEvent | None:
+    kind, text, serious = "", "", False
+    if section.startswith("ECC") and "Uncorrectable" in name and value.isdigit() and int(value) > 0:
+        kind, text, serious = "ecc", f"{value} uncorrectable errors ({name})", True
+    elif section.startswith("Remapped") and value.isdigit() and int(value) > 0:
+        kind, text = "remapped-rows", f"{value} rows remapped ({name})"
+    elif section.startswith("Remapped") and name in ("Pending", "Remapping Failure Occurred") and value == "Yes":
+        kind, text, serious = "remapped-rows", f"{name.lower()}: reset the GPU", True
+    if not kind:
+        return None
+    return HardwareEvent(
+        kind=kind, host=host, device=device, time=None, xid=None, text=text, serious=serious, line=line
+    )
