@@ -54,7 +54,8 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         yield from (_event_line(entry, lanes, column) for entry in reversed(tree.after) if entry.kind not in SILENT)
     for stretch in reversed(tree.stretches):
         column = lanes.of(stretch.key)
-        mark, style = ("x", "abandoned") if stretch.abandoned else ("*", "kept")
+        empty = not stretch.launch.span.has_steps and stretch.launch is not story.last_launch
+        mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
         yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
         yield from (_event_line(entry, lanes, column) for entry in reversed(stretch.entries) if entry.kind not in SILENT)
         saved = sorted({e.step for e in stretch.entries if e.kind == "checkpoint" and e.step is not None})

@@ -75,7 +75,7 @@ class Story:
     def unverified(self) -> tuple[LaunchStory, ...]:
         """Resumed launches of the lineage that trained without a guard having passed them."""
         kept = {interval.launch for interval in self.lineage.kept}
-        return tuple(x for x in self.launches if x.number in kept and x.resumed and not x.verified)
+        return tuple(x for x in self.launches if x.number in kept and x.resumed and not x.verified and not x.imported)
 
     @property
     def open_matters(self) -> tuple[Matter, ...]:

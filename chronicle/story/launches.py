@@ -41,6 +41,7 @@ class LaunchStory:
     lr: LedgerLine | None = None
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     alive: bool = False
+    imported: bool = False
 
     @property
     def resumed(self) -> bool:
@@ -94,6 +95,7 @@ def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
             host=str(data.get("host") or ""),
             argv=tuple(str(word) for word in data.get("argv") or ()),
             git_commit=str(data.get("git_commit") or ""),
+            imported=bool(data.get("imported")),
         )
     if entry.kind == "launch.end":
         code, signal = data.get("exit_code"), data.get("signal")

@@ -46,7 +46,7 @@ class Intervention:
     @property
     def open(self) -> bool:
         """Whether its outcome is still to be told."""
-        return self.outcome is None and not self.undone
+        return self.outcome is None and not self.undone and not self.entry.data.get("imported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

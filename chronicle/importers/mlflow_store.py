@@ -1,0 +1,41 @@
+"""A run of an MLflow store: metric histories in the order in which they were logged, cut where the step went back.
+
+One run that was resumed holds both timelines in one history; the time stamps tell them apart. Runs nested under the
+named run are launches of their own.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.importers.sources import Import, ImportedLaunch, cut_into_launches
+from chronicle.metrics import Point
+
+__all__ = ["read_mlflow"]
+
+
+def read_mlflow(uri: str, run_id: str) -> Import:
+    """All metrics of a run and of the runs nested under it; raises `ChronicleError` when the store has no such run."""
+    try:
+        from mlflow.tracking import MlflowClient
+    except ModuleNotFoundError as problem:
+        raise ChronicleError("mlflow is not installed", "pip install 'chronicle[mlflow]'") from problem
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        run = client.get_run(run_id)
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'"
+        nested = client.search_runs([run.info.experiment_id], query, order_by=["attributes.start_time"])
+    except Exception as problem:
+        raise ChronicleError(f"mlflow run `{run_id}`: {str(problem).splitlines()[0][:200]}") from problem
+    launches = [part for found in (run, *nested) for part in _launches(client, found)]
+    return Import(format="mlflow", launches=tuple(launches))
+
+
+def _launches(client: Any, run: Any) -> Iterator[ImportedLaunch]:
+    rows: dict[tuple[int, int], dict[str, float]] = {}
+    for key in run.data.metrics:
+        for metric in client.get_metric_history(run.info.run_id, key):
+            rows.setdefault((metric.timestamp, metric.step), {})[key] = metric.value
+    ordered = sorted(rows.items())
+    points = [Point(i, step, stamp / 1000, values) for i, ((stamp, step), values) in enumerate(ordered)]
+    yield from cut_into_launches(points, run.info.run_name or run.info.run_id)

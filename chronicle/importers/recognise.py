@@ -1,0 +1,66 @@
+"""Which importer a source needs, by what it is: names where a tool fixes them, else the first line."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from chronicle.errors import ChronicleError
+from chronicle.importers.chronicle_markdown import read_chronicle
+from chronicle.importers.entries_jsonl import read_entries
+from chronicle.importers.events_csv import EVENT_COLUMNS, read_events
+from chronicle.importers.sources import Import, cut_into_launches
+from chronicle.importers.tensorboard_events import is_event_file, read_tensorboard
+from chronicle.importers.trainer_state import read_trainer_state
+from chronicle.metrics.readers import read_log
+
+__all__ = ["FORMATS", "read_source"]
+
+
+def _read_log(path: Path) -> Import:
+    return Import(format="log", launches=cut_into_launches(read_log(path), path.name))
+
+
+FORMATS: Mapping[str, Callable[[Path], Import]] = {
+    "entries": read_entries,
+    "chronicle": read_chronicle,
+    "events": read_events,
+    "tensorboard": read_tensorboard,
+    "trainer-state": read_trainer_state,
+    "log": _read_log,
+}
+
+
+def read_source(path: Path, format_name: str | None = None) -> Import:
+    """Read a file or directory; raises `ChronicleError` when it is missing, empty of sense, or of no known kind."""
+    if not path.exists():
+        raise ChronicleError(f"cannot import `{path}`: no such file or directory")
+    name = format_name or _recognise(path)
+    if name not in FORMATS:
+        raise ChronicleError(f"unknown format `{name}`: expected one of {', '.join(FORMATS)}")
+    try:
+        found = FORMATS[name](path)
+    except UnicodeDecodeError as problem:
+        raise ChronicleError(f"`{path}` is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
+    if not found.drafts and not any(launch.points for launch in found.launches):
+        raise ChronicleError(f"nothing found in `{path}` (read as {name})", f"say what it is with --as {'|'.join(FORMATS)}")
+    return found
+
+
+def _recognise(path: Path) -> str:
+    if path.is_dir() or is_event_file(path):
+        return "tensorboard"
+    if path.name == "trainer_state.json":
+        return "trainer-state"
+    if path.suffix.lower() in (".md", ".markdown"):
+        return "chronicle"
+    with path.open("rb") as file:
+        first = file.readline(1 << 16).decode("utf-8", "replace").strip()
+    if {cell.strip().lower() for cell in first.split(",")} >= EVENT_COLUMNS:
+        return "events"
+    if first.startswith("{"):
+        try:
+            record = json.loads(first)
+        except ValueError:
+            return "log"
+        return "entries" if isinstance(record, dict) and "kind" in record and "title" in record else "log"
+    return "log"

@@ -1,0 +1,198 @@
+"""Importers: nothing lost, nothing invented, and a picture of an old run in one command."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from chronicle.importers import read_source
+from chronicle.importers.entries_jsonl import to_record
+from chronicle.importers.tensorboard_events import read_tensorboard
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.story import read_story
+from tests.commands.cli import Cli
+
+DATA = Path(os.environ.get("CHRONICLE_TEST_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+ENTRIES = DATA / "tr190_entries.jsonl"
+needs_data = pytest.mark.skipif(not ENTRIES.exists(), reason="the data of others is not beside this checkout")
+
+
+@needs_data
+def test_the_seeds_nineteen_entries_come_back_field_for_field(tmp_path: Path, chronicle: Cli) -> None:
+    assert chronicle("import", str(ENTRIES), "--run", "tr-190").code == 0
+    entries = read_journal(RunPaths(tmp_path / "logs" / "tr-190")).entries
+    originals = [json.loads(line) for line in ENTRIES.read_text().splitlines()]
+    returned = [to_record(e) for e in entries if "import" in e.data]
+    assert len(originals) == 19
+    assert returned == originals
+
+
+@needs_data
+def test_the_seeds_story_has_its_rollbacks_and_its_ledger_as_far_as_it_is_told(tmp_path: Path, chronicle: Cli) -> None:
+    chronicle("import", str(ENTRIES), "--run", "tr-190")
+    story = read_story(RunPaths(tmp_path / "logs" / "tr-190"))
+    assert story.headline.step == 39036
+    targets = [mark.to_step for mark in story.lineage.rollbacks]
+    assert targets == [1496, 15611, 14500, 16250, 16250, 23250, 25000, 29000, 30250, 30500, 34000]
+    assert story.ledger.factors()[:4] == (1.0, 0.75, 0.375, 0.75)
+    assert story.ledger.factors()[-1] is None  # the entries name no first base LR: 1.875e-05 of what?
+
+
+@needs_data
+def test_importing_twice_changes_nothing(tmp_path: Path, chronicle: Cli) -> None:
+    chronicle("import", str(ENTRIES), "--run", "tr-190")
+    before = len(read_journal(RunPaths(tmp_path / "logs" / "tr-190")).entries)
+    again = chronicle("import", str(ENTRIES), "--run", "tr-190")
+    assert "imported before" in again.out
+    assert len(read_journal(RunPaths(tmp_path / "logs" / "tr-190")).entries) == before
+
+
+@needs_data
+def test_every_entry_of_the_seed_is_on_the_rendered_page(tmp_path: Path, chronicle: Cli) -> None:
+    chronicle("import", str(ENTRIES), "--run", "tr-190")
+    chronicle("render", "--no-plots", "--run", "tr-190")
+    page = (tmp_path / "logs" / "tr-190" / "CHRONICLE.md").read_text()
+    for line in ENTRIES.read_text().splitlines():
+        assert json.loads(line)["title"] in page
+    assert "☑ infra" in page and "☒ hardware" in page and "Rule learnt" in page
+    assert "**Expected.** if it was hardware" in page and "images/tr-190-01-image2text.png" in page
+
+
+@needs_data
+def test_a_table_of_incidents_gives_one_entry_a_row(tmp_path: Path, chronicle: Cli) -> None:
+    source = DATA / "chronicle_events.csv"
+    assert chronicle("import", str(source), "--run", "events").code == 0
+    incidents = list(read_journal(RunPaths(tmp_path / "logs" / "events")).of_kind("incident"))
+    assert len(incidents) == len(source.read_text().strip().splitlines()) - 1
+
+
+@needs_data
+@pytest.mark.parametrize("source", sorted(p.relative_to(DATA) for p in DATA.glob("curves/*/*.csv"))[::9], ids=str)
+def test_curves_of_others_become_launches(source: Path, tmp_path: Path, chronicle: Cli) -> None:
+    done = chronicle("import", str(DATA / source), "--run", "curve", "--json")
+    assert done.code == 0
+    (told,) = done.json["imports"]
+    assert told["points"] > 0 and told["launches"] >= 1
+    story = read_story(RunPaths(tmp_path / "logs" / "curve"))
+    assert story.headline.step > 0 and story.headline.loss is not None
+
+
+@needs_data
+def test_a_trainer_state_keeps_every_logged_step(tmp_path: Path, chronicle: Cli) -> None:
+    source = next(DATA.glob("checkpoints/*/trainer_state.json"))
+    history = json.loads(source.read_text())["log_history"]
+    chronicle("import", str(source), "--run", "hf")
+    story = read_story(RunPaths(tmp_path / "logs" / "hf"))
+    assert story.headline.step == history[-1]["step"]
+    assert "lr" in story.headline.values
+
+
+CHRONICLES = """# Chronicles
+
+It began on a Thursday.
+
+## diverging spike exp1 (2023-05-26)
+
+We had a series of spikes.
+
+![](images/spike.png)
+
+We decided to rollback to 15611 and restart
+
+```
+## not a heading (2020-01-01)
+```
+
+### still the same section
+
+## two targets (2023-05-27)
+
+Rolled back to 100, then rolled back to 200.
+
+## without a date
+"""
+
+
+def test_an_existing_chronicle_keeps_headings_dates_images_and_every_word(tmp_path: Path, chronicle: Cli) -> None:
+    (tmp_path / "chronicles.md").write_text(CHRONICLES)
+    chronicle("import", "chronicles.md", "--run", "old")
+    entries = [e for e in read_journal(RunPaths(tmp_path / "logs" / "old")).entries if e.kind == "note"]
+    first, exp1, two, bare = entries
+    assert first.title == "Chronicles" and "Thursday" in first.data["text"]
+    assert (exp1.title, exp1.ts[:10]) == ("diverging spike exp1", "2023-05-26")
+    assert exp1.data["evidence"] == [{"kind": "plot", "path": "images/spike.png", "what": ""}]
+    assert exp1.data["action"] == {"verb": "rollback", "to": 15611}
+    assert "not a heading" in exp1.data["text"] and "still the same section" in exp1.data["text"]
+    assert exp1.step is None and exp1.launch is None
+    assert "action" not in two.data  # two targets: which one is not ours to say
+    assert bare.title == "without a date"
+
+
+def test_tensorboard_files_with_a_purge_are_two_launches(tmp_path: Path) -> None:
+    """Written by torch's own SummaryWriter with `purge_step`; other readers drop the marker and show a zigzag."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    for name, steps, purge in (("a", range(1, 11), None), ("b", range(6, 9), 6)):
+        writer = tensorboard.SummaryWriter(tmp_path / "tb", purge_step=purge, filename_suffix=f".{name}")
+        for step in steps:
+            writer.add_scalar("loss", 100.0 if step >= 8 and name == "a" else 10 - step / 10, step)
+            writer.add_scalar("lr", 5e-5, step, new_style=True)
+        writer.close()
+    found = read_tensorboard(tmp_path / "tb")
+    assert [[p.step for p in launch.points] for launch in found.launches] == [list(range(1, 11)), [6, 7, 8]]
+    assert found.launches[1].points[-1].values == {"loss": pytest.approx(9.2), "lr": pytest.approx(5e-5)}
+
+
+def test_a_torn_event_file_gives_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents.1.host"
+    value = b"\x0a\x04loss\x15" + struct.pack("<f", 2.5)
+    body = b"\x09" + struct.pack("<d", 1.0) + b"\x10\x05\x2a\x0d\x0a\x0b" + value
+    record = struct.pack("<Q", len(body)) + b"\0\0\0\0" + body + b"\0\0\0\0"
+    path.write_bytes(record + record[:-9])
+    (launch,) = read_tensorboard(path).launches
+    assert [(p.step, p.values) for p in launch.points] == [(5, {"loss": 2.5})]
+
+
+def test_a_log_that_goes_back_is_cut_into_launches_and_told_by_its_lineage(tmp_path: Path, chronicle: Cli) -> None:
+    rows = [(s, 100.0 if s >= 8 else 10 - s / 10) for s in range(1, 11)] + [(6, 8.4), (7, 8.3), (8, 8.2)]
+    (tmp_path / "wandb.csv").write_text("_step,loss\n" + "".join(f"{s},{v}\n" for s, v in rows))
+    chronicle("import", "wandb.csv", "--run", "toy")
+    shown = chronicle("status", "--run", "toy", "--json").json
+    assert (shown["step"], shown["loss"], shown["launch"]) == (8, 8.2, 2)
+
+
+def test_points_without_a_time_stay_without_one(tmp_path: Path, chronicle: Cli) -> None:
+    (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n2,NaN\n")
+    chronicle("import", "log.csv", "--run", "r")
+    lines = (tmp_path / "logs" / "r" / "launches" / "0001" / "metrics.jsonl").read_text().splitlines()
+    assert lines == ['{"step":1,"loss":2.0}', '{"step":2,"loss":"NaN"}']
+
+
+SENSELESS = [("x.jsonl", "{broken"), ("x.csv", ""), ("trainer_state.json", "[]"), ("x.md", "")]
+
+
+@pytest.mark.parametrize(("name", "content"), SENSELESS)
+def test_a_source_without_sense_is_one_sentence_and_no_run(name: str, content: str, tmp_path: Path, chronicle: Cli) -> None:
+    (tmp_path / name).write_text(content)
+    done = chronicle("import", name, "--run", "r")
+    assert done.code == 1 and done.err.startswith("error: ") and "Traceback" not in done.err
+    assert not (tmp_path / "logs" / "r").exists()
+
+
+def test_a_missing_source_is_one_sentence(chronicle: Cli) -> None:
+    assert chronicle("import", "nowhere", "--run", "r").err.startswith("error: cannot import `nowhere`")
+
+
+def test_unknown_format_is_refused_with_the_list(tmp_path: Path, chronicle: Cli) -> None:
+    (tmp_path / "a.csv").write_text("step,loss\n1,2\n")
+    done = chronicle("import", "a.csv", "--as", "moon", "--run", "r")
+    assert done.code == 1 and "trainer-state" in done.err
+
+
+def test_read_source_tells_entries_from_metrics(tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text('{"step":1,"loss":2.0}\n')
+    (tmp_path / "e.jsonl").write_text('{"kind":"note","title":"x","v":1}\n')
+    assert read_source(tmp_path / "m.jsonl").format == "log"
+    assert read_source(tmp_path / "e.jsonl").format == "entries"
