@@ -51,14 +51,20 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:
     """Every checkpoint directly below `root`, ordered by step then name; abandoned ones after the others.
 
-    A root that is not there has no checkpoints. Strays beside the checkpoints: `list_root_strays`.
+    A root that is not there has no checkpoints; one that is a checkpoint itself has just that. Files that turn out to
+    hold no training state (weights alone) are left out. Strays beside the checkpoints: `list_root_strays`.
     """
     root = Path(os.path.abspath(root))
+    if root.is_dir() and find_format(root.name, scan_entries(root, levels=2)) is not None:
+        return [open_checkpoint(root)]
     found = _checkpoints_in(root, None)
     if include_abandoned:
         for folder in _directories(root.parent / ABANDONED_DIR):
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
+    found = [c for c in found if not c.single_file or c.step is not None]
+    named = {(c.abandoned, c.step) for c in found if not _is_copy_of_newest(c.path.name)}
+    found = [c for c in found if not _is_copy_of_newest(c.path.name) or (c.abandoned, c.step) not in named]
     return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
 
 
@@ -91,6 +97,11 @@ def list_root_strays(root: Path | str) -> tuple[str, ...]:
 def is_checkpoint_copy(name: str) -> bool:
     """Whether a name carries a step like a checkpoint's, with more around it: `30500.orig`, `step-500_keep`."""
     return _COPY.fullmatch(name) is not None
+
+
+def _is_copy_of_newest(name: str) -> bool:
+    """Lightning's `last.ckpt`: the same state under a second name."""
+    return re.fullmatch(r"last(?:-v\d+)?\.ckpt", name) is not None
 
 
 def _checkpoints_in(root: Path, abandoned: str | None) -> list[Checkpoint]:

@@ -16,6 +16,7 @@ from rollback.state import read_state
 __all__ = ["checkpoint_named", "inspect", "settings_root"]
 
 LABEL_WIDTH = 12
+MAX_LINES = 12
 
 
 def inspect(
@@ -57,7 +58,7 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
         yield from _scheduler_lines(scheduler)
     for optimizer in _folded(summary["optimizers"]):
         yield from _optimizer_lines(optimizer)
-    yield from _mapping_lines("counters", summary["counters"])
+    yield from _mapping_lines("counters", _without_file(summary["counters"]))
     yield _labelled("rng", _rng(summary["rng"]))
     yield from _mapping_lines("data", summary["data"]) if summary["data"] else [_labelled("data", "no position saved")]
     yield from _mapping_lines("topology", summary["topology"])
@@ -73,7 +74,8 @@ def _headline(summary: Mapping[str, Any]) -> str:
         f"step {summary['step']} (by its {summary['step_source']})" if summary["step"] is not None else "step unknown"
     )
     ranks = f"{summary['world_size']} ranks" if (summary["world_size"] or 1) > 1 else "1 rank"
-    parts = [summary["format"], step, ranks, f"{summary['num_files']} files, {_size(summary['size_bytes'])}"]
+    files = f"{summary['num_files']} file{'s' if summary['num_files'] != 1 else ''}"
+    parts = [summary["format"], step, ranks, f"{files}, {_size(summary['size_bytes'])}"]
     if summary["launch"] is not None:
         parts.append(f"launch {summary['launch']}")
     if summary["abandoned"]:
@@ -143,11 +145,18 @@ def _rng(rng: Mapping[str, Any]) -> str:
 
 
 def _mapping_lines(label: str, values: Mapping[str, Any]) -> Iterator[str]:
-    shown = list(values.items())
-    for index, (key, value) in enumerate(shown[:24]):
-        yield _labelled(label if index == 0 else "", f"{key}  {_values(value)}")
-    if len(shown) > 24:
-        yield _labelled("", f"… {len(shown)} values")
+    shown = list(values.items())[:MAX_LINES]
+    width = min(40, max((len(key) for key, _ in shown), default=0))
+    for index, (key, value) in enumerate(shown):
+        yield _labelled(label if index == 0 else "", f"{key:<{width}}  {_values(value)}")
+    if len(values) > MAX_LINES:
+        yield _labelled("", f"… and {len(values) - MAX_LINES} more (--json)")
+
+
+def _without_file(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Counters of a single file need not repeat its name."""
+    files = {name.partition(":")[0] for name in counters}
+    return {name.partition(":")[2]: value for name, value in counters.items()} if len(files) == 1 else dict(counters)
 
 
 def _listed(label: str, values: Sequence[str]) -> Iterator[str]:

@@ -56,9 +56,9 @@ class TransformersFormat:
 
     def claims(self, name: str, entries: Sequence[Entry]) -> bool:
         paths = {entry.path for entry in entries}
-        if "trainer_state.json" in paths:
-            return True
-        return STEP_NAME.fullmatch(name) is not None and any(self.role_of(path) for path in paths)
+        # After training, `output_dir` itself holds a trainer_state.json beside its checkpoints: that is no checkpoint.
+        known = STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths)
+        return known and any(self.role_of(path) for path in paths)
 
     def step_in_name(self, name: str) -> int | None:
         found = STEP_NAME.fullmatch(name)

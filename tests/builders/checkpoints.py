@@ -38,7 +38,13 @@ class CheckpointFactory:
         return self._copy("fsdp_run.py", target, options, options["processes"])
 
     def framework(self, target: Path, writer: str, **options: Any) -> Path:
-        """A checkpoint of "trainer", "lightning", "dcp" or "plain" in `target`."""
+        """A checkpoint of "trainer" or "lightning" in `target`, or of "dcp" or "plain" torch, made right here."""
+        if writer in ("dcp", "plain"):
+            from tests.builders import framework_runs
+
+            target.mkdir(exist_ok=True)
+            {"dcp": framework_runs.dcp, "plain": framework_runs.plain}[writer](target, options)
+            return target
         return self._copy("framework_runs.py", target, {"writer": writer, **options}, 1)
 
     def _copy(self, script: str, target: Path, options: dict[str, Any], processes: int) -> Path:
@@ -57,7 +63,7 @@ class CheckpointFactory:
 def run_script(script: str, arguments: list[str], *, processes: int = 1, environ: dict[str, str] | None = None) -> None:
     """Run a builder script in one process, or in several real ranks through torchrun; raises with its output."""
     command = [sys.executable]
-    if processes > 1:
+    if processes > 1 or script == "deepspeed_run.py":  # DeepSpeed wants a launcher's variables, else it asks for MPI
         command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0",
                     "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]  # fmt: skip
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environ or {})}
@@ -70,5 +76,5 @@ def run_script(script: str, arguments: list[str], *, processes: int = 1, environ
         check=False,
     )
     if done.returncode:
-        talk = "\n".join(line for line in done.stderr.splitlines() if processes == 1 or "rank0" in line)
+        talk = "\n".join(line for line in done.stderr.splitlines() if "[rank" not in line or "rank0" in line)
         raise RuntimeError(f"{script} failed with {done.returncode}:\n{done.stdout[-1000:]}\n{talk[-4000:]}")
