@@ -13,6 +13,7 @@ from typing import Any
 
 from rollback.change import Change, Patch, Receipt
 from rollback.crc import crc32_after
+from rollback.dcp_file import read_distcp_file
 from rollback.durable import REAL_DISK, Attributes, Disk
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.lr.fields import FieldEdit
@@ -21,7 +22,7 @@ from rollback.objects import sha256_of
 from rollback.plan import Plan
 from rollback.request import InputFile
 from rollback.staging import StagedFile, Writer
-from rollback.torch_file import plan_patch, read_torch_file, write_edited_copy
+from rollback.torch_file import TorchFile, plan_patch, read_torch_file, write_edited_copy
 from rollback.transaction import Record, apply_change
 
 # Above this a file is patched in place where its filesystem has no reflinks, and told apart by size, time and inode:
@@ -98,7 +99,7 @@ def plan_patches(
         return {}
     found = {}
     for name in large:
-        file = read_torch_file(folder / name)
+        file = read_state_file(folder / name)
         pieces = plan_patch(file, {edit.keys: edit.after for edit in by_file[name]})
         found[name] = tuple(Patch(offset=p.offset, old=p.old, new=p.new) for p in pieces)
     return found
@@ -166,9 +167,14 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
             raise PlanRefused(f"`{root / later.name}` is gone since the plan was made", remedy="plan again")
 
 
+def read_state_file(path: Path) -> TorchFile:
+    """A state file by its name: parts of a distributed checkpoint are rows of small zips."""
+    return read_distcp_file(path) if path.suffix == ".distcp" else read_torch_file(path)
+
+
 def _editor(path: Path, edits: Sequence[FieldEdit]) -> Writer:
     def write(source: Path, target: Path, _changed: Sequence[StagedFile]) -> None:
-        write_edited_copy(read_torch_file(source), {edit.keys: edit.after for edit in edits}, target)
+        write_edited_copy(read_state_file(source), {edit.keys: edit.after for edit in edits}, target)
 
     return write
 
@@ -176,7 +182,7 @@ def _editor(path: Path, edits: Sequence[FieldEdit]) -> Writer:
 def _check_edited(original: Path, edited: Path, edits: Sequence[FieldEdit]) -> None:
     """Read the new file and compare every number: the planned ones changed, no other did."""
     wanted = {edit.keys: edit.after for edit in edits}
-    old, new = read_torch_file(original), read_torch_file(edited)
+    old, new = read_state_file(original), read_state_file(edited)
     for before, after in zip(old.leaves(), new.leaves(), strict=True):
         if before.keys != after.keys or before.kind != after.kind:
             raise RollbackError(f"`{edited.name}` reads back with another structure than `{original}`")

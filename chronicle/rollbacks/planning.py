@@ -43,7 +43,7 @@ def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | N
     state = read_state(chosen)
     manifest = None if chosen.single_file else read_manifest(chosen.path)
     memory = None if manifest is None else manifest.memory
-    edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers}
+    edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     files = [*edited, MANIFEST_NAME] if manifest is not None else list(edited)
     plan = plan_rollback(
         request,

@@ -1,0 +1,110 @@
+"""One command for every writer: each LR in each file of each rank is scaled, by the command that a person types.
+
+The checkpoints are made by the real frameworks, in real ranks where there are several.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronicle.commands.main import run
+from rollback.checkpoint import list_checkpoints
+from rollback.layout import Checkpoint
+from rollback.lr.fields import group_lr_leaves, scheduler_lr_leaves
+from rollback.state import read_state
+from tests.builders.checkpoints import CheckpointFactory
+from tests.rollback.disks import picture
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"), pytest.mark.timeout(300)]
+
+# name -> (builder, options, number of files that hold LRs)
+QUICK: dict[str, tuple[str, dict[str, Any], int]] = {
+    "trainer": ("framework", {"writer": "trainer"}, 2),
+    "lightning": ("framework", {"writer": "lightning"}, 1),
+    "dcp": ("framework", {"writer": "dcp"}, 1),
+    "plain": ("framework", {"writer": "plain"}, 1),
+    "plain legacy": ("framework", {"writer": "plain", "legacy": True}, 1),
+}
+SLOW: dict[str, tuple[str, dict[str, Any], int]] = {
+    "deepspeed zero1": ("deepspeed", {"stage": 1, "processes": 2}, 3),
+    "deepspeed zero3": ("deepspeed", {"stage": 3, "processes": 2}, 4),
+    "accelerate deepspeed": ("deepspeed", {"stage": 2, "processes": 2, "accelerate": True}, 3),
+    "fsdp2 sharded": ("fsdp", {"processes": 2}, 2),
+    "fsdp2 full": ("fsdp", {"processes": 2, "state_dict": "FULL_STATE_DICT"}, 2),
+    "accelerate ddp": ("accelerate", {"processes": 2, "folder": "opt_step-{step}/accelerator_state"}, 2),
+}
+
+
+def _build(checkpoints: CheckpointFactory, root: Path, builder: str, options: dict[str, Any]) -> None:
+    getattr(checkpoints, builder)(root, **options)
+
+
+def _command(root: Path, *words: str) -> int:
+    return run([*words, "--run", "r", "--logs", str(root.parent / "logs"), "--checkpoints", str(root)])
+
+
+def _lr_numbers(checkpoint: Checkpoint) -> dict[tuple[Any, ...], float]:
+    """Every LR-valued number of the checkpoint by file and key path."""
+    state = read_state(checkpoint)
+    found: dict[tuple[Any, ...], float] = {}
+    for scheduler in state.schedulers:
+        found |= {(scheduler.file, *keys): v for keys, v in scheduler_lr_leaves(scheduler.state, scheduler.prefix)}
+    for optimizer in state.optimizers:
+        found |= {(optimizer.file, *keys): v for keys, v in group_lr_leaves(optimizer.groups, optimizer.prefix)}
+    return found
+
+
+def _check(checkpoints: CheckpointFactory, root: Path, builder: str, options: dict[str, Any], num_files: int) -> None:
+    _build(checkpoints, root, builder, options)
+    checkpoint = list_checkpoints(root)[0]
+    numbers, before = _lr_numbers(checkpoint), picture(root)
+    assert any(value for value in numbers.values())
+    assert _command(root, "rollback", "--to", str(checkpoint.step), "--lr-scale", "0.5", "--yes") == 0
+    after = _lr_numbers(list_checkpoints(root)[0])
+    assert after == {key: value * 0.5 for key, value in numbers.items()}
+    changed = [path for path, what in picture(root, times=False).items() if what[2] != before[path][2]]
+    assert len(changed) == num_files, changed
+    assert _command(root, "undo", "--yes") == 0
+    assert picture(root) == before
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_every_lr_is_halved_and_comes_back(checkpoints: CheckpointFactory, root: Path, name: str) -> None:
+    _check(checkpoints, root, *QUICK[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_every_lr_of_every_rank_is_halved_and_comes_back(checkpoints: CheckpointFactory, root: Path, name: str) -> None:
+    _check(checkpoints, root, *SLOW[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"])
+def test_deepspeeds_own_scheduler_is_refused_with_the_place_where_its_lr_lives(
+    checkpoints: CheckpointFactory, root: Path, scheduler: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured: no edit of the checkpoint has any effect; the LR comes from the config of the next launch."""
+    checkpoints.deepspeed(root, stage=1, processes=2, scheduler=scheduler)
+    before = picture(root)
+    assert _command(root, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
+    said = capsys.readouterr().err
+    assert "DeepSpeed config" in said and "hint:" in said
+    assert picture(root) == before
+    assert _command(root, "rollback", "--to", "10", "--yes") == 0  # without an LR there is nothing to refuse
+
+
+@pytest.mark.slow
+def test_latest_is_rewritten_to_the_checkpoint_that_was_chosen(checkpoints: CheckpointFactory, root: Path) -> None:
+    """DeepSpeed loads what `latest` names, and without it silently starts from scratch."""
+    checkpoints.deepspeed(root, stage=1, processes=2, save_at=[5, 10])
+    before = picture(root)
+    assert (root / "latest").read_text() == "global_step10"
+    assert _command(root, "rollback", "--to", "5", "--lr-scale", "0.5", "--yes") == 0
+    assert (root / "latest").read_text() == "global_step5"
+    assert not (root / "global_step10").exists()
+    assert _command(root, "undo", "--yes") == 0
+    assert picture(root) == before
