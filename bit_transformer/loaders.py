@@ -6,7 +6,7 @@ starts anywhere. Loaders are not given to `accelerator.prepare`, which would re-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from bit_transformer.bits import encode_bytes
 from bit_transformer.compression import compress_window, compressed_rows
-from bit_transformer.corpora import Corpus
+from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
-from chronicle.data import DataPlan, Segments, SourceSpec, step_digest
+from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
+from chronicle.data.errors import ShardProblem
+from chronicle.data.index import ShardReader, read_index
+from chronicle.data.shards import read_manifest, shard_location
 
 
 class SampleStore(Protocol):
@@ -56,6 +59,73 @@ class TextWindows:
         """Return window `index`."""
         window: np.ndarray[tuple[int], np.dtype[np.uint8]] = self._windows[index]
         return window
+
+
+class ShardWindows:
+    """Windows inside the members of built tar shards, by offset: any window of any shard is one `pread`.
+
+    Raises ShardProblem or DataError before training where a shard is missing, truncated or not the manifest's.
+    """
+
+    def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
+        manifest = read_manifest(location)
+        self.name = manifest.source
+        self.digest = f"{manifest.digest}:{split}:{window_bytes}"
+        paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]
+        self.num_shards = len(paths)
+        self._readers = [ShardReader(path) for path in paths]
+        rows = []
+        for number, (path, shard) in enumerate(zip(paths, manifest.of_split(split), strict=True)):
+            index = read_index(path)
+            if len(index) != shard.num_samples:
+                raise ShardProblem(f"shard `{path}` holds {len(index)} samples, the manifest says {shard.num_samples}",
+                                   "`chronicle data verify` lists all of them")
+            rows.append(np.column_stack([np.full(len(index), number), index.rows[:, :2]]))
+        members = np.concatenate(rows) if rows else np.zeros((0, 3), dtype=np.int64)
+        self._windows_before = np.concatenate([[0], np.cumsum(members[:, 2] // window_bytes)])
+        self._members, self._window_bytes = members, window_bytes
+        if not self.num_samples:
+            raise DataError(f"source `{location}` has no window of {window_bytes} bytes in its {split} shards",
+                            "build it from more text, or choose a smaller window")
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+        return int(self._windows_before[-1])
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index`."""
+        member = int(np.searchsorted(self._windows_before, index, "right")) - 1
+        shard, offset, _ = self._members[member]
+        start = int(offset) + (index - int(self._windows_before[member])) * self._window_bytes
+        return np.frombuffer(self._readers[int(shard)].read(start, self._window_bytes), dtype=np.uint8)
+
+
+def open_stores(sources: Iterable[str], window_bytes: int, *, data_dir: str | None) -> tuple[SampleStore, ...]:
+    """Return the training windows of each source: built shards below `data_dir`, or text in memory without one."""
+    if data_dir is not None:
+        return tuple(ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes) for name in sources)
+    corpora = [read_corpus(name) for name in sources]
+    return tuple(TextWindows(c.name, c.train, c.digest, window_bytes) for c in corpora)
+
+
+def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *,
+                  data_dir: str | None) -> dict[str, Tensor]:
+    """Return evenly spaced held-out windows of each source as bytes (num_windows, window_bytes), uint8."""
+    found = {}
+    for name in sources:
+        store: SampleStore
+        if data_dir is not None:
+            store = ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes, split="held_out")
+        else:
+            corpus = read_corpus(name)
+            store = TextWindows(name, corpus.held_out, corpus.digest, window_bytes)
+        if store.num_samples < num_windows:
+            raise BadRecipe(f"source `{name}` holds out {store.num_samples} windows of {window_bytes} bytes, "
+                            f"eval_windows asks for {num_windows}")
+        chosen = np.linspace(0, store.num_samples - 1, num_windows).astype(int)
+        found[name] = torch.from_numpy(np.stack([store.read(int(index)) for index in chosen]))
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +196,3 @@ def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, ba
 def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
     """Yield the batches of steps first … end - 1; the number of workers changes nothing but the speed."""
     return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers))
-
-
-def held_out_windows(corpus: Corpus, window_bytes: int, num_windows: int) -> Tensor:
-    """Return evenly spaced held-out windows as bytes (num_windows, window_bytes), uint8. Raises BadRecipe if too few."""
-    windows = TextWindows(corpus.name, corpus.held_out, corpus.digest, window_bytes)
-    if windows.num_samples < num_windows:
-        raise BadRecipe(f"corpus `{corpus.name}` holds out {windows.num_samples} windows of {window_bytes} bytes, "
-                        f"eval_windows asks for {num_windows}")
-    chosen = np.linspace(0, windows.num_samples - 1, num_windows).astype(int)
-    return torch.from_numpy(np.stack([windows.read(int(index)) for index in chosen]))

@@ -26,7 +26,9 @@ from bit_transformer.recipes import Recipe
 from bit_transformer.tally import StepResult
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
+from chronicle.data.story import write_start
 from chronicle.metrics.log import MetricsWriter
+from chronicle.paths import RunPaths
 
 __all__ = ["StepLog", "open_output", "print_error"]
 
@@ -53,6 +55,8 @@ class StepLog:
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
         self._recipe = recipe
         self._directory = Path(launch_dir) if launch_dir else None
+        self._run = RunPaths(Path(environ["CHRONICLE_RUN_DIR"])) if environ.get("CHRONICLE_RUN_DIR") else None
+        self._launch = int(environ.get("CHRONICLE_LAUNCH") or 0)
         self._is_main = is_main
         self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
         self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
@@ -66,6 +70,9 @@ class StepLog:
                  "data_position": progress.segments.position(progress.step),
                  "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
         self._say(f"start {json.dumps(facts)}")
+        if self._run is not None and self._is_main:
+            told = write_start(self._run, plan, progress.segments, first_step=progress.step, launch=self._launch)
+            self._say(f"data: {told}")
         if self._directory and self._is_main:
             text = json.dumps({**facts, "recipe_fields": self._recipe.to_json()}, indent=1) + "\n"
             (self._directory / "trainer.json").write_text(text, encoding="utf-8")

@@ -23,10 +23,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
-from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
-from bit_transformer.loaders import StepDataset, TextWindows, held_out_windows, load_steps, plan_data
+from bit_transformer.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data
 from bit_transformer.model import BitTransformer, next_symbol_losses
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
@@ -75,10 +74,10 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     recipe.require_divisible(world_size)
 
     # Data: a plan, not a stream ------------------------------------------------------------------------------------
-    corpora = [read_corpus(name) for name in recipe.data.sources]
-    stores = tuple(TextWindows(c.name, c.train, c.digest, recipe.data.window_bytes) for c in corpora)
-    plan = plan_data(stores, recipe.data.sources, batch_size=recipe.data.batch_size, seed=recipe.data.seed)
-    held_out = {c.name: held_out_windows(c, recipe.data.window_bytes, recipe.eval_windows) for c in corpora}
+    data = recipe.data
+    stores = open_stores(data.sources, data.window_bytes, data_dir=data.data_dir)
+    held_out = open_held_out(data.sources, data.window_bytes, recipe.eval_windows, data_dir=data.data_dir)
+    plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
     progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
     guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
 
@@ -113,11 +112,11 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path)
 
     # The loop ------------------------------------------------------------------------------------------------------
-    tally = StepTally(tuple(recipe.data.sources), accelerator.device)
+    tally = StepTally(tuple(data.sources), accelerator.device)
     dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
-                          compress=recipe.data.compress_probability, as_bytes=recipe.model.vocab == 256)
+                          compress=data.compress_probability, as_bytes=recipe.model.vocab == 256)
     model.train()
-    for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=recipe.data.num_workers):
+    for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=data.num_workers):
         started = time.perf_counter()
         batch = batch.to(accelerator.device)
         for part in batch.split(recipe.accumulation_steps):
@@ -142,7 +141,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 scheduler.step()
                 optimizer.zero_grad()
         progress.step += 1
-        progress.bits_seen += plan.batch_size * recipe.data.window_bytes * BITS_PER_BYTE
+        progress.bits_seen += plan.batch_size * data.window_bytes * BITS_PER_BYTE
         last = step.stop or progress.step in (stop_at, recipe.schedule.total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch,
                           seconds=time.perf_counter() - started)

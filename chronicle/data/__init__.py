@@ -5,7 +5,19 @@ The order is arithmetic (`order`), the mixture is exact (`plan`), and every skip
 """
 
 from chronicle.data.errors import DataError, PlanChanged
+from chronicle.data.observe import Observer, RatioAlarm, observe
 from chronicle.data.plan import DataPlan, SourceSpec, step_digest
 from chronicle.data.segments import Segment, Segments
 
-__all__ = ["DataError", "DataPlan", "PlanChanged", "Segment", "Segments", "SourceSpec", "step_digest"]
+__all__ = [
+    "DataError",
+    "DataPlan",
+    "Observer",
+    "PlanChanged",
+    "RatioAlarm",
+    "Segment",
+    "Segments",
+    "SourceSpec",
+    "observe",
+    "step_digest",
+]

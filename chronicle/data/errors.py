@@ -6,13 +6,11 @@
     └── CorpusMissing   a source of text is not on this machine
 """
 
+from chronicle.errors import ChronicleError
 
-class DataError(Exception):
-    """Base of everything raised on purpose here; `remedy` is the way out, shown as `hint:`."""
 
-    def __init__(self, message: str, remedy: str | None = None) -> None:
-        super().__init__(message)
-        self.remedy = remedy
+class DataError(ChronicleError):
+    """Base of everything raised on purpose here."""
 
 
 class PlanChanged(DataError):

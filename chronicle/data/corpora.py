@@ -1,0 +1,137 @@
+"""Real text without a hub: what Python carries, Debian packages that are installed or at hand, folders of text.
+
+`code` is the standard library's own sources (PSF licence), `reference` the language reference in reST inside it (PSF),
+`gcide` the GNU Collaborative International Dictionary of English from Debian's `dict-gcide` (GPL), `python-doc` the
+documentation sources of a `python3.*-doc` package (PSF). Nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import lzma
+import subprocess
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from chronicle.data.errors import CorpusMissing, DataError
+
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".c", ".h"})
+_SKIPPED_DIRECTORIES = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__",
+                                  "pydoc_data", "encodings", "lib2to3"})
+_GCIDE = "usr/share/dictd/gcide.dict.dz"
+_DOC_GLOB = "usr/share/doc/python3*/html/_sources/**/*.rst.txt"
+
+
+def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
+    """Return the text of a corpus: a built-in name, a `.deb`, or a folder. Raises CorpusMissing or DataError."""
+    if corpus in _READERS:
+        return _READERS[corpus](root)
+    path = Path(corpus)
+    if path.suffix == ".deb":
+        return _read_deb(path)
+    if path.is_dir():
+        return read_folder(path)
+    raise DataError(f"corpus `{corpus}` is neither one of {', '.join(sorted(_READERS))} nor a .deb nor a folder")
+
+
+def read_folder(folder: Path) -> bytes:
+    """Return all text files below a folder, sorted by name, joined. Raises DataError for none or for no UTF-8."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    if not files:
+        raise DataError(f"folder `{folder}` holds no text files ({', '.join(sorted(TEXT_SUFFIXES))})")
+    return b"\n".join(_checked(path) for path in files)
+
+
+def _checked(path: Path) -> bytes:
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"`{path}` is not UTF-8: byte {content[problem.start]:#04x} at offset {problem.start}",
+                        "convert it to UTF-8 or take it out of the folder") from problem
+    return content
+
+
+def _stdlib_code(root: Path) -> bytes:
+    directory = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(path for path in directory.rglob("*.py")
+                   if not _SKIPPED_DIRECTORIES & set(path.relative_to(directory).parts))
+    return b"".join(path.read_bytes() for path in files)
+
+
+def _language_reference(root: Path) -> bytes:
+    path = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
+    if not path.is_file():
+        raise CorpusMissing(f"corpus `reference` needs `{path}`, which this Python lacks")
+    assigned = next(node.value for node in ast.parse(path.read_text(encoding="utf-8")).body
+                    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None)
+    topics: dict[str, str] = ast.literal_eval(assigned)
+    return "\n\n".join(topics[key] for key in sorted(topics)).encode()
+
+
+def _gcide(root: Path) -> bytes:
+    path = root / _GCIDE
+    if not path.is_file():
+        raise CorpusMissing(f"corpus `gcide` needs `{path}`, which is not installed",
+                            "apt-get install dict-gcide, or name a downloaded dict-gcide .deb")
+    return gzip.decompress(path.read_bytes())  # .dz is gzip with an index
+
+
+def _python_doc(root: Path) -> bytes:
+    files = sorted(root.glob(_DOC_GLOB))
+    if not files:
+        raise CorpusMissing(f"corpus `python-doc` needs `{root / _DOC_GLOB}`, which is not installed",
+                            "apt-get install python3-doc, or name a downloaded python3.*-doc .deb")
+    return b"\n".join(_checked(path) for path in files)
+
+
+def _read_deb(path: Path) -> bytes:
+    if not path.is_file():
+        raise CorpusMissing(f"package `{path}` is not there", "apt-get download dict-gcide")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, content in _ar_members(path):
+            if name.startswith("data.tar"):
+                with tarfile.open(fileobj=io.BytesIO(_decompress(name, content)), mode="r:") as tar:
+                    tar.extractall(scratch, filter="data")
+        for reader in (_gcide, _python_doc):
+            try:
+                return reader(Path(scratch))
+            except CorpusMissing:
+                continue
+    raise DataError(f"package `{path}` holds neither the dictionary nor Python's documentation sources")
+
+
+def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of an ar archive, which is what a .deb is (deb(5)): 60-byte headers, even offsets."""
+    content = path.read_bytes()
+    if not content.startswith(b"!<arch>\n"):
+        raise DataError(f"`{path}` is no Debian package")
+    position = 8
+    while position + 60 <= len(content):
+        header = content[position:position + 60]
+        size = int(header[48:58])
+        yield header[:16].decode("ascii").strip().rstrip("/"), content[position + 60:position + 60 + size]
+        position += 60 + size + size % 2
+
+
+def _decompress(name: str, content: bytes) -> bytes:
+    if name.endswith(".xz"):
+        return lzma.decompress(content)
+    if name.endswith(".gz"):
+        return gzip.decompress(content)
+    if name.endswith(".zst"):
+        try:
+            return subprocess.run(["zstd", "-dc"], input=content, capture_output=True, check=True).stdout
+        except FileNotFoundError as problem:
+            raise CorpusMissing("this package is compressed with zstd, which is not installed",
+                                "apt-get install zstd") from problem
+    return content
+
+
+_READERS: dict[str, Callable[[Path], bytes]] = {
+    "code": _stdlib_code, "reference": _language_reference, "gcide": _gcide, "python-doc": _python_doc}

@@ -1,0 +1,144 @@
+"""What the lineage really read: repeats, skips and re-reads of every restart, computed from the plan alone.
+
+A launch reads the batch positions of its steps, through its segments. A later launch that starts at step r cuts every
+earlier reading to the steps below r: what only abandoned weights saw is *re-read*, not repeated. Pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from chronicle.data.plan import DataPlan, sample_indices
+from chronicle.data.segments import Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one launch read: optimizer steps `first_step` … `end_step` − 1."""
+
+    launch: int
+    first_step: int
+    end_step: int
+    segments: Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLine:
+    """One restart in numbers; counts are samples, per source where it says so."""
+
+    launch: int
+    from_step: int
+    to_step: int
+    position_before: int
+    position_after: int
+    reread: int
+    skipped: int
+    skipped_by_source: dict[str, int]
+    reshuffled: bool
+
+    def text(self) -> str:
+        """Return the sentence for the journal."""
+        parts = ", ".join(f"{name} {count:,}" for name, count in self.skipped_by_source.items() if count)
+        skipped = f"skips {self.skipped:,} samples" + (f" ({parts})" if parts else "")
+        return (f"launch {self.launch}: opt_step {self.from_step}→{self.to_step}, data_pos "
+                f"{self.position_before}→{self.position_after}: re-reads {self.reread:,}, {skipped}"
+                + (", rest of the epoch reshuffled" if self.reshuffled else ""))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceUse:
+    """One source over the lineage: samples drawn, different ones among them, and the share of the source not yet seen."""
+
+    name: str
+    num_samples: int
+    drawn: int
+    distinct: int
+    epochs: float
+    unseen_fraction: float
+
+    @property
+    def repeats(self) -> int:
+        """How often a sample came that had come before."""
+        return self.drawn - self.distinct
+
+
+def keep_lineage(readings: Sequence[Reading]) -> list[Reading]:
+    """Return the steps that the present weights descend from: later launches cut the earlier ones."""
+    kept: list[Reading] = []
+    for reading in readings:
+        kept = [_until(old, reading.first_step) for old in kept if old.first_step < reading.first_step]
+        kept.append(reading)
+    return kept
+
+
+def restart_lines(plan: DataPlan, readings: Sequence[Reading]) -> list[RestartLine]:
+    """Return one line for every launch after the first."""
+    lines = []
+    for number, reading in enumerate(readings[1:], 1):
+        before = readings[number - 1]
+        kept = keep_lineage(readings[:number])
+        segment = reading.segments.at(reading.first_step)
+        owner = next((old for old in kept if old.first_step < reading.first_step <= old.end_step), before)
+        natural = owner.segments.resumed(reading.first_step).position(reading.first_step)
+        position = reading.segments.position(reading.first_step)
+        skipped: list[int] = [after - earlier for earlier, after in zip(
+            plan.drawn_before(natural), plan.drawn_before(position), strict=True)]
+        reshuffled = (segment.step == reading.first_step
+                      and segment.generation > owner.segments.at(reading.first_step).generation)
+        reread = 0 if reshuffled else sum(_positions_from(old, reading.first_step, position) for old in kept)
+        lines.append(RestartLine(
+            launch=reading.launch, from_step=before.end_step, to_step=reading.first_step,
+            position_before=before.segments.position(before.end_step), position_after=position,
+            reread=reread * plan.batch_size, skipped=sum(skipped),
+            skipped_by_source={source.name: count for source, count in zip(plan.sources, skipped, strict=True)},
+            reshuffled=reshuffled))
+    return lines
+
+
+def source_use(plan: DataPlan, readings: Sequence[Reading]) -> list[SourceUse]:
+    """Walk the lineage's draws, one bit a sample, and count exactly."""
+    drawn = [0] * len(plan.sources)
+    seen = [np.zeros(source.num_samples, dtype=bool) for source in plan.sources]
+    for reading in keep_lineage(readings):
+        for first, end in _stretches(reading):
+            position = reading.segments.position(first)
+            starts = reading.segments.generation_starts(first)
+            bounds = plan.drawn_before(position), plan.drawn_before(position + end - first)
+            for number, source in enumerate(plan.sources):
+                draws = np.arange(bounds[0][number], bounds[1][number], dtype=np.int64)
+                begun = tuple((generation, plan.drawn_before(start)[number]) for generation, start in starts)
+                seen[number][sample_indices(draws, source.num_samples, (plan.seed, source.name), begun)] = True
+                drawn[number] += len(draws)
+    return [SourceUse(name=source.name, num_samples=source.num_samples, drawn=count, distinct=int(bits.sum()),
+                      epochs=count / source.num_samples, unseen_fraction=1 - float(bits.mean()))
+            for source, count, bits in zip(plan.sources, drawn, seen, strict=True)]
+
+
+def _positions_from(reading: Reading, step: int, position: int) -> int:
+    """Return how many batches at or after `position` a launch read in its steps from `step` on."""
+    first = max(step, reading.first_step)
+    if first >= reading.end_step:
+        return 0
+    last = reading.segments.position(reading.end_step - 1) + 1
+    return max(0, last - max(position, reading.segments.position(first)))
+
+
+def _until(reading: Reading, step: int) -> Reading:
+    return Reading(launch=reading.launch, first_step=reading.first_step, end_step=min(reading.end_step, step),
+                   segments=reading.segments)
+
+
+def _stretches(reading: Reading) -> list[tuple[int, int]]:
+    """Cut a reading at its segments, so that positions run on within each part."""
+    inner = {segment.step for segment in reading.segments.items if reading.first_step < segment.step < reading.end_step}
+    cuts = sorted({reading.first_step, reading.end_step, *inner})
+    return [(first, end) for first, end in itertools.pairwise(cuts) if end > first]
