@@ -63,7 +63,8 @@ def _import_mlflow(paths: RunPaths, run_id: str, uri: str) -> tuple[str, dict[st
 def _told(
     source: str, name: str, entry: str | None, entries: int, launches: int, points: int
 ) -> tuple[str, dict[str, object]]:
-    record: dict[str, object] = {"source": source, "format": name, "entry": entry, "entries": entries, "launches": launches, "points": points}
+    record: dict[str, object] = {"source": source, "format": name, "entry": entry}
+    record |= {"entries": entries, "launches": launches, "points": points}
     if entry is None:
         return f"{source}: imported before, nothing changed", record
     return f"{source}: {entries} entries, {launches} launches, {points} points ({name})", record
