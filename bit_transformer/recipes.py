@@ -141,13 +141,17 @@ def find_recipe(name: str) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """Return the recipe with `key=value` applied; a key is a dotted path or a field name that occurs once."""
+    """Return the recipe with `key=value` applied, all at once; a key is a dotted path or a field name that occurs once."""
+    changes: dict[str, dict[str, Any]] = {"": {}}
     for setting in settings:
         key, found, text = setting.partition("=")
         if not found:
             raise BadRecipe(f"setting `{setting}` has no value, expected key=value")
-        recipe = _with_value(recipe, _path_of(recipe, key.strip()), text.strip(), key)
-    return recipe
+        *group, name = _path_of(recipe, key.strip())
+        owner = getattr(recipe, group[0]) if group else recipe
+        changes.setdefault(group[0] if group else "", {})[name] = _parse_value(owner, name, text.strip(), key)
+    top = changes.pop("")
+    return replace(recipe, **top, **{group: replace(getattr(recipe, group), **inner) for group, inner in changes.items()})
 
 
 def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
@@ -165,15 +169,12 @@ def _path_of(recipe: Recipe, key: str) -> tuple[str, ...]:
     return matches[0]
 
 
-def _with_value(owner: Any, path: tuple[str, ...], text: str, key: str) -> Any:
-    name, rest = path[0], path[1:]
-    present = getattr(owner, name)
-    if rest:
-        return replace(owner, **{name: _with_value(present, rest, text, key)})
+def _parse_value(owner: Any, name: str, text: str, key: str) -> Any:
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    present = getattr(owner, name)
     if is_dataclass(present):
         raise BadRecipe(f"setting `{key}` names a group of fields, expected one field of it")
     allowed = _types_of(type(owner), name)
@@ -182,7 +183,7 @@ def _with_value(owner: Any, path: tuple[str, ...], text: str, key: str) -> Any:
     if type(value) not in allowed:
         expected = " or ".join(kind.__name__ for kind in allowed)
         raise BadRecipe(f"setting `{key}` is `{text}`, expected {expected} such as {present!r}")
-    return replace(owner, **{name: value})
+    return value
 
 
 def _types_of(owner: type, name: str) -> tuple[type, ...]:
