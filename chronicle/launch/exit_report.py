@@ -30,9 +30,13 @@ def describe_end(
     launcher_tail: Sequence[str],
     lost_bytes: int,
     late: Mapping[int, float | None],
+    explained: bool = False,
 ) -> dict[str, Any]:
-    """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log."""
-    failed = outcome.exit_code != 0 and outcome.stopped_by != "proposal"
+    """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log.
+
+    `explained`: the guard or a proposal has already said why; the launcher's traceback would only hide it.
+    """
+    failed = outcome.exit_code != 0 and not explained
     death = outcome.first_death if failed else None
     data: dict[str, Any] = {
         "host": host,

@@ -196,7 +196,8 @@ class _Launch:
     def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
         self._note_start_step()
         self._watcher.finish()
-        if outcome.exit_code != 0 and guard_refused(read_journal(self._request.paths), self._number):
+        refused = outcome.exit_code != 0 and guard_refused(read_journal(self._request.paths), self._number)
+        if refused:
             outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
         channels = self._channels
         point = last_point(self._request.paths.metrics_path(self._number))
@@ -208,6 +209,7 @@ class _Launch:
             launcher_tail=channels.log.last_lines(TAIL_LINES),
             lost_bytes=channels.lost_bytes,
             late=channels.latency.late,
+            explained=refused or outcome.stopped_by == "proposal",
         )
         if channels.latency.tested:
             data["latency_tested_ranks"] = len(channels.latency.tested)
@@ -280,9 +282,14 @@ class _Launch:
         """Trainers with a guard say where they start; for all others the log does."""
         if self._start_step is None:
             self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
-            if self._start_step is not None:
+            if self._start_step is not None and not self._guard_has_spoken():
                 data = {"start_step": self._start_step, "inferred": True}
                 self._record.append("launch.step", step=self._start_step, data=data)
+
+    def _guard_has_spoken(self) -> bool:
+        """A guard's verdict says the exact step; what the log's stride suggests must not stand beside it."""
+        entries = read_journal(self._request.paths).of_kind("guard.verdict")
+        return any(entry.launch == self._number for entry in entries)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
         error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))

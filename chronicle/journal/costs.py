@@ -1,0 +1,308 @@
+"""What a run cost beyond its steps: goodput, lost work by cause, interruptions, times to detect, decide and recover.
+
+Pure over entries and the times of logged steps. Definitions: launch_resume_evidence §6. What was not recorded is None and
+is shown as unknown, never as 0: a rollback whose "from" nobody logged did not cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import Lineage, compute_lineage
+
+__all__ = ["Cause", "Costs", "Interruption", "LostWork", "compute_costs"]
+
+HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
+PLANNED_CODES = (0, None)
+
+
+class Cause(Enum):
+    """Why steps were lost or a launch ended."""
+
+    CRASH = "crash"
+    DELIBERATE = "deliberate rollback"
+    EXPERIMENT = "failed experiment"
+    HARDWARE = "hardware"
+    PREEMPTED = "preempted"
+    PLANNED = "planned"
+    SOFTWARE = "software"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWork:
+    """Steps that no longer count. `steps` is None where the step gone back from was never logged."""
+
+    cause: Cause
+    from_launch: int | None
+    from_step: int | None
+    to_step: int
+    steps: int | None
+    seconds: float | None
+    entry: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """One end of a launch that was not the end of the run. `recovered_seconds`: from there to the next first step."""
+
+    launch: int
+    cause: Cause
+    time: str
+    recovered_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """All numbers of one run; seconds and fractions. None: unknown."""
+
+    wall_seconds: float | None
+    productive_seconds: float | None
+    goodput_fraction: float | None
+    lost: tuple[LostWork, ...]
+    interruptions: tuple[Interruption, ...]
+    recomputed_seconds: float | None
+    repeated_steps: int | None
+    repeated_samples: int | None
+    detect_seconds: tuple[float | None, ...]
+    decide_seconds: tuple[float | None, ...]
+    resume_seconds: tuple[float | None, ...]
+    mtbf_seconds: float | None
+    mttr_seconds: float | None
+    checkpoint_tax_fraction: float | None
+    unverified_restarts: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; causes as words."""
+        data = asdict(self)
+        for key in ("lost", "interruptions"):
+            data[key] = [row | {"cause": row["cause"].value} for row in data[key]]
+        return data
+
+
+def compute_costs(
+    entries: Sequence[Entry],
+    series: Mapping[int, Sequence[tuple[int, float]]],
+    *,
+    now: float | None = None,
+    samples_per_step: float | None = None,
+) -> Costs:
+    """Fold a run's journal and its logged (step, time) pairs by launch. `now` counts as the end of a run that is alive."""
+    observed = {number: (points[0][0], max(step for step, _ in points)) for number, points in series.items() if points}
+    lineage = compute_lineage(entries, observed)
+    step_seconds = {number: _seconds_by_step(points) for number, points in series.items()}
+    wall = _wall(entries, series, now)
+    productive = _productive(lineage, step_seconds)
+    lost = tuple(_lost_work(entries, lineage, step_seconds))
+    interruptions = tuple(_interruptions(entries, series))
+    unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
+    repeated = _sum(row.steps for row in lost)
+    saves = [_number(e.data.get("save_seconds")) for e in entries if e.kind == "checkpoint"]
+    return Costs(
+        wall_seconds=wall,
+        productive_seconds=productive,
+        goodput_fraction=productive / wall if productive is not None and wall else None,
+        lost=lost,
+        interruptions=interruptions,
+        recomputed_seconds=_sum(row.seconds for row in lost),
+        repeated_steps=repeated,
+        repeated_samples=round(repeated * samples_per_step) if repeated is not None and samples_per_step else None,
+        detect_seconds=tuple(_detect(entries, series)),
+        decide_seconds=tuple(_decide(entries)),
+        resume_seconds=tuple(_resume(entries, series)),
+        mtbf_seconds=wall / len(unplanned) if wall and unplanned else None,
+        mttr_seconds=_mean(one.recovered_seconds for one in unplanned),
+        checkpoint_tax_fraction=sum(s for s in saves if s) / wall if wall and saves and None not in saves else None,
+        unverified_restarts=_unverified(entries, lineage),
+    )
+
+
+def _seconds_by_step(points: Sequence[tuple[int, float]]) -> dict[int, float]:
+    """Seconds each step took; a stride of ten shares its time among its steps. The first point has no predecessor."""
+    seconds: dict[int, float] = {}
+    for (before, start), (after, end) in pairwise(points):
+        if after > before and end >= start:
+            seconds.update(dict.fromkeys(range(before + 1, after + 1), (end - start) / (after - before)))
+    return seconds
+
+
+def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]) -> float | None:
+    """Time of the steps that still count, each in the launch that holds it; None when nothing was timed."""
+    times = [
+        step_seconds[kept.launch][step]
+        for kept in lineage.kept
+        for step in range(kept.first, kept.last + 1)
+        if step in step_seconds.get(kept.launch, {})
+    ]
+    return sum(times) if times else None
+
+
+def _lost_work(
+    entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
+) -> Iterable[LostWork]:
+    receipts = {entry.id: entry for entry in entries}
+    after_rollback: set[int | None] = set()
+    for mark in lineage.rollbacks:
+        experiment = mark.from_launch in after_rollback or bool(receipts[mark.entry_id].data.get("experiment"))
+        known = mark.from_launch is not None and mark.from_step >= mark.to_step
+        yield LostWork(
+            cause=Cause.EXPERIMENT if experiment else Cause.DELIBERATE,
+            from_launch=mark.from_launch,
+            from_step=mark.from_step if known else None,
+            to_step=mark.to_step,
+            steps=mark.from_step - mark.to_step if known else None,
+            seconds=_span_seconds(step_seconds.get(mark.from_launch or 0, {}), mark.to_step, mark.from_step) if known else None,
+            entry=mark.entry_id,
+        )
+        after_rollback.add(_next_launch(entries, mark.entry_id))
+    yield from _lost_in_crashes(entries, lineage, step_seconds)
+
+
+def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
+    """The launch started next after this entry."""
+    position = next(index for index, entry in enumerate(entries) if entry.id == entry_id)
+    return next((entry.launch for entry in entries[position:] if entry.kind == "launch.start"), None)
+
+
+def _lost_in_crashes(
+    entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
+) -> Iterable[LostWork]:
+    """A launch that resumes below the last step of the one before it, with no rollback in between: work redone."""
+    rolled_back_into = {_next_launch(entries, mark.entry_id) for mark in lineage.rollbacks}
+    starts = {entry.launch: entry for entry in entries if entry.kind == "launch.start"}
+    for before, after in pairwise(lineage.launches):
+        start, last = after.start_step, before.last_step
+        if after.number in rolled_back_into or start is None or last is None or start >= last:
+            continue
+        entry = starts.get(after.number)
+        yield LostWork(
+            cause=Cause.CRASH,
+            from_launch=before.number,
+            from_step=last,
+            to_step=start,
+            steps=last - start,
+            seconds=_span_seconds(step_seconds.get(before.number, {}), start, last),
+            entry=entry.id if entry is not None else "",
+        )
+
+
+def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float | None:
+    times = [seconds[step] for step in range(after + 1, last + 1) if step in seconds]
+    return sum(times) if times else None
+
+
+def _interruptions(
+    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
+) -> Iterable[Interruption]:
+    ends = [entry for entry in entries if entry.kind == "launch.end" and entry.launch is not None]
+    numbers = sorted({entry.launch for entry in entries if entry.kind == "launch.start" and entry.launch is not None})
+    for entry in ends:
+        assert entry.launch is not None
+        later = [number for number in numbers if number > entry.launch]
+        completed = entry.data.get("exit_code") == 0 and entry.data.get("stopped_by") is None
+        if completed and not later:
+            continue
+        points = series.get(later[0], ()) if later else ()
+        recovered = points[0][1] - _seconds(entry.ts) if points else None
+        yield Interruption(
+            launch=entry.launch,
+            cause=_cause_of_end(entry, entries),
+            time=entry.ts,
+            recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
+        )
+
+
+def _cause_of_end(end: Entry, entries: Sequence[Entry]) -> Cause:
+    """From what was recorded alone; a supervisor that vanished leaves the cause unknown."""
+    when = _seconds(end.ts)
+    for entry in entries:
+        if entry.kind == "hardware" and entry.data.get("serious") is True:
+            happened = entry.data.get("time") or entry.ts
+            if 0 <= when - _seconds(str(happened)) <= HARDWARE_WINDOW_SECONDS:
+                return Cause.HARDWARE
+    if end.data.get("inferred"):
+        return Cause.UNKNOWN
+    if end.data.get("stopped_by") == "proposal":
+        return Cause.DELIBERATE
+    if end.data.get("stopped_by") == "signal":
+        return Cause.PREEMPTED if end.data.get("signal") == "SIGUSR1" else Cause.PLANNED
+    return Cause.PLANNED if end.data.get("exit_code") == 0 else Cause.SOFTWARE
+
+
+def _detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
+    """Onset of an event to the entry that first says it; one value per event."""
+    seen: set[Any] = set()
+    for entry in entries:
+        if entry.kind != "incident" or entry.data.get("tier") == "notice":
+            continue
+        key = (entry.launch, entry.data.get("id"), entry.data.get("onset_step"))
+        onset = entry.data.get("onset_step")
+        if key in seen or not isinstance(onset, int):
+            continue
+        seen.add(key)
+        moment = next((time for step, time in series.get(entry.launch or 0, ()) if step >= onset), None)
+        yield None if moment is None else max(0.0, _seconds(entry.ts) - moment)
+
+
+def _decide(entries: Sequence[Entry]) -> Iterable[float | None]:
+    """First alarm of a launch to the rollback that answers it; one value per rollback."""
+    alarm: float | None = None
+    for entry in entries:
+        if entry.kind in ("incident", "note") and alarm is None:
+            alarm = _seconds(entry.ts)
+        elif entry.kind == "rollback.receipt":
+            yield None if alarm is None else max(0.0, _seconds(entry.ts) - alarm)
+            alarm = None
+        elif entry.kind == "launch.start":
+            alarm = None
+
+
+def _resume(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
+    """Start of a launch to its first logged step; one value per launch."""
+    for entry in entries:
+        if entry.kind == "launch.start":
+            points = series.get(entry.launch or 0, ())
+            yield max(0.0, points[0][1] - _seconds(entry.ts)) if points else None
+
+
+def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
+    """Launches that continued from a step without a guard saying that all was restored."""
+    passed = {e.launch for e in entries if e.kind == "guard.verdict" and e.data.get("verdict") == "passed"}
+    return sum(1 for one in lineage.launches if (one.start_step or 0) > 0 and one.number not in passed)
+
+
+def _wall(
+    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], now: float | None
+) -> float | None:
+    starts = [_seconds(entry.ts) for entry in entries if entry.kind == "launch.start"]
+    if not starts:
+        return None
+    ends = [_seconds(entry.ts) for entry in entries if entry.kind in ("launch.end", "rollback.receipt")]
+    ends += [points[-1][1] for points in series.values() if points]
+    ends += [now] if now is not None else []
+    return max(ends) - min(starts) if ends else None
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """Sum of what is known; None as soon as one part is unknown, 0 when there is nothing."""
+    listed = list(values)
+    return None if None in listed else sum(listed)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
