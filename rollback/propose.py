@@ -232,9 +232,12 @@ def _choose_action(
         reasons.append(f"relapse: {len(relapses)} rollback{'s' * (len(relapses) > 1)} in this region already")
         return LADDER[rung]
     odd = [event for event in events if _is_wrong_lr(event, onset)]
-    if odd:
+    if odd and odd[-1].tier is Tier.PROPOSE:  # against what was promised; else it is the schedule's own doing
         reasons.append(f"{odd[-1].evidence[0]}: the LR must be put right, then nothing else need change")
         return Action.FIX_LR
+    if odd:
+        reasons.append(odd[-1].evidence[0])
+        return Action.LR_50
     if history.lr_raised >= RAISED_LR:
         reasons.append(f"this launch trains at {history.lr_raised:.3g} × its parent's LR")
         return Action.LR_50

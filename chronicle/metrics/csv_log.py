@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
 
 STEP_NAMES = ("step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step")
@@ -31,7 +32,7 @@ def _points(names: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Point]:
     lowered = [name.lower() for name in names]
     step_at, time_at, launch_at = (_column(lowered, known) for known in (STEP_NAMES, TIME_NAMES, LAUNCH_NAMES))
     taken = {step_at, time_at, launch_at}
-    channels = [(at, "loss" if name.lower() == VALUE_NAME else name) for at, name in enumerate(names) if at not in taken]
+    channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
     row = 0
     while True:
         try:
@@ -48,6 +49,16 @@ def _points(names: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Point]:
         whole = None if launch is None or not math.isfinite(launch) else int(launch)
         yield Point(row, int(step), _number(cells, time_at), values, whole)
         row += 1
+
+
+def _channel(name: str) -> str:
+    """W&B's download calls a column `run name - train/loss`; TensorBoard's only column is `Value`."""
+    tail = name.rsplit(" - ", 1)[-1]
+    return "loss" if tail.lower() == VALUE_NAME else canonical_name(tail)
+
+
+def _is_band(name: str) -> bool:
+    return name.endswith(("__MIN", "__MAX"))
 
 
 def _column(names: Sequence[str], known: Sequence[str]) -> int | None:

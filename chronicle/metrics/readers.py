@@ -1,34 +1,65 @@
 """Open any training log: decide what it is by its first bytes and hand it to its reader.
 
-Encoding errors, half lines and garbage never stop a reader: what is not understood is passed over. A file in which
+Encoding errors, half lines and garbage never stop a reader: what is not understood is passed over. A log in which
 nothing is understood is an error that says what was tried.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
 from chronicle.metrics.csv_log import STEP_NAMES, read_csv
-from chronicle.metrics.log import Point, read_metrics
+from chronicle.metrics.json_logs import read_json_lines, read_trainer_state
+from chronicle.metrics.lines import read_lines
+from chronicle.metrics.log import Point, parse_line, read_metrics
+from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
+from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 
-SNIFF_BYTES = 4096
+SNIFF_BYTES = 1 << 16
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class UnknownLog(ChronicleError):
-    """No reader knows this file."""
+    """No reader understands this file."""
 
 
 def read_log(path: Path) -> Iterator[Point]:
-    """Yield the points of a log in file order; raises UnknownLog and OSError."""
+    """Yield the points of a log in file order; raises UnknownLog when there is none, OSError when it cannot be read.
+
+    `path` may be a file, a directory of TensorBoard event files or of an MLflow run, or `mlflow.db#RUN`.
+    """
+    found = False
+    for point in _open(path):
+        found = True
+        yield point
+    if not found:
+        raise UnknownLog(
+            f"no step with a loss, gradient norm or learning rate was found in `{path}`",
+            "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports",
+        )
+
+
+def _open(path: Path) -> Iterator[Point]:
+    name, _, run = str(path).partition("#")
+    if run and not path.exists():
+        return read_database(Path(name), run)
+    if path.is_dir():
+        return read_file_store(path) if is_file_store_run(path) else read_event_files(path)
     head = _read_head(path)
-    if head.lstrip().startswith(b"{"):
-        yield from read_metrics(path)
-    elif _is_table(head):
-        yield from read_csv(path)
-    else:
-        raise UnknownLog(f"`{path}` is no training log that is known: expected JSONL or CSV with a step column")
+    if head.startswith(SQLITE_HEAD):
+        return read_database(path, None)
+    if is_event_file(path):
+        return read_event_files(path)
+    if _is_one_document(path, head):
+        return read_trainer_state(path)
+    if head.lstrip().startswith(b"{") and _is_json_line(head):
+        return read_metrics(path) if _is_ours(head) else read_json_lines(path)
+    if _is_table(head):
+        return read_csv(path)
+    return _read_text(path, head)
 
 
 def _read_head(path: Path) -> bytes:
@@ -36,7 +67,39 @@ def _read_head(path: Path) -> bytes:
         return log.read(SNIFF_BYTES)
 
 
+def _is_one_document(path: Path, head: bytes) -> bool:
+    """A `.json` that is one object or list over many lines, not one object a line."""
+    return path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[") and not _is_json_line(head)
+
+
+def _is_json_line(head: bytes) -> bool:
+    for line in head.splitlines()[:20]:
+        try:
+            if isinstance(json.loads(line), dict) and b"log_history" not in line:
+                return True
+        except (ValueError, RecursionError):
+            continue
+    return False
+
+
+def _is_ours(head: bytes) -> bool:
+    """Lines that begin as ours do; anything else takes the reader that knows more names."""
+    first = head.lstrip().split(b"\n", 1)[0]
+    point = parse_line(first)
+    return first.startswith(b'{"step":') and point is not None and b'"t":' in first
+
+
 def _is_table(head: bytes) -> bool:
     first = head.split(b"\n", 1)[0].decode("utf-8", errors="replace").lower()
-    names = {name.strip().strip('"\ufeff') for name in first.replace(";", ",").replace("\t", ",").split(",")}
+    names = {name.strip().strip('"\ufeff \r') for name in first.replace(";", ",").replace("\t", ",").split(",")}
     return len(names) > 1 and bool(names & {*STEP_NAMES, "loss"})
+
+
+def _read_text(path: Path, head: bytes) -> Iterator[Point]:
+    """Printed lines; a PowerShell redirect is UTF-16, everything else is read as UTF-8 with replacement.
+
+    Carriage returns end lines too: progress bars overwrite themselves.
+    """
+    encoding = "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
+    with open(path, encoding=encoding, errors="replace", newline=None) as lines:
+        yield from read_lines(lines)

@@ -58,11 +58,11 @@ def collect_candidates(roots: Sequence[Path], lineage: Lineage, *, before: int) 
 
 
 def _list(root: Path) -> Sequence[Checkpoint]:
-    try:
-        from rollback.checkpoint import list_checkpoints  # only when something is to be proposed
+    from rollback.checkpoint import list_checkpoints  # only when something is to be proposed
 
+    try:
         return list_checkpoints(root, include_abandoned=False)
-    except (RollbackError, OSError, ImportError):
+    except (RollbackError, OSError):
         return ()  # no such directory yet, or no right to look: nothing can be proposed from it
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 TOLERANCE = 0.01
 VANISHED = 0.02  # of the LR before, from one point to the next: no schedule decays like that
+SPENT = 0.05  # of the highest LR: below that a schedule is at its end and may well step to zero
 RAISED = 1.2
 SETTLED_POINTS = 32
 CLIMB_POINTS = 8
@@ -93,7 +94,7 @@ class LrWatch:
             return None
         if found > RAISED * self.highest > 0.0:
             return self._begin(found, last, f"lr rose from {last:.4g} to {found:.4g}, above all this run has used")
-        if 0.0 <= found < VANISHED * last:
+        if 0.0 <= found < VANISHED * last and last > SPENT * self.highest:
             return self._begin(found, last, f"lr fell from {last:.4g} to {found:.4g}, as if the schedule began anew")
         if fresh:
             parent = self._parent_at(step) if rewound else last

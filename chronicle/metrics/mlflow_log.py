@@ -1,0 +1,84 @@
+"""MLflow's stores read as files: `mlruns/<experiment>/<run>/metrics/*` and the SQLite database; MLflow is not imported.
+
+Formats: one line `milliseconds value step` a measurement in the file store (mlflow/store/tracking/file_store.py), table
+`metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from chronicle.errors import ChronicleError
+from chronicle.metrics.lines import canonical_name
+from chronicle.metrics.log import Point
+
+SQLITE_HEAD = b"SQLite format 3\0"
+Measurement = tuple[int, float, str, float]  # step, seconds, name, value
+
+
+class WhichRun(ChronicleError):
+    """A store holds several runs and none was named."""
+
+
+def is_file_store_run(path: Path) -> bool:
+    """A run's directory in the file store."""
+    return (path / "metrics").is_dir() and (path / "meta.yaml").is_file()
+
+
+def read_file_store(path: Path) -> Iterator[Point]:
+    """Yield the points of one run's directory."""
+    measured: list[Measurement] = []
+    root = path / "metrics"
+    for file in sorted(p for p in root.rglob("*") if p.is_file()):
+        name = file.relative_to(root).as_posix()
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.split()
+            try:
+                measured.append((int(words[2]), int(words[0]) / 1000.0, name, float(words[1])))
+            except (IndexError, ValueError):
+                continue
+    yield from _points(measured)
+
+
+def read_database(path: Path, run: str | None) -> Iterator[Point]:
+    """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+        try:
+            runs = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
+            chosen = _choose(path, runs, run)
+            rows = store.execute(
+                "SELECT step, timestamp, key, value, is_nan FROM metrics WHERE run_uuid = ?", (chosen,)
+            ).fetchall()
+        except sqlite3.DatabaseError as problem:
+            raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
+    yield from _points(
+        (step, stamp / 1000.0, key, float("nan") if is_nan else float(value)) for step, stamp, key, value, is_nan in rows
+    )
+
+
+def _choose(path: Path, runs: list[str], run: str | None) -> str:
+    hits = [known for known in runs if run is None or known.startswith(run)]
+    if len(hits) == 1:
+        return hits[0]
+    listed = ", ".join(runs[:8])
+    raise WhichRun(f"`{path}` holds {len(runs)} runs with metrics: {listed}", f"name one: {path}#RUN")
+
+
+def _points(measured: Iterable[Measurement]) -> Iterator[Point]:
+    """One point a step in the order in which steps were first measured, so that a rewind stays one."""
+    row = 0
+    step: int | None = None
+    time = 0.0
+    values: dict[str, float] = {}
+    for at, when, name, value in sorted(measured, key=lambda item: (item[1], item[0])):
+        if at != step or name in values:
+            if values and step is not None:
+                yield Point(row, step, time, values)
+                row += 1
+            step, time, values = at, when, {}
+        values[canonical_name(name.removeprefix("train/"))] = value
+    if values and step is not None:
+        yield Point(row, step, time, values)

@@ -1,0 +1,188 @@
+"""TensorBoard event files without TensorBoard: TFRecord frames, protobuf fields, scalars in both their forms.
+
+Format: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto. A frame is length (8), CRC (4),
+data, CRC (4); CRCs are not checked, a frame that does not fit ends the file (the writer was cut off). An event file is
+one session; a `SessionLog.START` inside one begins another. Files of a directory are read in the order of the seconds
+in their names, which is when their writers began.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from chronicle.metrics.lines import canonical_name
+from chronicle.metrics.log import Point
+
+FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
+MAX_FRAME_BYTES = 1 << 28
+VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
+DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64 = 1, 2, 3, 9
+SESSION_START = 1
+
+Field = tuple[int, int, bytes | int]
+
+
+def is_event_file(path: Path) -> bool:
+    """By name, as TensorBoard itself does it."""
+    return "tfevents" in path.name
+
+
+def read_event_files(path: Path) -> Iterator[Point]:
+    """Yield the points of one event file, or of all event files below a directory, one launch a session."""
+    files = sorted(_event_files(path), key=_began)
+    row, launch = 0, -1
+    for file in files:
+        launch += 1
+        for point, starts in _points_of(file):
+            launch += starts
+            yield point._replace(row=row, launch=launch)
+            row += 1
+
+
+def _event_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [file for file in path.rglob("*tfevents*") if file.is_file()]
+
+
+def _began(path: Path) -> tuple[int, str]:
+    match = FILE_NAME.fullmatch(path.name)
+    return (int(match[1]) if match else 0, path.name)
+
+
+def _points_of(path: Path) -> Iterator[tuple[Point, int]]:
+    """Scalars of one step are written one event each: gather them until the step changes or a tag repeats."""
+    step: int | None = None
+    time, starts = 0.0, 0
+    values: dict[str, float] = {}
+    for when, at, found, started in _events(path):
+        if started:
+            if values and step is not None:
+                yield Point(0, step, time, values), starts
+                starts = 0
+            starts, values = starts + 1, {}
+            continue
+        if at != step or values.keys() & found.keys():
+            if values and step is not None:
+                yield Point(0, step, time, values), starts
+                starts = 0
+            step, time, values = at, when, {}
+        values |= found
+    if values and step is not None:
+        yield Point(0, step, time, values), starts
+
+
+def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float], bool]]:
+    """Yield (wall time, step, scalars, session start) of every event that has scalars or starts a session."""
+    for frame in _frames(path):
+        when, step, started = 0.0, 0, False
+        found: dict[str, float] = {}
+        try:
+            for number, kind, value in _fields(frame):
+                if number == 1 and kind == FIXED_64 and isinstance(value, bytes):
+                    (when,) = struct.unpack("<d", value)
+                elif number == 2 and isinstance(value, int):
+                    step = value - (1 << 64) if value >> 63 else value
+                elif number == 5 and isinstance(value, bytes):
+                    found |= dict(_scalars(value))
+                elif number == 7 and isinstance(value, bytes):
+                    started = any(n == 1 and v == SESSION_START for n, _, v in _fields(value))
+        except (IndexError, struct.error, ValueError):
+            continue  # a damaged frame costs itself only
+        if found or started:
+            yield when, step, found, started
+
+
+def _frames(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while True:
+            head = file.read(12)
+            if len(head) < 12:
+                return
+            (size,) = struct.unpack("<Q", head[:8])
+            if size > MAX_FRAME_BYTES:
+                return
+            data = file.read(size)
+            if len(data) < size:
+                return
+            file.read(4)
+            yield data
+
+
+def _fields(data: bytes) -> Iterator[Field]:
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield number, kind, value
+            continue
+        if kind == BYTES:
+            size, at = _varint(data, at)
+        elif kind in (FIXED_64, FIXED_32):
+            size = 8 if kind == FIXED_64 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + size > len(data):
+            raise ValueError("field runs past its message")
+        yield number, kind, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("varint too long")
+
+
+def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
+    for number, kind, value in _fields(summary):
+        if number != 1 or kind != BYTES or not isinstance(value, bytes):
+            continue
+        tag, scalar = "", None
+        for inner, inner_kind, content in _fields(value):
+            if inner == 1 and isinstance(content, bytes):
+                tag = content.decode("utf-8", errors="replace")
+            elif inner == 2 and inner_kind == FIXED_32 and isinstance(content, bytes):
+                (scalar,) = struct.unpack("<f", content)
+            elif inner == 8 and isinstance(content, bytes):
+                scalar = _tensor_scalar(content)
+        if tag and scalar is not None:
+            yield canonical_name(tag.removeprefix("train/")), scalar
+
+
+def _tensor_scalar(tensor: bytes) -> float | None:
+    """The value of a rank-0 tensor, as TensorBoard 2 writes scalars; None for anything larger."""
+    dtype, content, value = 0, b"", None
+    for number, kind, part in _fields(tensor):
+        if number == 1 and isinstance(part, int):
+            dtype = part
+        elif number == 2 and isinstance(part, bytes) and part:
+            return None
+        elif number == 4 and isinstance(part, bytes):
+            content = part
+        elif number in (5, 6) and isinstance(part, bytes):
+            value = _first_number(number, kind, part)
+    if content:
+        form = {DT_FLOAT: "<f", DT_DOUBLE: "<d", DT_INT32: "<i", DT_INT64: "<q"}.get(dtype)
+        if form is None or len(content) != struct.calcsize(form):
+            return None
+        return float(struct.unpack(form, content)[0])
+    return value
+
+
+def _first_number(number: int, kind: int, part: bytes) -> float | None:
+    """float_val (5) and double_val (6), packed or not."""
+    size, form = (4, "<f") if number == 5 else (8, "<d")
+    return float(struct.unpack(form, part[:size])[0]) if len(part) >= size else None
