@@ -129,6 +129,8 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
     @functools.wraps(original)
     def prepare(*args: Any, **kwargs: Any) -> Any:
         prepared = original(*args, **kwargs)
+        for model in accelerator._models[:1]:
+            session.batches.watch(model)
         for model in accelerator._models:
             if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
                 hook_engine_steps(session, model)

@@ -25,6 +25,7 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
     engine.save_checkpoint = _saving(engine, engine.save_checkpoint, session)
     engine.load_checkpoint = _loading(engine.load_checkpoint, session)
     hook_engine_steps(session, engine)
+    session.batches.watch(engine.module)
     return session
 
 

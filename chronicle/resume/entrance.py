@@ -1,6 +1,6 @@
 """`chronicle.guard(thing, …)`: one word for Accelerate and DeepSpeed, told apart by where their classes come from."""
 
-import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,28 +12,34 @@ __all__ = ["guard"]
 
 T = TypeVar("T")
 
+if "accelerate" in sys.modules:
+    import chronicle.resume.tracker  # noqa: F401 registers `log_with="chronicle"` before the Accelerator is built
+
 
 def guard(
     target: T,
     *,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: str | Path | None = None,
     data_state: Callable[[], Any] | None = None,
     step: Callable[[], int | None] | None = None,
+    same_data: bool = False,
     fresh_start: bool = False,
     accept_change: Mapping[str, str] | None = None,
     mode: str = "enforce",
 ) -> T:
     """Put an `Accelerator` or a DeepSpeed engine under guard and return the same object.
 
-    `run_dir`: the run's directory; default `CHRONICLE_RUN_DIR`, else the settings. `data_state()`: position of the data
-    of the *next* optimizer step, JSON-able; `step()`: optimizer steps completed (default: the optimizer's own count).
-    `fresh_start`: this launch means to start from scratch although the run has checkpoints. `accept_change`: topology
-    keys that may differ, with the reason. Raises `UsageProblem` for other objects; refusals come as `ResumeRefused`.
+    `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings. `data_state()`: position of
+    the data of the *next* optimizer step, JSON-able; `step()`: optimizer steps completed (default: the optimizer's own
+    count). `same_data`: a resume promises to go on with exactly the next batch. `fresh_start`: this launch means to
+    start from scratch although the run has checkpoints. `accept_change`: topology keys that may differ, with the
+    reason. Raises `UsageProblem` for other objects; refusals come as `ResumeRefused`.
     """
     options = Options(
-        run_dir=None if run_dir is None else Path(run_dir),
+        run_dir=run_dir,
         data_state=data_state,
         step=step,
+        same_data=same_data,
         fresh_start=fresh_start,
         accept_change=dict(accept_change or {}),
         mode=Mode(mode),

@@ -3,7 +3,7 @@
 M5 looks at which Python objects are really used; the others at what the journal knows about the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,14 @@ from chronicle.resume.memory import Memory
 from chronicle.resume.refusal import Check, failed
 from chronicle.resume.story import History
 
-__all__ = ["check_contract", "check_fresh_start", "check_identity", "check_run_state", "shares_parameters"]
+__all__ = [
+    "check_contract",
+    "check_fresh_start",
+    "check_identity",
+    "check_next_batch",
+    "check_run_state",
+    "shares_parameters",
+]
 
 
 def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
@@ -110,6 +117,28 @@ def check_fresh_start(found: Memory, history: History, pending: Contract | None)
             cause="training would start from scratch in a run that has a past",
         )
     ]
+
+
+def check_next_batch(
+    first: str, followed: str | None, starts: Collection[str], *, promised: bool, mid_epoch: bool | None
+) -> list[Check]:
+    """M4: digest of the first batch of a resume against the one that `followed` the save, and those of fresh starts.
+
+    A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to have followed.
+    """
+    name, where = "next batch", "first batch of rank 0"
+    if followed is not None and first == followed:
+        return [Check(name=name, code="M4", ok=True, expected=followed, found="equal", where=where)]
+    if first in starts and (followed is not None or mid_epoch):
+        cause = "the data starts again from its beginning: samples that were seen are repeated"
+        return [
+            failed(name, "M4", expected=followed or "a batch inside the epoch", found=first, where=where, cause=cause)
+        ]
+    if followed is not None and promised:
+        cause = "data order or position is not the one of the first pass"
+        return [failed(name, "M4", expected=followed, found=first, where=where, cause=cause)]
+    seen = "not compared: none is on record" if followed is None else "another order than in the first pass"
+    return [Check(name=name, code="M4", ok=True, expected=followed or "", found=seen, where=where)]
 
 
 def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:

@@ -24,9 +24,10 @@ class Mode(StrEnum):
 class Options:
     """Callables are asked when the value is needed."""
 
-    run_dir: Path | None = None
+    run_dir: str | Path | None = None  # a directory, or the bare name of a run
     data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able
     step: Callable[[], int | None] | None = None  # optimizer steps completed
+    same_data: bool = False  # the trainer promises that a resume goes on with exactly the next batch
     fresh_start: bool = False
     accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
     mode: Mode = Mode.ENFORCE

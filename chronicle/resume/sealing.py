@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from chronicle.resume.files import write_digests, write_first_manifest
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.ranks import Ranks
 from chronicle.resume.story import Story
 
@@ -43,8 +43,7 @@ class Sealer:
         prefix = self.ranks.publish(sha256(str(root).encode()).hexdigest()[:16], own)
         if self.ranks.rank != 0:
             return
-        soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
-        digests = self.ranks.collect(prefix, own, lambda: soon)
+        digests = self.collect_soon(prefix, own)
         if len(digests) == self.ranks.world_size:
             self._write(root, replace(memory, ranks=digests))
             self._start(lambda: write_digests(root))
@@ -57,6 +56,11 @@ class Sealer:
             write_digests(root)
 
         self._start(wait_and_write)
+
+    def collect_soon(self, prefix: str, own: RankDigest) -> tuple[RankDigest, ...]:
+        """The digests that are there within a second."""
+        soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
+        return self.ranks.collect(prefix, own, lambda: soon)
 
     def finish(self) -> None:
         """Complete every manifest begun here; digests of ranks that have not come within seconds are left out."""

@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
 from chronicle.resume.files import check_files, checkpoint_root, read_memory
-from chronicle.resume.fingerprint import LiveState, fingerprint_memory
+from chronicle.resume.fingerprint import LiveState, fingerprint_memory, rng_digests
 from chronicle.resume.forecast import NUM_FORECAST, forecast_lrs
 from chronicle.resume.identity import (
     check_contract,
     check_fresh_start,
     check_identity,
+    check_next_batch,
     check_run_state,
     shares_parameters,
 )
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.options import Mode, Options, effective_options, launch_number
 from chronicle.resume.ranks import Ranks
 from chronicle.resume.refusal import Check, ResumeRefused, failed, format_table
@@ -55,20 +57,33 @@ class GuardSession:
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
         self.story = Story(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
         self.sealer = Sealer(self.ranks, self.story)
+        self.batches = BatchWitness(self._record_batches)
         if run_dir is None:
             self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.expectation: Expectation | None = None
         self.loaded_from: Path | None = None
+        self.mid_epoch: bool | None = None  # whether the checkpoint lies inside an epoch, where the adapter can tell
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
+        self._loaded_state = False  # a plain loop loaded an optimizer state: there is no directory
         self._refusal: ResumeRefused | None = None
         self._stepped = False
         self._loading = False
         self._data_met = False
         self._start_step: int | None = None
+        self._steps_here = 0
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._recent: deque[tuple[float, ...]] = deque(maxlen=NUM_FORECAST)
         self._witness = LrWitness()
         self._tripwire: LrTripwire | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Optimizer steps completed, as far as the guard can tell without a transfer from the device."""
+        return None if self._start_step is None else self._start_step + self._steps_here
+
+    def known_checkpoints(self) -> tuple[tuple[int | None, str], ...]:
+        """(step, path) of every save the journal knows, oldest first."""
+        return self.story.read().checkpoints
 
     @property
     def off(self) -> bool:
@@ -82,40 +97,62 @@ class GuardSession:
         if self.off:
             return
         try:
-            memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
-            if memory.next_lrs is not None:
-                self._witness = self._witness.predict(memory.next_lrs)
-            self.sealer.seal(checkpoint_root(directory), memory)
+            root = checkpoint_root(directory)
+            self.sealer.seal(root, self.describe())
+            self.batches.after_save(str(root))
         except Exception as problem:  # noqa: BLE001 a save that succeeded must not kill the run through its guard
             text = f"`{directory}` was saved but could not be sealed ({_reason(problem)}); training goes on"
             self.story.say("save", text)
 
+    def describe(self) -> Memory:
+        """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone."""
+        memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
+        if memory.next_lrs is not None:
+            self._witness = self._witness.predict(memory.next_lrs)
+        return memory
+
     # ---- at load -------------------------------------------------------------------------------------------------
 
-    def before_load(self, directory: Path, checks: Sequence[Check] = ()) -> None:
-        """Files first: a refusal here comes before a byte of state has been replaced. `checks`: the adapter's own."""
+    def before_load(self, directory: Path, checks: Sequence[Check] = (), memory: Memory | None = None) -> None:
+        """Files first: a refusal here comes before a byte of state has been replaced.
+
+        `checks` are the adapter's own, `memory` is what it found inside the checkpoint where that has no manifest.
+        """
         if self.off:
             return
         self.sealer.finish()
         root = checkpoint_root(directory)
-        found = self._guarded(lambda: self._check_before_load(root))
+        found = self._guarded(lambda: self._check_before_load(root, memory))
         self._settle([*checks, *found], "before load", root)
         self._loading = True
 
-    def _check_before_load(self, root: Path) -> list[Check]:
+    def _check_before_load(self, root: Path, memory: Memory | None) -> list[Check]:
         history, contract = self.story.read(), self._contract()
-        memory = read_memory(root)
+        memory = memory or read_memory(root)
         self.expectation = self._expect(root, memory, contract)
         files = check_files(root) if self.ranks.rank == 0 else []  # once is enough: the verdict is exchanged
         return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
 
-    def after_load(self, directory: Path) -> None:
-        """Memory next: everything the manifest or contract promises, on every rank."""
+    def after_load(self, directory: Path, *, generators: bool = True) -> None:
+        """Memory next: everything the manifest or contract promises, on every rank.
+
+        `generators` False: the framework restores them later, or never.
+        """
         if self.off:
             return
         self._loading = False
         self.loaded_from = checkpoint_root(directory)
         self._settle(self._guarded(self._check_after_load), "after load", self.loaded_from)
+        if generators:
+            self.generators_restored()
+
+    def generators_restored(self) -> None:
+        """The framework has put the random generators back, and nothing has drawn from them yet."""
+        if self.off or self.expectation is None:
+            return
+        expectation, rank = self.expectation, self.ranks.rank
+        found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=self._observe().topology)
+        self._settle(self._guarded(lambda: check_rng(expectation, found, rank=rank)), "after load", self.loaded_from)
 
     def load_failed(self, problem: BaseException) -> None:
         """The framework's own load raised on this rank: the others must hear of it instead of waiting for ever."""
@@ -129,7 +166,19 @@ class GuardSession:
         live = self._live()
         found = fingerprint_memory(live)
         self._data_met = self._data_equal(live.data)
-        return check_memory(expectation, found, rank=live.rank) + check_rng(expectation, found, rank=live.rank)
+        return check_memory(expectation, found, rank=live.rank)
+
+    def state_loaded(self, memory: Memory | None) -> None:
+        """A plain loop is loading an optimizer state; `memory` is what travelled in it. Compared at the first step."""
+        if self.off:
+            return
+        self._loaded_state = True
+        contract = self._contract()
+        step = memory.step if memory else None
+        bound = contract if contract is not None and step is not None and contract.step == step else None
+        basis = "contract" if bound else ("manifest" if memory else "none")
+        accepted = accepted_changes(bound, self.options.accept_change)
+        self.expectation = Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
 
     # ---- the first step, and the fifty after it --------------------------------------------------------------------
 
@@ -146,6 +195,7 @@ class GuardSession:
             self._first_step(optimizer)
         if self.off or not self._is_first(optimizer):
             return
+        self._steps_here += 1
         lrs = tuple(float(group["lr"]) for known in self._known for group in known.param_groups)
         self._recent.append(lrs)
         self._witness = self._witness.see(lrs)
@@ -181,13 +231,14 @@ class GuardSession:
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
         checks = check_identity(live, optimizer)
-        if self.loaded_from is None:
+        if self.loaded_from is None and not self._loaded_state:
             checks += self._check_nothing_loaded(found)
         if self.expectation is None:
             return checks
         checks += check_memory(self.expectation, found, rank=live.rank, at_first_step=True)
         if not (self._data_met or self._data_equal(live.data)):
             checks.append(self._data_check(live.data))
+        checks += self._check_next_batch()
         own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
         self._tripwire = LrTripwire.after(self.expectation, own)
         return checks
@@ -199,13 +250,35 @@ class GuardSession:
         if self.options.fresh_start or (pending is None and not history.checkpoints):
             return []
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
-        root = next((Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step), None)
+        root = next(
+            (Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step and path), None
+        )
         memory = None if root is None else read_memory(root)
         if root is None or memory is None:
             return check_fresh_start(found, history, pending)
         # the trainer loads by itself: hold it to the checkpoint it stands at
         self.loaded_from, self.expectation = root, self._expect(root, memory, contract)
         return check_contract(contract, root, history)
+
+    def _check_next_batch(self) -> list[Check]:
+        """M4: the first batch of this launch against the one that followed the checkpoint."""
+        expectation = self.expectation
+        if not self.batches.first or self.loaded_from is None or expectation is None or self.ranks.rank != 0:
+            return []
+        if expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data):
+            return []
+        history = self.story.read()
+        followed = history.followed.get(str(self.loaded_from))
+        return check_next_batch(
+            self.batches.first[0], followed, history.starts, promised=self.options.same_data, mid_epoch=self.mid_epoch
+        )
+
+    def _record_batches(self, key: str, digests: tuple[str, ...]) -> None:
+        after = None if key == "start" else key
+        step = self.step if after else self._start_step
+        data = {"digests": list(digests)} | ({"after": after} if after else {})
+        if after is not None or (self.loaded_from is None and not self._loaded_state):
+            self.story.write("guard.batches", step=step, title="batches seen", data=data)
 
     def _trip(self, lrs: tuple[float, ...]) -> None:
         assert self._tripwire is not None
@@ -258,7 +331,8 @@ class GuardSession:
 
     def _record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
         expectation, contract = self.expectation, self.expectation.contract if self.expectation else None
-        basis = expectation.basis if expectation else ("none" if self.loaded_from else "fresh")
+        resumed = self.loaded_from is not None or self._loaded_state
+        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
         data: dict[str, Any] = {
             "verdict": verdict,
             "moment": moment,

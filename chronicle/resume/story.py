@@ -7,7 +7,7 @@ once on stderr and training goes on: the journal tells the story, the checkpoint
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from chronicle.paths import RunPaths
 __all__ = ["History", "Story", "find_run_dir"]
 
 INTENTS = ("rollback.intent", "undo.intent")
+SAVES = ("checkpoint", "guard.saved")  # the second where only the optimizer's state was seen to be taken
 RECEIPTS = ("rollback.receipt", "undo.receipt", "recover.receipt")
 
 
@@ -25,10 +26,16 @@ RECEIPTS = ("rollback.receipt", "undo.receipt", "recover.receipt")
 class History:
     """What the journal knows that a first step depends on."""
 
-    checkpoints: tuple[tuple[int | None, str], ...] = ()  # (step, path) in the order they were saved
+    checkpoints: tuple[
+        tuple[int | None, str], ...
+    ] = ()  # (step, path) in the order they were saved; "" = path not known
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
     fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch has met
     readable: bool = True
+    starts: frozenset[str] = frozenset()  # digests of the first batch of launches from scratch
+    followed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # checkpoint -> digest of the batch that followed its save
 
     @property
     def last_step(self) -> int | None:
@@ -83,9 +90,17 @@ def fold_history(entries: Iterable[Entry]) -> History:
     checkpoints: list[tuple[int | None, str]] = []
     intents: dict[str, str] = {}
     fulfilled: set[str] = set()
+    starts: set[str] = set()
+    followed: dict[str, str] = {}
     for entry in entries:
-        if entry.kind == "checkpoint" and entry.data.get("path"):
-            checkpoints.append((entry.step, str(entry.data["path"])))
+        if entry.kind in SAVES:
+            checkpoints.append((entry.step, str(entry.data.get("path") or "")))
+        elif entry.kind == "guard.batches" and entry.data.get("digests"):
+            first = str(entry.data["digests"][0])
+            if entry.data.get("after"):
+                followed[str(entry.data["after"])] = first
+            elif not entry.step:
+                starts.add(first)
         elif entry.kind in INTENTS:
             intents[entry.id] = str(entry.data.get("id") or entry.id)
         elif entry.kind in RECEIPTS:
@@ -94,21 +109,28 @@ def fold_history(entries: Iterable[Entry]) -> History:
         elif entry.kind == "guard.verdict" and entry.data.get("contract") and entry.data.get("verdict") != "refused":
             fulfilled.add(str(entry.data["contract"]))
     return History(
-        checkpoints=tuple(checkpoints), open_intent=next(iter(intents), None), fulfilled=frozenset(fulfilled)
+        checkpoints=tuple(checkpoints),
+        open_intent=next(iter(intents), None),
+        fulfilled=frozenset(fulfilled),
+        starts=frozenset(starts),
+        followed=followed,
     )
 
 
 def find_run_dir(
     given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path
 ) -> tuple[Path | None, str]:
-    """The run directory and where it came from; None (with the reason) when it is not clear which run is meant."""
-    if given is not None:
+    """The run directory and where it came from; None (with the reason) when it is not clear which run is meant.
+
+    `given` may be a path, or the bare name of a run, which lies below the logs directory of the settings.
+    """
+    if given is not None and (os.sep in os.fspath(given) or Path(given).is_dir()):
         return Path(given).absolute(), "argument"
-    if environ.get("CHRONICLE_RUN_DIR"):
+    if given is None and environ.get("CHRONICLE_RUN_DIR"):
         return Path(environ["CHRONICLE_RUN_DIR"]), "CHRONICLE_RUN_DIR"
     from chronicle.settings import load_settings
 
     try:
-        return load_settings(cwd, environ).paths.run_dir, "settings"
+        return load_settings(cwd, environ, run=None if given is None else os.fspath(given)).paths.run_dir, "settings"
     except ChronicleError as problem:
         return None, str(problem)

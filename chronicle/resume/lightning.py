@@ -1,0 +1,129 @@
+"""Lightning under guard: `Trainer(callbacks=[ChronicleCallback("tr-190")])`, or no line at all under `chronicle run`.
+
+A Lightning checkpoint is one file, so what memory held travels inside it, as this callback's state. Generators are not
+part of Lightning's checkpoints and are not compared. Zero lines: the entry point `lightning.pytorch.callbacks_factory`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.forecast import BoundScheduler
+from chronicle.resume.hooks import hook_optimizer_steps
+from chronicle.resume.memory import Memory
+from chronicle.resume.options import Options
+from chronicle.resume.session import GuardSession
+from chronicle.resume.step_log import StepLog
+
+__all__ = ["ChronicleCallback", "callbacks_factory"]
+
+
+class ChronicleCallback(Callback):  # type: ignore[misc]
+    """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
+
+    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
+        self._options = Options(run_dir=run, **options)
+        self._trainer: Any = None
+        self._session: GuardSession | None = None
+        self._log = StepLog()
+        self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
+
+    @property
+    def state_key(self) -> str:
+        """The name under which memory lies in a checkpoint's `callbacks`."""
+        return "ChronicleCallback"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Only the first of several (one given, one from the entry point) does the work, and only for training."""
+        others = [c for c in trainer.callbacks if isinstance(c, ChronicleCallback)]
+        if stage != "fit" or others[0] is not self:
+            return
+        self._trainer = trainer
+        self._session = GuardSession(self._observe, self._options)
+        hook_optimizer_steps(self._session)
+        self._session.batches.watch(pl_module)
+        original = trainer.save_checkpoint
+
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(filepath, *args, **kwargs)
+            self._tell_saved(Path(filepath))
+            return result
+
+        if not getattr(original, "_chronicle", False):
+            save_checkpoint._chronicle = True  # type: ignore[attr-defined]
+            trainer.save_checkpoint = save_checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory at this save, all ranks' digests where they come in time; plain values only."""
+        session = self._session
+        if session is None or session.off:
+            return {}
+        memory = session.describe()
+        own = memory.ranks[0]
+        prefix = session.ranks.publish("lightning", own)
+        if session.ranks.rank == 0:
+            memory = replace(memory, ranks=session.sealer.collect_soon(prefix, own))
+        return {"memory": memory.to_json()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep what the checkpoint says until everything else is loaded."""
+        record = state_dict.get("memory")
+        self._found = Memory.from_json(record) if isinstance(record, Mapping) else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Model, loops, optimizers and schedulers are restored: compare."""
+        path = trainer.ckpt_path
+        if self._session is None or not path:
+            return
+        self._session.before_load(Path(path), memory=self._found)
+        self._session.after_load(Path(path), generators=False)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """One line in the launch's per-step log."""
+        if self._session is not None and trainer.is_global_zero:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+            self._log.write(trainer.global_step, {"loss": loss, "lr": lr})
+
+    def _tell_saved(self, path: Path) -> None:
+        session = self._session
+        if session is not None and not session.off:
+            step = int(self._trainer.global_step)
+            data = {"path": str(path.absolute()), "step": step}
+            session.story.write("checkpoint", step=step, title=f"checkpoint {path.name}", data=data)
+            session.batches.after_save(str(path.absolute()))
+
+    def _observe(self) -> LiveState:
+        trainer = self._trainer
+        module = trainer.lightning_module
+        return LiveState(
+            models=(module,),
+            optimizers=collect_optimizers(trainer.optimizers),
+            schedulers=tuple(_bind(config) for config in trainer.lr_scheduler_configs),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            topology={
+                "world_size": int(trainer.world_size),
+                "accumulation": int(trainer.accumulate_grad_batches),
+                "precision": str(trainer.precision),
+                "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+            },
+            step=int(trainer.global_step),
+        )
+
+
+def _bind(config: Any) -> BoundScheduler:
+    """A scheduler stepped per epoch stands still between optimizer steps, as far as a forecast of steps goes."""
+    each_step = config.interval == "step" and config.frequency == 1
+    return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0, where=f"each {config.interval}")
+
+
+def callbacks_factory() -> list[Callback]:
+    """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer is guarded."""
+    if os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN"):
+        return [ChronicleCallback()]
+    return []

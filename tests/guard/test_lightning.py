@@ -1,0 +1,118 @@
+"""Lightning: memory travels inside the checkpoint file, and is compared when training starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+import lightning.pytorch as pl
+
+from chronicle import ResumeRefused
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.resume.lightning import ChronicleCallback, callbacks_factory
+
+
+class Regression(pl.LightningModule):
+    """A linear model with a per-step schedule."""
+
+    def __init__(self, gamma: float = 0.97) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.gamma = gamma
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        (x,) = batch
+        loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.gamma)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def fit(
+    root: Path,
+    run_dir: Path | None,
+    *,
+    max_steps: int,
+    ckpt_path: Path | None = None,
+    module: Any = None,
+    callback: Any = None,
+) -> Any:
+    torch.manual_seed(0)
+    module = module or Regression()
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+    callbacks = [callback or ChronicleCallback(run_dir)] if run_dir is not None else []
+    trainer = pl.Trainer(
+        max_steps=max_steps,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(root),
+        callbacks=callbacks,
+    )
+    trainer.fit(
+        module, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=None if ckpt_path is None else str(ckpt_path)
+    )
+    return trainer
+
+
+@pytest.fixture
+def saved(tmp_path: Path, run_dir: Path) -> Path:
+    trainer = fit(tmp_path, run_dir, max_steps=6)
+    trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    return tmp_path / "step=6.ckpt"
+
+
+def verdicts(run_dir: Path) -> list[dict[str, Any]]:
+    return [dict(entry.data) for entry in read_journal(RunPaths(run_dir)).of_kind("guard.verdict")]
+
+
+def test_healthy_resume_passes_and_the_save_is_journalled(saved: Path, tmp_path: Path, run_dir: Path) -> None:
+    module = Regression()
+    fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved, module=module)
+    assert len(module.losses) == 4
+    assert (verdicts(run_dir)[-1]["verdict"], verdicts(run_dir)[-1]["basis"]) == ("passed", "manifest")
+    entry = next(read_journal(RunPaths(run_dir)).of_kind("checkpoint"))
+    assert (entry.step, entry.data["path"]) == (6, str(saved))
+
+
+def test_scheduler_state_lost_in_the_file_is_refused(saved: Path, tmp_path: Path, run_dir: Path) -> None:
+    """Lightning #11188: a plugin stored no scheduler; the LR starts again."""
+    state = torch.load(saved, weights_only=False)
+    state["lr_schedulers"] = []
+    torch.save(state, saved)
+    with pytest.raises(ResumeRefused):
+        fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved)
+
+
+def test_optimizer_state_lost_in_the_file_is_refused(saved: Path, tmp_path: Path, run_dir: Path) -> None:
+    state = torch.load(saved, weights_only=False)
+    state["optimizer_states"][0]["state"] = {}
+    torch.save(state, saved)
+    with pytest.raises(ResumeRefused):
+        fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved)
+    assert verdicts(run_dir)[-1]["verdict"] == "refused"
+
+
+def test_fit_without_the_checkpoint_is_refused(saved: Path, tmp_path: Path, run_dir: Path) -> None:
+    with pytest.raises(ResumeRefused):
+        fit(tmp_path, run_dir, max_steps=10)
+
+
+def test_factory_guards_every_trainer_under_chronicle_run_and_none_outside(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callbacks_factory() == []
+    monkeypatch.setenv("CHRONICLE_RUN_DIR", str(run_dir))
+    assert [type(callback) for callback in callbacks_factory()] == [ChronicleCallback]

@@ -1,0 +1,50 @@
+"""What the log alone shows after a resume; and that a healthy resume shows nothing."""
+
+import math
+import random
+
+import pytest
+
+from chronicle.resume.log_tripwires import Row, check_log
+
+
+def curve(first: int, last: int, *, lr: float = 1e-3, shift: float = 0.0, seed: int = 0) -> list[Row]:
+    noise = random.Random(seed)
+    return [
+        (step, {"lr": lr, "loss": 3.0 / math.sqrt(step + 1) + 2.0 + shift + noise.gauss(0, 0.02)})
+        for step in range(first, last + 1)
+    ]
+
+
+BEFORE = curve(1, 200)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_resume_shows_nothing(seed: int) -> None:
+    assert check_log(BEFORE, curve(201, 260, seed=seed + 1), resume_step=200) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        ([(s, v | {"lr": 1e-5 * (s - 200)}) for s, v in curve(201, 260)], "L1"),
+        (curve(1, 60), "L2"),
+        (curve(201, 260, shift=1.0), "L3"),
+        (curve(201, 260, shift=-1.0), "L4"),
+    ],
+)
+def test_accident_trips_its_wire(after: list[Row], code: str) -> None:
+    assert code in [check.code for check in check_log(BEFORE, after, resume_step=200)]
+
+
+def test_lr_of_a_rollback_is_no_accident() -> None:
+    assert check_log(BEFORE, curve(201, 260, lr=5e-4), resume_step=200, lr_ratio=0.5) == []
+
+
+def test_logging_every_tenth_step_is_no_missing_step() -> None:
+    before, after = BEFORE[9::10], curve(201, 300, seed=3)[9::10]
+    assert check_log(before, after, resume_step=200) == []
+
+
+def test_curve_too_short_to_know_its_noise_is_not_judged() -> None:
+    assert check_log(curve(198, 200), curve(201, 260, shift=9.0), resume_step=200) == []
