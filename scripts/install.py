@@ -59,7 +59,7 @@ def fingerprint(arguments: argparse.Namespace) -> str:
 
 def create(environment: Path) -> Path:
     """The environment's interpreter; made when missing."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 this script is what an older interpreter would run
         raise Problem(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed; make PYTHON=python3.12 …")
     python = environment / "bin" / "python"
     if not python.exists():

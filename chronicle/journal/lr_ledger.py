@@ -20,6 +20,7 @@ __all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
 LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`
 
 LR_EVENTS = ("lr-bug", "lr-mismatch")  # kinds of the detector
+FIRST_STEPS = 20  # a resume is on the wrong LR from its first steps on; a jump later on is the schedule's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class LrLedger:
 def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
     """Fold rollbacks and verdicts in journal order."""
     entries = tuple(entries)
-    fold = _Fold(lineage, broken=_broken_launches(entries))
+    fold = _Fold(lineage, broken=_broken_launches(entries, lineage))
     for entry in entries:
         fold.take(entry)
     return LrLedger(lines=tuple(fold.lines.values()), pending=fold.pending_factor, first_base_lr=fold.first_base)
@@ -157,19 +158,26 @@ class _Fold:
                 return
 
 
-def _broken_launches(entries: Iterable[Entry]) -> dict[int, str]:
+def _broken_launches(entries: Iterable[Entry], lineage: Lineage) -> dict[int, str]:
     """Launches that trained on an LR which was found not to be the one asked for, and the words of the finding."""
     broken: dict[int, str] = {}
+    starts = {span.number: span.start_step or 0 for span in lineage.launches}
     for entry in entries:
         if entry.launch is None:
             continue
-        if entry.kind == "lr.mismatch" or (entry.kind == "incident" and entry.data.get("kind") in LR_EVENTS):
+        event = entry.kind == "incident" and entry.data.get("kind") in LR_EVENTS
+        if entry.kind == "lr.mismatch" or (event and _at_the_start(entry, starts.get(entry.launch, 0))):
             broken.setdefault(entry.launch, entry.title or "LR does not follow")
         elif entry.kind == "guard.verdict" and entry.data.get("verdict") in ("refused", "warned"):
             names = [str(check.get("name", "")) for check in _checks(entry) if _failed(check)]
             if any(LR_WORD.search(name.lower()) for name in names):
                 broken.setdefault(entry.launch, f"{entry.data['verdict']} by the guard")
     return broken
+
+
+def _at_the_start(entry: Entry, start_step: int) -> bool:
+    onset = entry.data.get("onset_step", entry.step)
+    return not isinstance(onset, int) or onset <= start_step + FIRST_STEPS
 
 
 def _checks(entry: Entry) -> list[Mapping[str, Any]]:

@@ -32,6 +32,7 @@ from chronicle.launch.provenance import describe_launch
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord
 from chronicle.launch.seals import seal_file
+from chronicle.launch.slurm import NodeIdentity, share_number
 from chronicle.launch.supervisor import Outcome, Supervisor
 from chronicle.launch.watching import LiveDetector, Watcher, last_point, read_start_step
 from chronicle.paths import RunPaths
@@ -56,6 +57,7 @@ class LaunchRequest:
     force: str | None = None  # reason for starting although a launch seems alive elsewhere
     recorded: Mapping[str, Any] = field(default_factory=dict)  # goes into `launch.start` as it is
     rotate_bytes: int = ROTATE_BYTES
+    node: NodeIdentity | None = None  # one of several nodes of one launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,12 @@ def launch(
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
     journal = read_journal(paths)
-    ensure_startable(paths, journal, now=clock(), force=request.force)
-    number = _take_number(paths)
+    if request.node is None:
+        ensure_startable(paths, journal, now=clock(), force=request.force)
+        number = _take_number(paths)
+    else:  # the other nodes of this very launch may be running already
+        number = share_number(paths, request.node[0], lambda: _take_number(paths))
+        ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     token = secrets.token_hex(16)
     writer = JournalWriter(paths)
     try:
@@ -138,6 +144,7 @@ class _Launch:
             on_rank=self._ranks.add,
             on_rotate=self._seal_part,
             rotate_bytes=request.rotate_bytes,
+            log_name=self._log_name(),
         )
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._start = describe_launch(request.command, request.cwd, request.environ)
@@ -258,9 +265,9 @@ class _Launch:
         self._selector.close()
 
     def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
-        if live_watch is None:
-            return None
         request = self._request
+        if live_watch is None or (request.node is not None and request.node[1] > 0):
+            return None  # one detector a launch
         try:
             return live_watch(
                 request.paths, self._number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
@@ -268,6 +275,11 @@ class _Launch:
         except Exception as error:  # noqa: BLE001 no detector is better than no run
             self._complain(f"no live detector: {type(error).__name__}: {error}")
             return None
+
+    def _log_name(self) -> str:
+        """The first node writes `supervisor.log`, the others beside it: one writer a file."""
+        node = self._request.node
+        return "supervisor.log" if node is None or node[1] == 0 else f"supervisor-node{node[1]}.log"
 
     def _say_for_detector(self, line: str) -> None:
         self._channels.say(line.removeprefix("chronicle: "))
@@ -280,7 +292,8 @@ class _Launch:
 
     def _note_start_step(self) -> None:
         """Trainers with a guard say where they start; for all others the log does."""
-        if self._start_step is None:
+        node = self._request.node
+        if self._start_step is None and (node is None or node[1] == 0):
             self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
             if self._start_step is not None and not self._guard_has_spoken():
                 data = {"start_step": self._start_step, "inferred": True}
