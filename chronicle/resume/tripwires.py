@@ -62,7 +62,8 @@ class LrTripwire:
     @classmethod
     def after(cls, expectation: Expectation, own: Sequence[Row] | None) -> "LrTripwire":
         """Rows promised at save first, continued by this launch's own forecast."""
-        promised = expectation.next_lrs() or ()
+        # a warm-up after a rollback is the trainer's own: the promised rows do not know it, its forecast does
+        promised = () if expectation.warms_up else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
         source = expectation.memory.lr_source if expectation.memory else "untested"
         return cls(rows=tuple(rows), source=source)
