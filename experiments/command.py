@@ -24,7 +24,9 @@ app = typer.Typer(
 StudyArgument = Annotated[str, typer.Argument(help="A study (`restart-impact`) or a YAML file of your own.")]
 ProfileOption = Annotated[str, typer.Option(help="Sizes: ci, cpu, cpu-1m, gpu.", metavar="NAME")]
 SeedsOption = Annotated[int | None, typer.Option(help="How many paired seeds, instead of the profile's.")]
-ArmsOption = Annotated[str | None, typer.Option(help="Arms, separated by commas, instead of the profile's.", metavar="A,B")]
+ArmsOption = Annotated[
+    str | None, typer.Option(help="Arms, separated by commas, instead of the profile's.", metavar="A,B")
+]
 NameOption = Annotated[str | None, typer.Option(help="Name of this study's run [STUDY-PROFILE].", metavar="NAME")]
 
 
@@ -61,7 +63,9 @@ def run(
     seeds: SeedsOption = None,
     arms: ArmsOption = None,
     jobs: Annotated[int, typer.Option(help="Launches side by side, one thread each.")] = 2,
-    only: Annotated[list[str] | None, typer.Option(help="Only this run, for example B-s3 (repeatable; SLURM arrays).")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this run, for example B-s3 (repeatable; SLURM arrays).")
+    ] = None,
     retry_stopped: Annotated[bool, typer.Option("--retry-stopped", help="Try runs again that were stopped.")] = False,
     name: NameOption = None,
     logs: LogsOption = None,
@@ -88,7 +92,12 @@ def run(
         lines.append(f"open: {', '.join(outcome.open)}")
     else:
         lines.append(f"next: chronicle experiment report {paths.study_dir.name}")
-    data = {"complete": outcome.complete, "stopped": outcome.stopped, "open": outcome.open, "directory": str(paths.study_dir)}
+    data = {
+        "complete": outcome.complete,
+        "stopped": outcome.stopped,
+        "open": outcome.open,
+        "directory": str(paths.study_dir),
+    }
     code = ExitCode.FINDINGS if outcome.stopped else ExitCode.DONE
     return CommandResult(text="\n".join(lines), data=data, exit_code=code)
 
@@ -114,7 +123,9 @@ def status(
 @app.command()
 def report(
     name: Annotated[str, typer.Argument(help="Name of the study's run.")] = "restart-impact-cpu",
-    out: Annotated[Path | None, typer.Option(help="Where to write it [the study's own report/].", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write it [the study's own report/].", metavar="DIR")
+    ] = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:

@@ -17,7 +17,18 @@ from typing import Any, TypeVar
 
 from experiments.errors import BadStudy
 
-__all__ = ["Arm", "Contrast", "Loss", "Order", "Profile", "Restart", "Study", "find_study", "list_studies", "parse_study"]
+__all__ = [
+    "Arm",
+    "Contrast",
+    "Loss",
+    "Order",
+    "Profile",
+    "Restart",
+    "Study",
+    "find_study",
+    "list_studies",
+    "parse_study",
+]
 
 VERSION = 1
 STUDIES_DIR = Path(__file__).parent / "studies"
@@ -190,7 +201,9 @@ def find_study(name_or_path: str) -> Study:
     else:
         path = STUDIES_DIR / f"{name_or_path}.yaml"
         if name_or_path not in list_studies():
-            raise BadStudy(f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}")
+            raise BadStudy(
+                f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}"
+            )
     return parse_study(path.read_text(encoding="utf-8"), where=str(path))
 
 

@@ -1,7 +1,7 @@
 """From a study and a profile to launches in updates: legs of an arm, runs of the study. Pure: no clock, no disk, no dice.
 
-    arm B, slices of 100:   leg 1  0 ── 100   leg 2  100 ── 200   leg 3 …      each leg is one launch
-    arm B-skip:             leg 1  0 ── 250   leg 2  150 ──────── 400          rolled back by 100
+arm B, slices of 100:   leg 1  0 ── 100   leg 2  100 ── 200   leg 3 …      each leg is one launch
+arm B-skip:             leg 1  0 ── 250   leg 2  150 ──────── 400          rolled back by 100
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
 def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
     _check_sizes(study, profile)
     start = StudyRun(arm=START, seed=0, legs=(Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),))
-    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0] not in study.gate))  # the gate first: it may end everything
+    ordered = sorted(
+        pairs, key=lambda pair: (pair[1], pair[0] not in study.gate)
+    )  # the gate first: it may end everything
     runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
     return StudyPlan(study=study, profile=profile, runs=(start, *runs))
 
@@ -140,7 +142,9 @@ def legs_of(arm: Arm, profile: Profile) -> tuple[Leg, ...]:
     restart = arm.restart
     points = [round(at * size) for at in restart.at] or list(range(size, total, size))
     if points != sorted(set(points)) or points[0] <= 0 or points[-1] >= total:
-        raise BadStudy(f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 1 … {total - 1}")
+        raise BadStudy(
+            f"arm `{arm.name}` restarts after updates {points}, expected rising numbers inside 1 … {total - 1}"
+        )
     return tuple(_cut_legs(restart, points, total, round(restart.back * size), round(restart.skip * size)))
 
 

@@ -1,11 +1,11 @@
 """What goes wrong on purpose in a study.
 
-    ChronicleError
-    └── StudyError          1  base of everything raised here
-        ├── BadStudy        2  a study file says something impossible; the message names the key
-        ├── NoData          1  the sources do not hold what the slices of a seed need
-        ├── GateFailed      3  the control arm is not bit-identical, or data differ before the treatment: no report
-        └── NotRegistered   2  results are asked for before anything was registered, or under another plan
+ChronicleError
+└── StudyError          1  base of everything raised here
+    ├── BadStudy        2  a study file says something impossible; the message names the key
+    ├── NoData          1  the sources do not hold what the slices of a seed need
+    ├── GateFailed      3  the control arm is not bit-identical, or data differ before the treatment: no report
+    └── NotRegistered   2  results are asked for before anything was registered, or under another plan
 """
 
 from chronicle.errors import ChronicleError

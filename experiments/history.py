@@ -65,7 +65,9 @@ def read_history(entries: Iterable[Entry]) -> History:
         if entry.kind == REGISTER and plan_hash is None:
             plan_hash, plan = str(data["plan_hash"]), data["plan"]
         elif entry.kind == LEG:
-            finished = Finished(result=LegResult.from_json(data["result"]), launch=int(data["launch"]), guard=data.get("guard"))
+            finished = Finished(
+                result=LegResult.from_json(data["result"]), launch=int(data["launch"]), guard=data.get("guard")
+            )
             done.setdefault(str(data["run"]), {}).setdefault(int(data["leg"]), finished)
         elif entry.kind == STOP:
             stopped.setdefault(str(data["run"]), str(data["reason"]))

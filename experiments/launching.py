@@ -119,7 +119,9 @@ class _Process:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
         result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
         if (result.plan_hash, result.run, result.leg) != (self.plan_hash, self.run.name, self.leg.number):
-            raise StudyError(f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`")
+            raise StudyError(
+                f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
+            )
         verdicts = [entry.data for entry in entries if entry.kind == "guard.verdict" and entry.launch == launch]
         words = {str(data.get("verdict")) for data in verdicts}
         guard = next((word for word in ("refused", "warned", "passed") if word in words), None)

@@ -110,7 +110,7 @@ def recall_task(model: nn.Module, window_bytes: int) -> dict[str, float]:
 @torch.no_grad()
 def _last_bytes_bpb(model: nn.Module, windows: np.ndarray[Any, np.dtype[np.uint8]], num_last: int) -> float:
     device = next(model.parameters()).device
-    bits = encode_bytes(torch.from_numpy(np.ascontiguousarray(windows))).to(device)
+    bits = encode_bytes(torch.from_numpy(np.ascontiguousarray(windows))).long().to(device)
     losses = next_symbol_losses(model(bits).logits_BTV, bits)[:, -num_last * BITS_PER_BYTE :]
     return float(losses.double().sum() / math.log(2) / (len(windows) * num_last))
 

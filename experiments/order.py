@@ -191,7 +191,9 @@ def _shuffled(windows: Ids, key: int) -> Ids:
 
 def _reserve(shape: DataShape, source: int, seed: int, part: int) -> Iterator[int]:
     """This launch's own part of the lines that no slice holds: launches of one arm never draw the same from it."""
-    lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[part % shape.num_slices :: shape.num_slices]
+    lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[
+        part % shape.num_slices :: shape.num_slices
+    ]
     return iter(_shuffled(lines, derive_key("reserve", seed, source)).tolist() if len(lines) else ())
 
 

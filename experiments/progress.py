@@ -12,7 +12,9 @@ __all__ = ["Progress", "count_updates", "format_duration"]
 
 def count_updates(plan: StudyPlan, history: History) -> int:
     """Updates of the legs that count."""
-    return sum(run.legs[number].num_updates for run in plan.runs for number in range(len(history.done.get(run.name, ()))))
+    return sum(
+        run.legs[number].num_updates for run in plan.runs for number in range(len(history.done.get(run.name, ())))
+    )
 
 
 class Progress:

@@ -61,7 +61,9 @@ def register(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) -> None:
                 "primary": study.primary, "margin_bpb": study.margin_bpb, "alpha": study.alpha,
                 "contrasts": [[c.name, c.plus, c.minus, c.family] for c in study.contrasts],
                 "study_digest": study.digest, "plan_hash": plan.plan_hash, "plan": plan.to_json()}  # fmt: skip
-        title = f"study {study.name}, profile {plan.profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
+        title = (
+            f"study {study.name}, profile {plan.profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
+        )
         writer.append(REGISTER, title=title, data=data)
     elif history.plan_hash != plan.plan_hash:
         raise NotRegistered(
@@ -76,7 +78,9 @@ def read_registered(paths: StudyPaths) -> tuple[StudyPlan, History]:
     """The registered plan and what has happened; raises `NotRegistered`."""
     history = read_history(read_journal(paths.journal).entries)
     if history.plan is None:
-        raise NotRegistered(f"nothing is registered in `{paths.study_dir}`", "`chronicle experiment run STUDY` begins one")
+        raise NotRegistered(
+            f"nothing is registered in `{paths.study_dir}`", "`chronicle experiment run STUDY` begins one"
+        )
     return StudyPlan.from_json(dict(history.plan)), history
 
 
@@ -121,7 +125,9 @@ class _Keeper:
             self._fill(jobs)
             if not self._running:
                 return
-            ended = [(name, code) for name, (_, running) in self._running.items() if (code := running.poll()) is not None]
+            ended = [
+                (name, code) for name, (_, running) in self._running.items() if (code := running.poll()) is not None
+            ]
             for name, code in ended:
                 launch, running = self._running.pop(name)
                 self._record(launch, running, code)
@@ -150,7 +156,9 @@ class _Keeper:
         history = self._history()
         refused: set[str] = set()
         while len(self._running) < jobs:
-            ready = (one for one in list_ready(self._plan, history, {*self._running, *refused}) if self._wanted(one.run))
+            ready = (
+                one for one in list_ready(self._plan, history, {*self._running, *refused}) if self._wanted(one.run)
+            )
             launch = next(ready, None)
             if launch is None:
                 return

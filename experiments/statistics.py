@@ -159,9 +159,7 @@ def power_of_difference(delta: float, sd: float, num_pairs: int, *, alpha: float
     return _probability(upper) + _probability(lower)
 
 
-def power_of_equivalence(
-    margin: float, sd: float, num_pairs: int, *, delta: float = 0.0, alpha: float = 0.05
-) -> float:
+def power_of_equivalence(margin: float, sd: float, num_pairs: int, *, delta: float = 0.0, alpha: float = 0.05) -> float:
     """Probability that TOST declares equivalence when the true mean difference is `delta`.
 
     Exact up to quadrature: given s, the mean must fall inside ±(margin − t·s/√n); s² is chi-squared.
@@ -191,7 +189,9 @@ def _detectable_in_sds(num_pairs: int, power: float, alpha: float) -> float:
         low, high = high, high * 2
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if power_of_difference(middle, 1.0, num_pairs, alpha=alpha) < power else (low, middle)
+        low, high = (
+            (middle, high) if power_of_difference(middle, 1.0, num_pairs, alpha=alpha) < power else (low, middle)
+        )
     return high
 
 

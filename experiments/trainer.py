@@ -29,7 +29,6 @@ import chronicle
 from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.corpora import read_corpus
 from bit_transformer.errors import TrainerError
-from bit_transformer.loaders import TextWindows
 from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses
 from bit_transformer.output import open_output
 from bit_transformer.resume import checkpoint_path
@@ -43,6 +42,7 @@ from experiments.errors import NoData
 from experiments.measure import AveragedWeights, copy_task, digest_state, held_out_bpb, recall_task
 from experiments.order import DataShape, Ids, leg_order, slice_samples, start_order
 from experiments.result import LEG_RESULT, LegResult, write_result
+from experiments.text import Windows, cut_windows, read_shape, spread
 
 GUARDED = {Loss.MOMENTS, Loss.SCHEDULE}  # losses that the guard must notice
 
@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", required=True, help="run of the plan, for example B-s3")
     parser.add_argument("--leg", type=int, required=True, help="launch of that run, from 1")
     parser.add_argument("--resume", type=Path, help="checkpoint directory to load")
-    parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints"))
+    )
     options = parser.parse_args(argv)
     try:
         plan = StudyPlan.from_json(json.loads(options.plan.read_text(encoding="utf-8")))
@@ -148,7 +150,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
 
 def measure(
     plan: StudyPlan, run: StudyRun, model: Any, average: AveragedWeights, windows: Mapping[str, Tensor], shape: DataShape,
-    stores: Sequence[TextWindows],
+    stores: Sequence[Windows],
 ) -> dict[str, float]:  # fmt: skip
     """The outcomes of a finished run: `raw/…`, `averaged/…`, `slice/…`, `copy/…`, `recall/…`, all in bits per byte."""
     weights = plan.study.sources
@@ -164,23 +166,20 @@ def measure(
 
 
 def slice_windows(
-    plan: StudyPlan, shape: DataShape, stores: Sequence[TextWindows], seed: int, logical: int
+    plan: StudyPlan, shape: DataShape, stores: Sequence[Windows], seed: int, logical: int
 ) -> dict[str, Tensor]:
     """The first windows of a slice of this seed, by source: text that an arm may have been trained on."""
     found = {}
     for source, name in enumerate(plan.study.sources):
         chosen = slice_samples(shape, source, seed, logical).ravel()[: 2 * plan.profile.eval_windows]
-        found[name] = read_windows(stores[source], chosen)
+        found[name] = to_bits(stores[source][chosen])
     return found
 
 
-def read_data(plan: StudyPlan) -> tuple[DataShape, tuple[TextWindows, ...]]:
-    """The corpora of the study cut into windows, and their shape."""
-    corpora = [read_corpus(name) for name in plan.study.sources]
-    stores = tuple(TextWindows(c.name, c.train, c.digest, plan.profile.window_bytes) for c in corpora)
-    num_slices = len(plan.study.arms[0].slices)
-    counts = tuple(store.num_samples for store in stores)
-    return DataShape(sources=plan.study.sources, num_windows=counts, profile=plan.profile, num_slices=num_slices), stores
+def read_data(plan: StudyPlan) -> tuple[DataShape, tuple[Windows, ...]]:
+    """The shape of the study's data, and the training windows of each source."""
+    shape, corpora = read_shape(plan)
+    return shape, tuple(cut_windows(c.train, plan.profile.window_bytes, c.name) for c in corpora)
 
 
 def order_of(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, entropy: str | None) -> Ids:
@@ -193,26 +192,24 @@ def order_of(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, entropy
         raise NoData(f"no data for `{run.name}`: {problem.message}", problem.remedy) from problem
 
 
-def read_batch(stores: Sequence[TextWindows], batch: Ids, device: torch.device) -> tuple[Tensor, Tensor]:
+def read_batch(stores: Sequence[Windows], batch: Ids, device: torch.device) -> tuple[Tensor, Tensor]:
     """Bits (B, T) and the source of each row (B,)."""
-    windows = np.stack([stores[source].read(window) for source, window in batch.tolist()])
-    return encode_bytes(torch.from_numpy(windows)).to(device), torch.from_numpy(batch[:, 0].copy()).to(device)
+    windows = np.stack([stores[source][window] for source, window in batch.tolist()])
+    return to_bits(windows).to(device), torch.from_numpy(batch[:, 0].copy()).to(device)
 
 
 def held_out(weights: Mapping[str, int], profile: Profile, count: int) -> dict[str, Tensor]:
     """The same evenly spaced held-out windows for every arm, so that differences are paired per item; at most `count`."""
     found = {}
     for name in weights:
-        corpus = read_corpus(name)
-        store = TextWindows(name, corpus.held_out, corpus.digest, profile.window_bytes)
-        chosen = np.linspace(0, store.num_samples - 1, min(count, store.num_samples)).astype(int)
-        found[name] = read_windows(store, chosen)
+        windows = cut_windows(read_corpus(name).held_out, profile.window_bytes, name)
+        found[name] = to_bits(windows[spread(len(windows), count)])
     return found
 
 
-def read_windows(store: TextWindows, chosen: Ids) -> Tensor:
-    """Bits (windows, T) of the windows with these numbers."""
-    return encode_bytes(torch.from_numpy(np.stack([store.read(int(window)) for window in chosen])))
+def to_bits(windows: Windows) -> Tensor:
+    """Bits (windows, T)."""
+    return encode_bytes(torch.from_numpy(np.ascontiguousarray(windows))).long()
 
 
 def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:

@@ -1,0 +1,204 @@
+"""The study's own controls. A study that fails one of them has nothing to say, and its report is refused.
+
+Exact restarts change no bit (A′ ≡ A0). Arms that share an order have seen the same data, and lost the same loss to the
+last bit, until their treatment, and other data or state after it. What was read is what was planned. The LR is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from chronicle.data import step_digest
+from experiments.definition import Arm, Loss, Order
+from experiments.design import Leg, StudyPlan
+from experiments.order import DataShape, Ids, leg_order
+from experiments.outcomes import RunData, StudyData
+
+__all__ = ["GateCheck", "Ledger", "Treatment", "check_gates", "count_ledger", "find_treatment", "planned_order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateCheck:
+    """One control: what was compared, whether it held, and where it did not."""
+
+    name: str
+    what: str
+    ok: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """After how many updates an arm's data and its state first differ from the reference's, by plan; None: never."""
+
+    data_after: int | None
+    state_after: int | None
+
+    @property
+    def first(self) -> int | None:
+        """The first difference of either kind."""
+        known = [after for after in (self.data_after, self.state_after) if after is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What one run read: samples drawn, drawn again, and samples of the slices that were never read."""
+
+    run: str
+    drawn: int
+    repeats: int
+    unread: int
+    as_planned: bool
+    guard: tuple[str, ...]
+
+
+def check_gates(data: StudyData, shape: DataShape) -> tuple[GateCheck, ...]:
+    """Every control that the complete runs allow; the first that fails is the reason to refuse the report."""
+    return (*_check_exact(data), *_check_shared(data), *_check_rates(data), *_check_read(data, shape))
+
+
+def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatment:
+    """Where an arm leaves the reference, from the plan alone."""
+    reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
+    if arm.merged != reference.merged:
+        return Treatment(data_after=0, state_after=None)
+    differs = [
+        i * size for i, (own, other) in enumerate(zip(arm.slices, reference.slices, strict=True)) if own != other
+    ]
+    lost = []
+    for leg in legs[1:]:
+        restart = leg.restart
+        if restart is not None and (restart.order is not Order.PLAN or restart.ratio or leg.data_offset):
+            differs.append(leg.first)
+        if restart is not None and restart.loses:
+            lost.append(leg.first)
+    return Treatment(data_after=min(differs, default=None), state_after=min(lost, default=None))
+
+
+def _check_exact(data: StudyData) -> Iterator[GateCheck]:
+    if not data.plan.study.gate:
+        return
+    one, other = data.plan.study.gate
+    seeds = data.seeds(one, other)
+    what = f"{other} is {one}, bit for bit: losses, evaluations, weights, moments, averaged weights"
+    if not seeds:
+        yield GateCheck(
+            name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete"
+        )
+    for seed in seeds:
+        differ = list(_differences(data.runs[one, seed], data.runs[other, seed]))
+        found = "identical" if not differ else "; ".join(differ)
+        yield GateCheck(name=f"exact restart, seed {seed}", what=what, ok=not differ, found=found)
+
+
+def _differences(one: RunData, other: RunData) -> Iterator[str]:
+    for name in sorted({*one.channels, *other.channels}):
+        a, b = one.channel(name), other.channel(name)
+        unequal = np.flatnonzero(~((a == b) | (np.isnan(a) & np.isnan(b))))
+        if len(unequal):
+            yield f"`{name}` differs from update {unequal[0] + 1} on"
+    last, end = one.finished[-1].result, other.finished[-1].result
+    for name in ("weights", "moments", "average"):
+        if getattr(last, name) != getattr(end, name):
+            yield f"{name} at the end differ"
+    if dict(last.final) != dict(end.final):
+        yield "final outcomes differ"
+
+
+def _check_shared(data: StudyData) -> Iterator[GateCheck]:
+    reference = data.plan.study.reference
+    for arm in data.arms:
+        for seed in data.seeds(arm, reference):
+            run, base = data.runs[arm, seed], data.runs[reference, seed]
+            if arm != reference:
+                yield _compare_until_treated(data.plan, run, base)
+
+
+def _compare_until_treated(plan: StudyPlan, run: RunData, base: RunData) -> GateCheck:
+    treatment = find_treatment(plan, plan.study.arm(run.run.arm), run.run.legs)
+    total = run.num_updates
+    seen = _equal_length(run.channel("data_digest"), base.channel("data_digest"))
+    lost = _equal_length(run.channel("loss"), base.channel("loss"))
+    data_until = total if treatment.data_after is None else treatment.data_after
+    bits_until = total if treatment.first is None else treatment.first
+    what = f"same data until update {data_until}, same loss to the last bit until {bits_until}"
+    problems = []
+    if seen < data_until:
+        problems.append(f"data differ from update {seen + 1} on")
+    if lost < bits_until:
+        problems.append(f"loss differs from update {lost + 1} on")
+    if treatment.data_after is not None and seen == total:
+        problems.append("data never differ: the treatment did not take place")
+    if treatment.state_after is not None and lost == total:
+        problems.append("loss never differs: the treatment did not take place")
+    found = "; ".join(problems) or f"data equal until {seen}, loss until {lost}, of {total}"
+    return GateCheck(name=f"A/A {run.run.name}", what=what, ok=not problems, found=found)
+
+
+def _equal_length(one: np.ndarray, other: np.ndarray) -> int:
+    unequal = np.flatnonzero(one != other)
+    return int(unequal[0]) if len(unequal) else len(one)
+
+
+def _check_rates(data: StudyData) -> Iterator[GateCheck]:
+    """One line: the LR of every arm equals the reference's at every update, where no schedule is lost on purpose."""
+    reference = data.plan.study.reference
+    unequal, compared = [], 0
+    for (arm, seed), run in data.runs.items():
+        restart = data.plan.study.arm(arm).restart
+        if (restart is not None and Loss.SCHEDULE in restart.loses) or (reference, seed) not in data.runs:
+            continue
+        compared += 1
+        if _equal_length(run.channel("lr"), data.runs[reference, seed].channel("lr")) < run.num_updates:
+            unequal.append(run.run.name)
+    found = f"equal in {compared} runs" if not unequal else f"differs in {', '.join(unequal)}"
+    yield GateCheck(name="learning rate", what="the same LR at every update, but where a schedule is lost on purpose",
+                    ok=not unequal, found=found)  # fmt: skip
+
+
+def _check_read(data: StudyData, shape: DataShape) -> Iterator[GateCheck]:
+    wrong = [ledger.run for ledger in count_ledger(data, shape) if not ledger.as_planned]
+    found = f"{len(data.runs)} runs as planned" if not wrong else f"other data than planned in {', '.join(wrong)}"
+    yield GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
+                    ok=not wrong, found=found)  # fmt: skip
+
+
+def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
+    """The batches of a run's lineage, from the plan (and the recorded entropy of unseeded orders)."""
+    arm = data.plan.study.arm(run.run.arm)
+    rows: list[Ids] = []
+    for leg, done in zip(run.run.legs, run.finished, strict=True):
+        rows = rows[: leg.first]
+        rows += list(leg_order(shape, arm, leg, run.run.seed, entropy=done.result.entropy))
+    return np.stack(rows)
+
+
+def count_ledger(data: StudyData, shape: DataShape) -> tuple[Ledger, ...]:
+    """Repeats and samples left out, per run, and whether the log shows the planned data."""
+    return tuple(_ledger(data, shape, run) for run in data.runs.values())
+
+
+def _ledger(data: StudyData, shape: DataShape, run: RunData) -> Ledger:
+    batches = planned_order(data, shape, run)
+    planned = np.array([int(step_digest(batch)[:13], 16) for batch in batches], dtype=np.float64)
+    samples = {tuple(pair) for pair in batches.reshape(-1, 2).tolist()}
+    drawn = batches.shape[0] * batches.shape[1]
+    return Ledger(
+        run=run.run.name,
+        drawn=drawn,
+        repeats=drawn - len(samples),
+        unread=len(_slices(shape, run.run.seed) - samples),
+        as_planned=bool(np.array_equal(planned, run.channel("data_digest"))),
+        guard=tuple(done.guard or "none" for done in run.finished),
+    )
+
+
+def _slices(shape: DataShape, seed: int) -> set[tuple[int, int]]:
+    from experiments.order import slice_samples
+
+    return {(source, int(window)) for source in range(len(shape.sources)) for logical in range(1, shape.num_slices + 1)
+            for window in slice_samples(shape, source, seed, logical).ravel()}  # fmt: skip

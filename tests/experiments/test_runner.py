@@ -1,0 +1,248 @@
+"""The runner: registered first, killable anywhere, nothing counted twice, one failure stops one run."""
+
+import errno
+import itertools
+from pathlib import Path
+
+import pytest
+
+from chronicle.errors import JournalError
+from chronicle.journal import JournalWriter, read_journal
+from experiments.definition import parse_study
+from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
+from experiments.errors import NotRegistered
+from experiments.history import LAUNCH, LEG, REGISTER, STOP, list_ready, next_launch, read_history
+from experiments.outcomes import read_study
+from experiments.paths import StudyPaths
+from experiments.runner import read_registered, run_study
+from tests.experiments.fakes import FakeLauncher
+
+STUDY = """
+v: 1
+name: small
+title: small
+sources: {code: 1}
+reference: X
+arms:
+  X: {slices: [1, 2]}
+  Y: {slices: [1, 2], restart: {}}
+  Z: {slices: [1, 2], restart: {at: [1.5], back: 1.0, skip: 0.5}}
+contrasts: {}
+profiles:
+  tiny: {d_model: 16, num_heads: 2, num_layers: 1, d_ff: 16, window_bytes: 8, batch_size: 4,
+         start_updates: 2, slice_updates: 4, seeds: 2, arms: [X, Y, Z]}
+"""
+EVERY_LEG = [(START, 1), ("X-s0", 1), ("Y-s0", 1), ("Z-s0", 1), ("X-s1", 1), ("Y-s1", 1), ("Z-s1", 1),
+             ("Y-s0", 2), ("Z-s0", 2), ("Y-s1", 2), ("Z-s1", 2)]  # fmt: skip
+
+
+class Killed(BaseException):
+    """The runner's process is gone: nothing after this runs in it."""
+
+
+@pytest.fixture
+def plan() -> StudyPlan:
+    return plan_study(parse_study(STUDY), "tiny")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StudyPaths:
+    return StudyPaths(tmp_path / "study")
+
+
+def counted(paths: StudyPaths) -> list[tuple[str, int]]:
+    history = read_history(read_journal(paths.journal).entries)
+    return sorted((run, done.result.leg) for run, legs in history.done.items() for done in legs)
+
+
+def no_sleep(seconds: float) -> None:
+    raise AssertionError("a fake launch has always ended")
+
+
+def test_the_registration_comes_before_the_first_launch(plan: StudyPlan, paths: StudyPaths) -> None:
+    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
+    kinds = [entry.kind for entry in read_journal(paths.journal).entries]
+    assert kinds[:2] == [REGISTER, LAUNCH]
+    entry = next(read_journal(paths.journal).of_kind(REGISTER))
+    assert entry.data["margin_bpb"] == 0.02
+    assert entry.data["plan_hash"] == plan.plan_hash
+    assert read_registered(paths)[0].plan_hash == plan.plan_hash
+
+
+def test_every_leg_is_launched_once_and_in_order(plan: StudyPlan, paths: StudyPaths) -> None:
+    launcher = FakeLauncher(paths)
+    outcome = run_study(plan, paths, launcher, sleep=no_sleep)
+    assert sorted(launcher.started) == sorted(EVERY_LEG)
+    assert launcher.started[0] == (START, 1)
+    for name, _ in EVERY_LEG:
+        assert [leg for run, leg in launcher.started if run == name] in ([1], [1, 2])
+    assert (len(outcome.complete), outcome.stopped, outcome.open) == (7, {}, ())
+
+
+def test_a_finished_study_launches_nothing_more(plan: StudyPlan, paths: StudyPaths) -> None:
+    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
+    again = FakeLauncher(paths)
+    run_study(plan, paths, again, sleep=no_sleep)
+    assert again.started == []
+
+
+@pytest.mark.parametrize("kill_at", range(1, 12))
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_at_any_launch_it_goes_on_and_counts_nothing_twice(
+    plan: StudyPlan, paths: StudyPaths, kill_at: int, jobs: int
+) -> None:
+    """The runner dies as the `kill_at`-th launch starts (its LAUNCH entry is written, nothing else); then it runs again."""
+    count = itertools.count(1)
+
+    def fate(run: StudyRun, leg: Leg) -> int:
+        if next(count) == kill_at:
+            raise Killed
+        return 0
+
+    with pytest.raises(Killed):
+        run_study(plan, paths, FakeLauncher(paths, fate), jobs=jobs, sleep=no_sleep)
+    outcome = run_study(plan, paths, FakeLauncher(paths), jobs=jobs, sleep=no_sleep)
+    assert counted(paths) == sorted(EVERY_LEG)
+    assert not outcome.open
+
+
+def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Two runners at the same time (a SLURM array started twice): the first result of a leg is the result."""
+    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
+    before = read_history(read_journal(paths.journal).entries)
+    entry = list(read_journal(paths.journal).of_kind(LEG))[3]
+    with JournalWriter(paths.journal) as writer:
+        writer.append(LEG, data={**entry.data, "launch": 99})
+    after = read_history(read_journal(paths.journal).entries)
+    assert after == before
+    data = read_study(plan, after, paths)
+    assert [len(run.channel("loss")) for run in data.runs.values()] == [8] * 6
+
+
+def test_updates_of_a_leg_that_was_rolled_back_are_not_counted(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Z: launch 1 makes updates 1–6, launch 2 goes back to 2: the curve has 8 updates, 3–6 from launch 2."""
+    launcher = FakeLauncher(paths)
+    launcher.losses = lambda run, update: 100.0 * len([1 for one, _ in launcher.started if one == run]) + update
+    run_study(plan, paths, launcher, sleep=no_sleep)
+    history = read_history(read_journal(paths.journal).entries)
+    loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
+    assert loss.tolist() == [101, 102, 203, 204, 205, 206, 207, 208]
+
+
+@pytest.mark.parametrize(
+    "fate",
+    [137, 78, 1, OSError(errno.ENOSPC, "No space left on device", "/full"), OSError(errno.EACCES, "Permission denied", "/x")],
+    ids=["killed", "guard", "no-data", "disk-full", "not-startable"],
+)
+def test_a_failed_launch_stops_its_run_with_a_reason_and_the_rest_goes_on(
+    plan: StudyPlan, paths: StudyPaths, fate: int | Exception
+) -> None:
+    def fates(run: StudyRun, leg: Leg) -> int | Exception:
+        return fate if (run.name, leg.number) == ("Y-s0", 2) else 0
+
+    launcher = FakeLauncher(paths, fates)
+    outcome = run_study(plan, paths, launcher, sleep=no_sleep)
+    assert set(outcome.stopped) == {"Y-s0"}
+    assert str(fate if isinstance(fate, int) else fate.strerror) in outcome.stopped["Y-s0"]
+    assert len(outcome.complete) == 6
+    assert launcher.started.count(("Y-s0", 2)) == 1
+    assert "Y-s0" not in [run.run.name for run in read_study(*read_registered(paths), paths).runs.values()]
+
+
+def test_a_launch_that_leaves_no_result_is_not_counted(plan: StudyPlan, paths: StudyPaths) -> None:
+    from tests.experiments.fakes import NoResult
+
+    class Silent(FakeLauncher):
+        def start(self, plan: StudyPlan, run: StudyRun, leg: Leg):  # type: ignore[no-untyped-def]
+            running = super().start(plan, run, leg)
+            return NoResult(self, plan, run, leg, 0) if run.name == "X-s1" else running
+
+    outcome = run_study(plan, paths, Silent(paths), sleep=no_sleep)
+    assert outcome.stopped == {"X-s1": "no usable result"}
+    assert [entry.data["run"] for entry in read_journal(paths.journal).of_kind(STOP)] == ["X-s1"]
+
+
+def test_a_start_that_fails_leaves_everything_open(plan: StudyPlan, paths: StudyPaths) -> None:
+    launcher = FakeLauncher(paths, lambda run, leg: 1 if run.arm == START else 0)
+    outcome = run_study(plan, paths, launcher, sleep=no_sleep)
+    assert launcher.started == [(START, 1)]
+    assert len(outcome.open) == 6
+
+
+def test_stopped_runs_are_tried_again_only_when_asked(plan: StudyPlan, paths: StudyPaths) -> None:
+    run_study(plan, paths, FakeLauncher(paths, lambda run, leg: int(run.name == "X-s1")), sleep=no_sleep)
+    quiet = FakeLauncher(paths)
+    assert run_study(plan, paths, quiet, sleep=no_sleep).stopped
+    assert quiet.started == []
+    asked = FakeLauncher(paths)
+    assert not run_study(plan, paths, asked, retry_stopped=True, sleep=no_sleep).stopped
+    assert asked.started == [("X-s1", 1)]
+
+
+def test_launches_under_way_are_ended_when_the_runner_is_interrupted(plan: StudyPlan, paths: StudyPaths) -> None:
+    class Endless(FakeLauncher):
+        def start(self, plan: StudyPlan, run: StudyRun, leg: Leg):  # type: ignore[no-untyped-def]
+            running = super().start(plan, run, leg)
+            running.code = 0 if run.arm == START else None  # type: ignore[assignment]
+            return running
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    launcher = Endless(paths)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(plan, paths, launcher, jobs=2, sleep=interrupt)
+    assert launcher.stopped == ["X-s0", "Y-s0"]
+    assert not run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep).open
+
+
+def test_another_plan_under_the_same_name_is_refused(plan: StudyPlan, paths: StudyPaths) -> None:
+    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
+    changed = plan_study(parse_study(STUDY.replace("title: small", "title: small\nmargin_bpb: 0.5")), "tiny")
+    launcher = FakeLauncher(paths)
+    with pytest.raises(NotRegistered, match="registered plan"):
+        run_study(changed, paths, launcher, sleep=no_sleep)
+    assert launcher.started == []
+
+
+def test_nothing_is_launched_when_the_registration_cannot_be_written(plan: StudyPlan, paths: StudyPaths) -> None:
+    paths.study_dir.mkdir()
+    (paths.study_dir / "journal").write_text("a file where a directory should be")
+    launcher = FakeLauncher(paths)
+    with pytest.raises((JournalError, OSError)):
+        run_study(plan, paths, launcher, sleep=no_sleep)
+    assert launcher.started == []
+
+
+def test_only_the_asked_run_is_launched(plan: StudyPlan, paths: StudyPaths) -> None:
+    """One SLURM array task: the start, or one run after it."""
+    first = FakeLauncher(paths)
+    run_study(plan, paths, first, only=[START], sleep=no_sleep)
+    second = FakeLauncher(paths)
+    run_study(plan, paths, second, only=["Y-s1"], sleep=no_sleep)
+    assert (first.started, second.started) == ([(START, 1)], [("Y-s1", 1), ("Y-s1", 2)])
+
+
+def test_next_launch_is_a_function_of_the_journal_alone(plan: StudyPlan, paths: StudyPaths) -> None:
+    run_study(plan, paths, FakeLauncher(paths, lambda run, leg: int(run.name == "X-s1")), only=[START, "Y-s0", "X-s1"],
+              sleep=no_sleep)  # fmt: skip
+    history = read_history(read_journal(paths.journal).entries)
+    assert next_launch(plan.run("Y-s0"), history) is None
+    assert next_launch(plan.run("X-s1"), history) is None
+    assert next_launch(plan.run("Z-s1"), history) == plan.run("Z-s1").legs[0]
+    assert [one.run.name for one in list_ready(plan, history)] == ["X-s0", "Z-s0", "Y-s1", "Z-s1"]
+    assert [one.run.name for one in list_ready(plan, history, {"X-s0"})] == ["Z-s0", "Y-s1", "Z-s1"]
+
+
+def test_nothing_registered_is_said_with_the_way_out(paths: StudyPaths) -> None:
+    with pytest.raises(NotRegistered, match="nothing is registered"):
+        read_registered(paths)
+
+
+def test_progress_is_told_per_launch_with_the_time_left(plan: StudyPlan, paths: StudyPaths) -> None:
+    ticks = itertools.count(0, 10)
+    said: list[str] = []
+    run_study(plan, paths, FakeLauncher(paths), jobs=1, say=said.append, clock=lambda: float(next(ticks)), sleep=no_sleep)
+    assert len(said) == len(EVERY_LEG)
+    assert said[0].startswith("start: launch 1 of 1 done; 2 of ")
+    assert said[-1].endswith("about 0 s left")
