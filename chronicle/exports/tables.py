@@ -45,7 +45,7 @@ def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> i
     """Columns step, launch, time, kept and one float64 a channel, written in row groups; needs pyarrow."""
     try:
         import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet  # type: ignore[import-untyped]
+        from pyarrow import parquet
     except ModuleNotFoundError as problem:
         raise ChronicleError("pyarrow is not installed: Parquet cannot be written", "pip install pyarrow") from problem
     types = [("step", pyarrow.int64()), ("launch", pyarrow.int32()), ("time", pyarrow.float64()), ("kept", pyarrow.bool_())]
