@@ -108,7 +108,8 @@ def plan_patches(
 def _has_reflinks(directory: Path, disk: Disk) -> bool:
     probe, attributes = directory / f".chronicle-probe-{os.getpid()}", Attributes.of(directory)
     try:
-        disk.make_directory(probe)
+        disk.point("mkdir", probe)
+        probe.mkdir()
         return disk.can_reflink(probe)
     except OSError:
         return False  # the preconditions will say what is wrong with this directory

@@ -169,8 +169,9 @@ class Disk:
     def can_exchange(self, directory: Path) -> bool:
         """Whether the filesystem of `directory` knows RENAME_EXCHANGE; tried on two empty directories in it."""
         one, other = directory / "probe-1", directory / "probe-2"
-        self.make_directory(one)
-        self.make_directory(other)
+        for probe in (one, other):
+            self.point("mkdir", probe)
+            probe.mkdir(exist_ok=True)  # need not last
         try:
             self.exchange(one, other)
         except OSError as problem:
@@ -185,8 +186,9 @@ class Disk:
     def can_reflink(self, directory: Path) -> bool:
         """Whether files in `directory` can share blocks, so that a copy of gigabytes costs nothing."""
         one, other = directory / "probe-3", directory / "probe-4"
-        self.write_new(one, b"\0" * 4096)
-        self.write_new(other, b"")
+        for probe in (one, other):
+            self.point("open", probe)
+            probe.write_bytes(b"\0" * 4096)  # need not last
         try:
             with one.open("rb") as source, other.open("r+b") as target:
                 return _reflink(source.fileno(), target.fileno())

@@ -36,7 +36,7 @@ def run_out_of_sight(disk: Disk, prepared: Prepared) -> None:
         disk.move(root, hidden)
         disk.sync_directory(root.parent)
     for file in prepared.patched:
-        _patch(disk, _find(file, hidden / place.name, Path(prepared.twin)), file)
+        _patch(disk, _find(file, hidden / place.name, Path(prepared.twin), Path(prepared.final)), file)
     run_moves(disk, [_inside(move, root, hidden) for move in prepared.moves])
     disk.move(hidden, root)
     disk.sync_directory(root.parent)
@@ -75,13 +75,13 @@ def _read(path: Path, file: PatchedFile) -> Sequence[bytes]:
         return [os.pread(descriptor, len(patch.old), patch.offset) for patch in file.patches]
 
 
-def _find(file: PatchedFile, place: Path, twin: Path) -> Path:
-    """The file by either of its two names: the twin's is a hard link to the same inode."""
-    for base in (twin, place):
+def _find(file: PatchedFile, *bases: Path) -> Path:
+    """The file where it is at this point of the moves; a twin's is a hard link to the same inode."""
+    for base in bases:
         path = base / file.path if file.path else base
         if path.is_file():
             return path
-    raise StoppedPartWay(f"`{place / file.path}` is gone", remedy="put it back, then run `chronicle recover`")
+    raise StoppedPartWay(f"`{file.path or bases[0]}` is gone", remedy="put it back, then run `chronicle recover`")
 
 
 def _inside(move: Move, root: Path, hidden: Path) -> Move:

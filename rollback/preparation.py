@@ -40,7 +40,7 @@ def prepare_rollback(
     disk.make_directory(workspace)
     files: tuple[StagedFile, ...] = ()
     patched = _patched_files(change, store)
-    if change.writers or patched:
+    if change.writers:  # else there is no twin: a patched file stays the inode it is
         for name in change.writers:
             original = source / name if name else source
             store.add_file(original, sha256_of(original))
@@ -49,7 +49,7 @@ def prepare_rollback(
         files = build_twin(disk, source, twin, change.writers)
         check_twin(twin)
     moves: list[Move] = []
-    if source != place or change.writers or patched:
+    if source != place or change.writers:
         moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)
     pointers = []
     for number, (name, content) in enumerate(change.pointers.items()):
@@ -113,7 +113,7 @@ def prepare_undo(
     disk.make_directory(workspace)
     patched = tuple(PatchedFile.from_json(file) for file in data["patched"])
     twin = place
-    if files or patched:
+    if files:
         twin = workspace / "twin" / data["entry"]
         disk.make_directory(twin.parent)
         build_twin(disk, place, twin, {file.path: _restorer(store, file, disk) for file in files})
@@ -126,7 +126,7 @@ def prepare_undo(
             moves.append(_move(back_dir / name, root / name))
     moves += [_move(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
     moves += _pointers_back(data, root, workspace, store, disk)
-    if source != place or files or patched:
+    if source != place or files:
         moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
     if newer:
         disk.make_directory(own_dir)
