@@ -89,6 +89,7 @@ class History:
     lr_factor: float = 1.0
     lr_raised: float = 1.0
     lr_expected: float | None = None
+    options: tuple[str, ...] = ()  # what the command needs besides to find this run: `--logs DIR`, …
     data_addressable: bool = False
     checkpoint_interval: int | None = None
     discarded_steps: int = 0
@@ -158,7 +159,10 @@ def propose(
     wrong_since = [e.onset_step for e in events if _is_wrong_lr(e, onset) and e.onset_step is not None]
     if wrong_since:  # a checkpoint saved under the wrong LR carries it
         usable = [c for c in usable if c.step <= min(wrong_since)]
-    older = _before_onset(usable, onset, low, interval, reasons)
+    if all(event.kind is Kind.LR_MISMATCH for event in cluster):
+        older = [c for c in usable if c.step <= onset]  # the first wrong step is known exactly: no margin
+    else:
+        older = _before_onset(usable, onset, low, interval, reasons)
     target = older[-1] if older else None
     lr_scale = LR_SCALES.get(action, 1.0)
     if history.lr_factor * lr_scale < MIN_LR_FACTOR:
@@ -312,4 +316,5 @@ def _command(
         parts.append(f"--lr {history.lr_expected:.6g}")
     if history.run is not None:
         parts.append(f"--run {history.run}")
+    parts.extend(history.options)
     return " ".join(parts)

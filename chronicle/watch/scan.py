@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,19 +98,23 @@ def scan_file(path: Path, *, checkpoints: Sequence[int] | None = None) -> Scan:
     return scan_points(read_log(path), str(path), advise)
 
 
-def scan_run(paths: RunPaths, checkpoints_dir: Path | None) -> Scan:
-    """Scan every launch of a run in order; the proposal knows its journal and its checkpoints."""
+def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[str, ...] = ()) -> Scan:
+    """Scan every launch of a run in order; the proposal knows its journal and its checkpoints.
+
+    `options` go into the proposed command: what else it needs to find the same run and checkpoints.
+    """
     entries = read_journal(paths).entries
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        return advise_run(paths, entries, checkpoints_dir, events, last_step)
+        return advise_run(paths, entries, checkpoints_dir, events, last_step, options)
 
     return scan_points(run_points(paths), paths.run, advise)
 
 
 def advise_run(
-    paths: RunPaths, entries: Sequence[Entry], checkpoints_dir: Path | None, events: Sequence[Event], last_step: int
-) -> Proposal | None:
+    paths: RunPaths, entries: Sequence[Entry], checkpoints_dir: Path | None, events: Sequence[Event], last_step: int,
+    options: tuple[str, ...] = (),
+) -> Proposal | None:  # fmt: skip
     """The proposal for a run's events from its journal and the checkpoints on disk."""
     lineage = compute_lineage(entries)
     launch = lineage.launches[-1].number if lineage.launches else None
@@ -118,7 +122,7 @@ def advise_run(
     onsets = [event.onset_low_step for event in events if event.tier is Tier.PROPOSE and event.onset_low_step is not None]
     candidates = collect_candidates(roots, lineage, before=onsets[-1] if onsets else last_step)
     history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
-    return propose(events, candidates, history)
+    return propose(events, candidates, replace(history, options=options))
 
 
 def run_points(paths: RunPaths) -> Iterable[Point]:
