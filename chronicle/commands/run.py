@@ -35,6 +35,12 @@ def run(
     skip: Annotated[
         list[str] | None, typer.Option(help="Leave out a preflight check (repeatable; journalled).", metavar="PFnn")
     ] = None,
+    node: Annotated[
+        bool, typer.Option("--node", help="Under `srun`: one of several nodes of one launch.")
+    ] = False,
+    sbatch: Annotated[
+        int | None, typer.Option(help="Print a batch script for N nodes instead of starting.", metavar="N")
+    ] = None,
     force: Annotated[
         str | None, typer.Option(help="Start although a launch seems alive on another host; the reason is journalled.")
     ] = None,
@@ -49,6 +55,7 @@ def run(
     Returns the launcher's exit code, 128+n for a signal, 125 when nothing was started.
     """
     from chronicle.launch.launching import LaunchRequest, launch
+    from chronicle.launch.slurm import node_identity
 
     command = tuple(launcher or ())
     if not command:
@@ -60,6 +67,11 @@ def run(
     settings = settings_from(run, logs, checkpoints)
     skipped = tuple(skip or ())
     seconds, recorded = _look_before(settings, command, grace, skipped)
+    if sbatch is not None:
+        return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
+    identity = node_identity(os.environ) if node else None
+    if node and identity is None:
+        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
     environ = dict(os.environ)
     if accept_change:
         environ["CHRONICLE_ACCEPT_CHANGE"] = recorded["accept_change"] = accept_change
@@ -76,10 +88,20 @@ def run(
             stop_on_proposal=on_propose == "stop",
             force=force,
             recorded=recorded,
+            node=identity,
         ),
         live_watch=_live_watch(),
     )
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:
+    from chronicle.hardware.nodes import find_excluded
+    from chronicle.journal import read_journal
+    from chronicle.launch.slurm import format_sbatch
+
+    excluded = tuple(find_excluded(read_journal(settings.paths).entries))
+    return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)
 
 
 def _look_before(

@@ -29,8 +29,13 @@ class LaunchRefused(Refusal):
     exit_code = 125
 
 
-def ensure_startable(paths: RunPaths, journal: Journal, *, now: float, force: str | None = None) -> None:
-    """Raise `LaunchRefused` with what is in the way; `force` (a reason) overrides a launch that seems alive elsewhere."""
+def ensure_startable(
+    paths: RunPaths, journal: Journal, *, now: float, force: str | None = None, own: int | None = None
+) -> None:
+    """Raise `LaunchRefused` with what is in the way; `force` (a reason) overrides a launch that seems alive elsewhere.
+
+    `own` is the number of a launch over several nodes that this process joins.
+    """
     intent = find_open_intent(journal.entries)
     if intent is not None:
         raise LaunchRefused(
@@ -42,7 +47,7 @@ def ensure_startable(paths: RunPaths, journal: Journal, *, now: float, force: st
             f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
             f"start on another node, or `chronicle exclude-node {host_name()} --readmit`",
         )
-    launches = list_launches(journal.entries)
+    launches = [one for one in list_launches(journal.entries) if one.number != own]
     _refuse_alive_here(journal.run, find_alive(paths, launches))
     if force is None:
         _refuse_alive_elsewhere(paths, launches, now)

@@ -49,6 +49,7 @@ class Channels:
         on_rank: Callable[[int, int], None] = lambda rank, pid: None,
         on_rotate: Callable[[Path], None] = lambda path: None,
         rotate_bytes: int = ROTATE_BYTES,
+        log_name: str = "supervisor.log",
         view_fds: tuple[int, int] = (1, 2),
     ) -> None:
         self._dir = launch_dir
@@ -59,7 +60,7 @@ class Channels:
         self._on_rank = on_rank
         self._on_rotate = on_rotate
         self._rotate_bytes = rotate_bytes
-        self.log = self._open_log("supervisor.log")
+        self.log = self._open_log(log_name)
         self.rank_logs: dict[int, LogFile] = {}
         same = _same_file(*view_fds)
         out = LiveView(view_fds[0])

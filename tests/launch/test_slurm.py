@@ -1,0 +1,195 @@
+"""A real one-node SLURM, started by the test: signal, save, requeue, second launch. And one number for many nodes."""
+
+import concurrent.futures
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from chronicle.launch.slurm import format_sbatch, node_identity, share_number
+from chronicle.paths import RunPaths
+from tests.launch.driver import MARK, ROOT, free_port
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
+
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge/socket
+StateSaveLocation={base}/state
+SlurmdSpoolDir={base}/spool
+SlurmctldPidFile={base}/slurmctld.pid
+SlurmdPidFile={base}/slurmd.pid
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """munged, slurmctld and slurmd in a directory of their own; skipped with the reason where that is not possible."""
+    missing = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing:
+        pytest.skip(f"SLURM is not installed here (missing {', '.join(missing)}): Debian's slurm-wlm and munge")
+    if os.geteuid() != 0:
+        pytest.skip("slurmd starts jobs for other users and therefore wants root")
+    base = tmp_path_factory.mktemp("slurm")
+    environ = os.environ | {"SLURM_CONF": str(base / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    started = []
+    try:
+        start_daemons(base, environ, started)
+        reason = wait_for_node(environ, base)
+        if reason:
+            pytest.skip(f"SLURM did not come up here: {reason}")
+        yield environ
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+
+def start_daemons(base, environ, started):
+    for name in ("munge", "state", "spool"):
+        (base / name).mkdir(mode=0o700)
+    (base / "munge/key").write_bytes(secrets.token_bytes(1024))
+    (base / "munge/key").chmod(0o400)
+    host = socket.gethostname().split(".")[0]
+    ports = {"control_port": free_port(), "node_port": free_port()}
+    (base / "slurm.conf").write_text(CONFIG.format(base=base, host=host, cpus=os.cpu_count(), **ports))
+    words = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+    munge = [f"--{word}={base}/munge/{word.removesuffix('-file')}" for word in words]
+    for command in (
+        ["munged", "--foreground", "--force", *munge],
+        ["slurmctld", "-D", "-f", str(base / "slurm.conf")],
+        ["slurmd", "-D", "-f", str(base / "slurm.conf")],
+    ):
+        with open(base / f"{command[0]}.out", "wb") as out:
+            started.append(subprocess.Popen(command, env=environ, stdout=out, stderr=out))
+        if command[0] == "munged":
+            until(lambda: (base / "munge/socket").exists(), 10)
+
+
+def wait_for_node(environ, base):
+    """None when the node is idle, else what SLURM says."""
+
+    def state():
+        done = subprocess.run(["sinfo", "-h", "-o", "%T"], env=environ, capture_output=True, text=True)
+        return done.stdout.strip() or done.stderr.strip()
+
+    return None if until(lambda: state() == "idle", 30) else f"{state()}; {(base / 'slurmctld.out').read_text()[-300:]}"
+
+
+def until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return bool(condition())
+
+
+TRAINER = """
+import os, signal, sys, time
+from pathlib import Path
+
+if Path("saved").exists():
+    print("resumed from the save", flush=True)
+    sys.exit(0)
+
+def save(number, frame):
+    time.sleep(1.0)
+    Path("saved").write_text("all of it")
+    sys.exit(1)
+
+signal.signal(signal.SIGUSR1, save)
+Path("running").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_warned_job_saves_requeues_and_goes_on_as_the_second_launch(slurm, driver):
+    """`--signal` reaches the supervisor, the trainer saves within the grace, the script requeues, the journal says so."""
+    wrapper = driver.directory / "chronicle"
+    wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -m chronicle.commands.main \"$@\"\n")
+    wrapper.chmod(0o755)
+    (driver.directory / "train.py").write_text(TRAINER)
+    script = format_sbatch("demo", [sys.executable, "train.py"], grace_seconds=20)
+    (driver.directory / "job.sbatch").write_text(script)
+    environ = slurm | {"PYTHONPATH": str(ROOT), MARK: driver.mark}
+    environ["PATH"] = f"{driver.directory}:{environ['PATH']}"
+    done = subprocess.run(
+        ["sbatch", "--parsable", "job.sbatch"], cwd=driver.directory, env=environ, capture_output=True, text=True, check=True
+    )
+    job = done.stdout.strip()
+    assert until(lambda: (driver.directory / "running").exists(), 60), (driver.directory / f"demo-{job}.out").read_text()
+    subprocess.run(["scancel", "--signal=USR1", job], env=environ, check=True)
+    assert until(lambda: driver.entries("launch.end"), 60)
+    assert (driver.directory / "saved").read_text() == "all of it"
+    assert driver.entries("launch.end")[0].data["signal"] == "SIGUSR1"
+    assert until(lambda: len(driver.entries("launch.end")) == 2, 200), subprocess.run(
+        ["scontrol", "show", "job", job], env=environ, capture_output=True, text=True
+    ).stdout
+    first, second = (entry.data["environment"] for entry in driver.entries("launch.start"))
+    assert first["SLURM_JOB_ID"] == second["SLURM_JOB_ID"] == job
+    assert second["SLURM_RESTART_COUNT"] == "1"
+    assert driver.entries("launch.end")[1].data["exit_code"] == 0
+    assert "resumed from the save" in driver.paths.supervisor_log(2).read_text()
+
+
+def test_many_nodes_agree_on_one_launch_number(tmp_path):
+    """The number is linked into place once; a number taken in vain is given back."""
+    paths = RunPaths(tmp_path / "demo")
+    paths.launch_dir(3).mkdir(parents=True)
+
+    def take():
+        for number in range(4, 100):
+            try:
+                paths.launch_dir(number).mkdir()
+                return number
+            except FileExistsError:
+                continue
+        raise AssertionError
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        numbers = list(pool.map(lambda _: share_number(paths, "77.0.1", take), range(64)))
+    assert len(set(numbers)) == 1
+    assert sorted(one.name for one in paths.launches_dir.glob("0*")) == ["0003", f"{numbers[0]:04d}"]
+    assert share_number(paths, "77.1.0", take) != numbers[0]
+
+
+def test_identity_needs_job_and_node():
+    environ = {"SLURM_JOB_ID": "77", "SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "2", "SLURM_STEP_ID": "0"}
+    assert node_identity(environ) == ("77.2.0", 3)
+    assert node_identity({"SLURM_JOB_ID": "77"}) is None
+
+
+def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
+    script = format_sbatch("tr 190", ["torchrun", "a b.py"], grace_seconds=120, nodes=4, excluded=("n1", "n2"))
+    assert "#SBATCH --signal=USR1@150" in script
+    assert "#SBATCH --exclude=n1,n2" in script
+    assert "chronicle run --run 'tr 190' --node --grace 120 -- torchrun 'a b.py'" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
