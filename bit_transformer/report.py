@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,15 @@ class StepLog:
         self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
 
     def start(self, *, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
-              resumed_from: Path | None) -> None:
+              resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
         """Print what this launch is; counts are before and after wrapping."""
         facts = {"recipe": self._recipe.name, "parameters_logical": self._recipe.model.num_parameters,
                  "parameters_local": count_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
                  "data_position": progress.segments.position(progress.step),
                  "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
         self._say(f"start {json.dumps(facts)}")
+        for warning in warnings:
+            self._say(f"preflight: {warning}")
         if self._run is not None and self._is_main:
             told = write_start(self._run, plan, progress.segments, first_step=progress.step, launch=self._launch)
             self._say(f"data: {told}")

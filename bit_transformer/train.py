@@ -25,8 +25,9 @@ from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
+from bit_transformer.facts import check_launch
 from bit_transformer.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data
-from bit_transformer.model import BitTransformer, next_symbol_losses
+from bit_transformer.model import BitTransformer, count_parameters, next_symbol_losses
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
@@ -34,7 +35,7 @@ from bit_transformer.schedule import plan_schedule, with_rewarms
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
 from chronicle import guard
-from chronicle.data import DataError
+from chronicle.errors import ChronicleError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         train(with_settings(find_recipe(options.recipe), options.set), options.checkpoints, options.resume,
               stop_at=options.stop_at)
-    except (TrainerError, DataError) as problem:
+    except (TrainerError, ChronicleError) as problem:
         report.print_error(problem)
-        return 1
+        return getattr(problem, "exit_code", 1)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -84,6 +85,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     # Model, optimizer, schedule ------------------------------------------------------------------------------------
     set_seed(recipe.seed)
     model = bare_model = BitTransformer(recipe.model)
+    counted = count_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
     optimizer = AdamW(parameter_groups(model, recipe.optimizer.weight_decay), lr=recipe.optimizer.lr,
                       betas=(recipe.optimizer.beta1, recipe.optimizer.beta2))
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -108,13 +110,17 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             set_learning_rates(optimizer, scheduler)
         progress.segments = progress.segments.resumed(
             progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
+    dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
+                          compress=data.compress_probability, as_bytes=recipe.model.vocab == 256)
+    warnings = check_launch(
+        accelerator, recipe=recipe, model=model, bare_model=bare_model, counted=counted, topology=topology, plan=plan,
+        stores=stores, batch=dataset[progress.step], first_step=progress.step,
+        learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
     log = report.StepLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
-    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path)
+    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path, warnings=warnings)
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(data.sources), accelerator.device)
-    dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
-                          compress=data.compress_probability, as_bytes=recipe.model.vocab == 256)
     model.train()
     for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=data.num_workers):
         started = time.perf_counter()

@@ -59,7 +59,7 @@ def _work(jobs: list[dict[str, Any]]) -> int:
     from bit_transformer.recipes import find_recipe, with_settings
     from bit_transformer.report import print_error
     from bit_transformer.train import train
-    from chronicle.data import DataError
+    from chronicle.errors import ChronicleError
 
     for each in jobs:
         AcceleratorState._reset_state(reset_partial_state=False)
@@ -70,9 +70,9 @@ def _work(jobs: list[dict[str, Any]]) -> int:
         try:
             train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
                   stop_at=each["stop_at"])
-        except (TrainerError, DataError) as problem:
+        except (TrainerError, ChronicleError) as problem:
             print_error(problem)
-            return 1
+            return getattr(problem, "exit_code", 1)
     return 0
 
 

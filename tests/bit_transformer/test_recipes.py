@@ -30,7 +30,7 @@ def test_wrong_setting_is_one_sentence(setting: str, sentence: str) -> None:
 
 def test_unknown_recipe_lists_the_known() -> None:
     """Nothing is guessed from a prefix."""
-    with pytest.raises(BadRecipe, match="unknown recipe `dem`, expected one of .*demo"):
+    with pytest.raises(BadRecipe, match=r"unknown recipe `dem`, expected one of .*demo"):
         find_recipe("dem")
 
 

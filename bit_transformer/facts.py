@@ -1,0 +1,132 @@
+"""What the trainer says about itself before its first step, for the preflight (`chronicle.preflight`).
+
+Gathered on every rank, judged on the main one, obeyed by all: no rank trains while another has refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor, nn
+
+from bit_transformer.bits import decode_bits, repair_parity
+from bit_transformer.loaders import Batch, SampleStore
+from bit_transformer.model import BitTransformer, count_parameters
+from bit_transformer.recipes import Recipe
+from bit_transformer.topology import Topology
+from chronicle.data import DataPlan
+from chronicle.errors import ChronicleError
+from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_before_first_step
+
+_MAX_PREDICTED_LRS = 100_000
+_DIGEST_BELOW = 50_000_000
+_NOT_PART_OF_THE_PLAN = ("log_every", "eval_every", "eval_windows", "checkpoint_every")
+
+
+def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
+                 topology: Topology, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
+                 learning_rate_at: Callable[[int], float], first_step: int) -> list[str]:
+    """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike."""
+    ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch)])
+    correct, seconds = _try_collective(accelerator)
+    answer: list[list[str] | tuple[str, str | None, int]] = [[]]
+    if accelerator.is_main_process:
+        facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, tuple(ranks),
+                       tuple(learning_rate_at(step) for step in range(
+                           first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
+                       correct, seconds)
+        try:
+            results = check_before_first_step(facts)
+            answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is Verdict.WARN]]
+        except ChronicleError as problem:
+            answer = [(str(problem), problem.remedy, problem.exit_code)]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(answer)
+    if isinstance(answer[0], tuple):
+        raise LaunchRefused(*answer[0])
+    return answer[0]
+
+
+class LaunchRefused(ChronicleError):
+    """The preflight failed on the main rank; every rank ends with its exit code."""
+
+    def __init__(self, message: str, remedy: str | None, exit_code: int) -> None:
+        super().__init__(message, remedy)
+        self.exit_code = exit_code
+
+
+def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int, topology: Topology,
+           plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch, ranks: tuple[RankFacts, ...],
+           learning_rates: tuple[float, ...], collective_correct: bool, collective_seconds: float) -> TrainerFacts:
+    config = {key: value for key, value in recipe.to_json().items() if key not in _NOT_PART_OF_THE_PLAN}
+    shares = topology.torch_world_size * recipe.accumulation_steps
+    return TrainerFacts(
+        config=config, params_logical=recipe.model.num_parameters, params_counted=counted,
+        params_by_module={name: count_parameters(module) for name, module in bare_model.named_children()},
+        tied_expected=False, tied_in_memory=False, ranks=ranks,
+        world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
+                          "accelerate": topology.accelerate_num_processes},
+        wrapper=topology.sharding, precision=recipe.mixed_precision, precision_supported=True,
+        collective_correct=collective_correct, collective_seconds=collective_seconds,
+        dataset="+".join(recipe.data.sources),
+        dataset_bytes=sum(store.num_samples for store in stores) * recipe.data.window_bytes,
+        num_samples=sum(store.num_samples for store in stores), num_workers=recipe.data.num_workers,
+        samples=tuple(_decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
+        masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
+        future_leak=_future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None,
+        planned_steps=recipe.schedule.total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})",
+        scheduler_horizon=recipe.schedule.total_steps, scheduler_steps_per_update=1.0, learning_rates=learning_rates,
+        accumulation=recipe.accumulation_steps, micro_batch=plan.batch_size // shares,
+        checkpoint_bytes=counted * 12, checkpoints_kept=recipe.schedule.total_steps // recipe.checkpoint_every + 1)
+
+
+def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch) -> RankFacts:
+    device = accelerator.device
+    name = f"{device.type}:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    local = count_parameters(model)
+    digest = _digest(*bare_model.parameters()) if local <= _DIGEST_BELOW else None
+    return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name,
+                     params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT))
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        digest.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _decoded(symbols_T: Tensor, as_bytes: bool) -> DecodedSample:
+    content = bytes(symbols_T.tolist()) if as_bytes else bytes(decode_bits(symbols_T).tolist())
+    exact = as_bytes or repair_parity(symbols_T)[1] == 0
+    return DecodedSample(text=content.decode(errors="replace"), length=symbols_T.numel(), masked=0, exact=exact)
+
+
+@torch.no_grad()
+def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
+    """Change the last symbol; return by how much the logits before it moved."""
+    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return None
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    changed = symbols_1T.to(device).clone()
+    changed[:, -1] = 1 - changed[:, -1].clamp(max=1)
+    difference = model(symbols_1T.to(device)).logits_BTV[:, :-1] - model(changed).logits_BTV[:, :-1]
+    model.train(was_training)
+    return float(difference.abs().max())
+
+
+def _try_collective(accelerator: Any) -> tuple[bool, float]:
+    started = time.perf_counter()
+    total = accelerator.reduce(torch.tensor([float(accelerator.process_index)], device=accelerator.device))
+    expected = accelerator.num_processes * (accelerator.num_processes - 1) / 2
+    return float(total.item()) == expected, time.perf_counter() - started
