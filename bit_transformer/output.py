@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from chronicle.launch.rank_output import open_rank_output
+
 
 class _Copied(io.TextIOBase):
     """A text stream that also writes to a file."""
@@ -35,7 +37,13 @@ class _Copied(io.TextIOBase):
 
 
 def open_output(environ: Mapping[str, str]) -> None:
-    """Make stdout and stderr write whole lines; copy them to `rank-<r>.log` where a launch directory is known."""
+    """Make stdout and stderr write whole lines; under `chronicle run` they go to this rank's own log.
+
+    The supervisor writes that log, so that a full disk costs lines and never a `print` that raises here. Where it cannot
+    be reached but a launch directory is known, a copy is written from here.
+    """
+    if open_rank_output(environ=environ):
+        return
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)

@@ -1,7 +1,9 @@
 """`chronicle run -- <launcher …>`: start one launch of a run and stay with it to its end."""
 
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +37,9 @@ def run(
     skip: Annotated[
         list[str] | None, typer.Option(help="Leave out a preflight check (repeatable; journalled).", metavar="PFnn")
     ] = None,
+    autopilot: Annotated[
+        bool, typer.Option("--autopilot", help="Roll back as proposed and launch again, within budgets; off by default.")
+    ] = False,
     node: Annotated[
         bool, typer.Option("--node", help="Under `srun`: one of several nodes of one launch.")
     ] = False,
@@ -55,7 +60,6 @@ def run(
     Returns the launcher's exit code, 128+n for a signal, 125 when nothing was started.
     """
     from chronicle.launch.launching import LaunchRequest, launch
-    from chronicle.launch.slurm import node_identity
 
     command = tuple(launcher or ())
     if not command:
@@ -69,30 +73,53 @@ def run(
     seconds, recorded = _look_before(settings, command, grace, skipped)
     if sbatch is not None:
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
-    identity = node_identity(os.environ) if node else None
-    if node and identity is None:
-        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
+    request = LaunchRequest(
+        command=command,
+        paths=settings.paths,
+        checkpoints_dir=settings.checkpoints_dir,
+        cwd=Path.cwd(),
+        environ=_environment(accept_change, skipped),
+        grace_seconds=seconds,
+        stop_on_proposal=autopilot or on_propose == "stop",
+        force=force,
+        recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
+        node=_node_identity() if node else None,
+    )
+    if autopilot:
+        from chronicle.watch.autopilot import fly
+
+        end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch()), _type_command, _say)
+    else:
+        end = launch(request, live_watch=_live_watch())
+    return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[str, str]:
+    """Our own environment and what the preflight inside the ranks must know."""
     environ = dict(os.environ)
     if accept_change:
-        environ["CHRONICLE_ACCEPT_CHANGE"] = recorded["accept_change"] = accept_change
+        environ["CHRONICLE_ACCEPT_CHANGE"] = accept_change
     if skipped:
         environ["CHRONICLE_PREFLIGHT_SKIP"] = ",".join(skipped)
-    end = launch(
-        LaunchRequest(
-            command=command,
-            paths=settings.paths,
-            checkpoints_dir=settings.checkpoints_dir,
-            cwd=Path.cwd(),
-            environ=environ,
-            grace_seconds=seconds,
-            stop_on_proposal=on_propose == "stop",
-            force=force,
-            recorded=recorded,
-            node=identity,
-        ),
-        live_watch=_live_watch(),
-    )
-    return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+    return environ
+
+
+def _node_identity() -> tuple[str, int]:
+    from chronicle.launch.slurm import node_identity
+
+    identity = node_identity(os.environ)
+    if identity is None:
+        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
+    return identity
+
+
+def _type_command(words: Sequence[str]) -> int:
+    """Run another `chronicle` command as a person would, in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "chronicle.commands.main", *words], check=False).returncode
+
+
+def _say(line: str) -> None:
+    print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
 def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:

@@ -17,7 +17,7 @@ from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
-__all__ = ["LaunchRefused", "close_lost_launches", "ensure_startable", "find_open_intent"]
+__all__ = ["LaunchRefused", "close_lost_launches", "ensure_node_in_use", "ensure_startable", "find_open_intent"]
 
 INTENTS = {"rollback.intent", "undo.intent"}
 RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
@@ -42,15 +42,20 @@ def ensure_startable(
             f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was begun and not finished",
             "finish or revert it first: `chronicle recover`",
         )
-    if force is None and host_name() in (excluded := find_excluded(journal.entries)):
-        raise LaunchRefused(
-            f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
-            f"start on another node, or `chronicle exclude-node {host_name()} --readmit`",
-        )
     launches = [one for one in list_launches(journal.entries) if one.number != own]
     _refuse_alive_here(journal.run, find_alive(paths, launches))
     if force is None:
         _refuse_alive_elsewhere(paths, launches, now)
+
+
+def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
+    """Raise `LaunchRefused` on a node that was excluded from this run. Rollbacks may be made there all the same."""
+    excluded = find_excluded(journal.entries)
+    if force is None and host_name() in excluded:
+        raise LaunchRefused(
+            f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
+            f"start on another node, or `chronicle exclude-node {host_name()} --readmit`",
+        )
 
 
 def find_open_intent(entries: Sequence[Entry]) -> Entry | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
+from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_node_in_use, ensure_startable
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.environment import build_environment, count_requested_ranks
@@ -80,6 +80,7 @@ def launch(
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
     journal = read_journal(paths)
+    ensure_node_in_use(journal, force=request.force)
     if request.node is None:
         ensure_startable(paths, journal, now=clock(), force=request.force)
         number = _take_number(paths)
