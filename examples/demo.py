@@ -64,7 +64,7 @@ class Demo:
         self.scene(f"Back to step {target}, with half the LR in every place where it lives")
         self.command(f"chronicle rollback --to {target} --lr-scale 0.5 --yes")
         self.scene("exp9's accident: a resume that does not restore the LR schedule is refused before its first step")
-        code = self.launch(f"chronicle run -- {LAUNCHERS[self.launcher]} --set schedule_restarts=true", 2)
+        code = self.launch(f"chronicle run -- {LAUNCHERS[self.launcher]} --accident schedule-restarts", 2)
         self.expect(code == REFUSED, f"the broken resume ended with code {code}, expected {REFUSED}")
         self.expect(not list(self.points(2)), "the broken resume took a step")
         self.scene("The real resume passes the guard and recovers")

@@ -12,7 +12,7 @@ from typing import Any
 from chronicle.journal import Journal
 from chronicle.launch.supervisor import Outcome
 
-__all__ = ["DO_NOT_REQUEUE", "describe_end", "format_end", "guard_refused", "title_of_end"]
+__all__ = ["DO_NOT_REQUEUE", "describe_end", "format_end", "title_of_end", "was_refused"]
 
 DO_NOT_REQUEUE = 78
 
@@ -69,10 +69,13 @@ def describe_end(
     return data
 
 
-def guard_refused(journal: Journal, launch: int) -> bool:
-    """Whether the guard of this launch refused it: requeueing would only be refused again."""
+def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> bool:
+    """Whether guard or preflight of this launch refused it (a rank ended with 78): requeueing would only be refused again."""
     verdicts = [entry for entry in journal.of_kind("guard.verdict") if entry.launch == launch]
-    return bool(verdicts) and verdicts[-1].data.get("verdict") == "refused"
+    if verdicts and verdicts[-1].data.get("verdict") == "refused":
+        return True
+    codes = (TORCHRUN_CODE.search(line) for line in launcher_tail)
+    return any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes)
 
 
 def find_rank_code(lines: Sequence[str], rank: int) -> int | None:

@@ -25,7 +25,7 @@ from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensur
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.environment import build_environment, count_requested_ranks
-from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, guard_refused, title_of_end
+from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, title_of_end, was_refused
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch
@@ -204,7 +204,9 @@ class _Launch:
     def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
         self._note_start_step()
         self._watcher.finish()
-        refused = outcome.exit_code != 0 and guard_refused(read_journal(self._request.paths), self._number)
+        launcher_tail = self._channels.log.last_lines(TAIL_LINES)
+        journal = read_journal(self._request.paths)
+        refused = outcome.exit_code != 0 and was_refused(journal, self._number, launcher_tail)
         if refused:
             outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
         channels = self._channels
@@ -214,7 +216,7 @@ class _Launch:
             host=self._start["host"],
             last_step=None if point is None else point.step,
             tails=self._rank_tails(outcome),
-            launcher_tail=channels.log.last_lines(TAIL_LINES),
+            launcher_tail=launcher_tail,
             lost_bytes=channels.lost_bytes,
             late=channels.latency.late,
             explained=refused or outcome.stopped_by == "proposal",

@@ -74,7 +74,7 @@ def test_a_resume_whose_schedule_restarts_is_refused_before_its_first_step(tmp_p
     """exp9 of the seed: the LR begins its warm-up again; exit 78, not one step in the log."""
     assert chronicle(tmp_path, "init", "--run", "job", "--checkpoints", "checkpoints").returncode == 0
     assert launch(tmp_path, "--stop-at", "10").returncode == 0
-    refused = launch(tmp_path, "--stop-at", "20", "--set", "schedule_restarts=true")
+    refused = launch(tmp_path, "--stop-at", "20", "--accident", "schedule-restarts")
     assert refused.returncode == 78, refused.stderr[-3000:]
     assert not RunPaths(tmp_path / "logs" / "job").metrics_path(2).exists() or learning_rates(tmp_path, 2) == {}
 
