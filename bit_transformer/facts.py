@@ -23,6 +23,7 @@ from bit_transformer.recipes import Recipe
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
 from chronicle.errors import ChronicleError
+from chronicle.evidence import describe_device, open_evidence
 from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_before_first_step
 
 _MAX_PREDICTED_LRS = 100_000
@@ -34,6 +35,7 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
                  topology: Topology, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
                  learning_rate_at: Callable[[int], float], first_step: int) -> list[str]:
     """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike."""
+    _record_evidence(accelerator, recipe, model, counted, topology)
     ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch)])
     correct, seconds = _try_collective(accelerator)
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
@@ -52,6 +54,18 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
     if isinstance(answer[0], tuple):
         raise LaunchRefused(*answer[0])
     return answer[0]
+
+
+def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, counted: int, topology: Topology) -> None:
+    """What this rank sees of itself, for `chronicle claim`; every rank writes its own."""
+    evidence = open_evidence(rank=accelerator.process_index)
+    evidence.process(
+        world_size=topology.torch_world_size, device=describe_device(accelerator.device), wrapper=topology.sharding,
+        backend=topology.backend, precision=recipe.mixed_precision,
+        world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
+                          "accelerate": topology.accelerate_num_processes})
+    evidence.model(logical=recipe.model.num_parameters, counted=counted, local=count_parameters(model),
+                   config=recipe.to_json()["model"])
 
 
 class LaunchRefused(ChronicleError):

@@ -27,6 +27,7 @@ from bit_transformer.tally import StepResult
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
 from chronicle.data.story import write_start
+from chronicle.evidence import open_evidence
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 
@@ -61,6 +62,8 @@ class StepLog:
         self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
         self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
         self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
+        self._evidence = open_evidence(environ)
+        self._rows_read = 0  # by this rank, in this launch
 
     def start(self, *, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
               resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
@@ -91,11 +94,19 @@ class StepLog:
         if self._samples:  # two launches with equal digests provably saw the same data
             self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
         self._frames.append({"step": progress.step, "digest": batch.digest, **values})
+        self._rows_read += len(batch.bits_BT)
+        if progress.step % self._recipe.log_every == 0:
+            self._record_data(progress)
         if progress.step % self._recipe.log_every == 0:
             self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
                       f"({values['loss_bpb']:.2f} bits/byte, coin flip {COIN_FLIP_BITS_PER_BYTE:.1f}) | "
                       f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")
         return values
+
+    def _record_data(self, progress: Progress) -> None:
+        data = self._recipe.data
+        self._evidence.data(step=progress.step, samples=self._rows_read, bytes=self._rows_read * data.window_bytes,
+                            dataset="+".join(data.sources))
 
     def evaluation(self, progress: Progress, found: Mapping[str, HeldOut]) -> dict[str, float]:
         """Return the held-out figures as metrics, and print them."""
@@ -126,6 +137,8 @@ class StepLog:
     def end(self, progress: Progress, *, stopped: bool) -> None:
         """Say how the launch ended."""
         self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
+        self._record_data(progress)
+        self._evidence.end(step=progress.step, reason="stopped on request" if stopped else "completed")
         if self._metrics:
             self._metrics.close()
         if self._samples:
