@@ -1,7 +1,8 @@
 """`chronicle spikes`: what the detector sees in training logs, with a sparkline, as JSON or as a picture."""
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
     for name in names:
         path = Path(name)
         if path.exists():
-            scans.append(scan_file(path))
+            scans.append(scan_file(path, checkpoints_dir=checkpoints, progress=_progress(path)))
             continue
         if "/" in name:
             raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
@@ -64,6 +65,18 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
             raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
         scans.append(scan_run(named.paths, named.checkpoints_dir))
     return scans
+
+
+def _progress(path: Path) -> Callable[[int], None] | None:
+    """A counter on a terminal's stderr for logs so long that one waits."""
+    if not sys.stderr.isatty():
+        return None
+    total = path.stat().st_size if path.is_file() else 0
+
+    def show(points: int) -> None:
+        print(f"\r\033[K{path.name}: {points:,} points of {total >> 20} MB", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 def describe(scan: Scan) -> str:

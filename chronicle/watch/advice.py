@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
@@ -42,7 +41,7 @@ class Adviser:
         )  # fmt: skip
         roots = find_checkpoint_roots(entries, self._checkpoints_dir, Path.cwd())
         before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
-        candidates = collect_candidates(roots, compute_lineage(entries), before=before)
+        candidates = collect_candidates(roots, before=before)
         proposal = propose(events, candidates, history)
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None

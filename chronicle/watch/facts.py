@@ -38,8 +38,8 @@ def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, bas
     return tuple(parents)
 
 
-def collect_candidates(roots: Sequence[Path], lineage: Lineage, *, before: int) -> tuple[CandidateCheckpoint, ...]:
-    """List the checkpoints of the present weights' history; the newest few before `before` are verified."""
+def collect_candidates(roots: Sequence[Path], *, before: int) -> tuple[CandidateCheckpoint, ...]:
+    """List the checkpoints that are not abandoned; the newest few before `before` are verified."""
     found: dict[tuple[int, int | None], Checkpoint] = {}
     for root in roots:
         for checkpoint in _list(root):

@@ -14,10 +14,12 @@ from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import read_log
 from chronicle.paths import RunPaths
 from chronicle.watch.facts import collect_candidates, collect_history, find_checkpoint_roots
+from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.detect import Detector, Event, Tier
-from rollback.propose import CandidateCheckpoint, Proposal, propose
+from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72
+LOSS_NAMES = ("loss", "train_loss", "lm loss")
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
     "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster",
@@ -66,36 +68,61 @@ class Spark:
             self.filled = 0
 
 
-def scan_points(
-    points: Iterable[Point], source: str, advise: Callable[[Sequence[Event], int], Proposal | None]
-) -> Scan:
+class Trace:
+    """What the picture and the last line need of every point."""
+
+    def __init__(self, progress: Callable[[int], None] | None = None) -> None:
+        self.spark, self.last_step, self.rows = Spark(), 0, 0
+        self._progress = progress
+
+    def note(self, point: Point) -> None:
+        self.last_step = point.step
+        loss = next((point.values[name] for name in LOSS_NAMES if name in point.values), None)
+        if loss is not None:
+            self.spark.feed(self.rows, loss)
+        self.rows += 1
+        if self._progress is not None and not self.rows & 0x3FFF:
+            self._progress(self.rows)
+
+
+Advise = Callable[[Sequence[Event], int], Proposal | None]
+
+
+def scan_points(points: Iterable[Point], source: str, advise: Advise) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal when an event calls for one."""
-    detector, spark, last_step = Detector(), Spark(), 0
+    detector, trace = Detector(), Trace()
     for point in points:
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
-        last_step = point.step
-        loss = point.values.get("loss")
-        if loss is not None:
-            spark.feed(detector.row - 1, loss)
+        trace.note(point)
     detector.finish()
+    return _scan(detector, trace, source, advise)
+
+
+def _scan(detector: Detector, trace: Trace, source: str, advise: Advise) -> Scan:
     calls = any(event.tier is Tier.PROPOSE for event in detector.events)
-    proposal = advise(detector.events, last_step) if calls else None
     return Scan(
-        source=source, rows=detector.row, last_step=last_step, events=detector.events, proposal=proposal,
-        spark=tuple(spark.slices),
+        source=source, rows=detector.row, last_step=trace.last_step, events=detector.events,
+        proposal=advise(detector.events, trace.last_step) if calls else None, spark=tuple(trace.spark.slices),
     )  # fmt: skip
 
 
-def scan_file(path: Path, *, checkpoints: Sequence[int] | None = None) -> Scan:
-    """Scan one log without a run around it: checkpoints are unknown unless their steps are given."""
+def scan_file(
+    path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None
+) -> Scan:
+    """Scan one log without a run around it; a long one by two processes. `progress` is told the points so far.
+
+    Without a directory of checkpoints a proposal says what is wrong and names no target.
+    """
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        from rollback.propose import History
-
-        candidates = [CandidateCheckpoint(step=step) for step in checkpoints or ()]
+        roots = () if checkpoints_dir is None else (checkpoints_dir,)
+        candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
         return propose(events, candidates, History(last_step=last_step))
 
-    return scan_points(read_log(path), str(path), advise)
+    if not is_long(path):
+        return scan_points(read_log(path), str(path), advise)
+    trace = Trace(progress)
+    return _scan(fold_in_two(path, trace.note), trace, str(path), advise)
 
 
 def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[str, ...] = ()) -> Scan:
@@ -119,10 +146,14 @@ def advise_run(
     lineage = compute_lineage(entries)
     launch = lineage.launches[-1].number if lineage.launches else None
     roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
-    onsets = [event.onset_low_step for event in events if event.tier is Tier.PROPOSE and event.onset_low_step is not None]
-    candidates = collect_candidates(roots, lineage, before=onsets[-1] if onsets else last_step)
+    candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
     history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
     return propose(events, candidates, replace(history, options=options))
+
+
+def _newest_onset(events: Sequence[Event], last_step: int) -> int:
+    onsets = [event.onset_low_step for event in events if event.tier is Tier.PROPOSE and event.onset_low_step is not None]
+    return onsets[-1] if onsets else last_step
 
 
 def run_points(paths: RunPaths) -> Iterable[Point]:

@@ -27,17 +27,21 @@ from rollback.detect.quantum import GridSense
 
 IQR_TO_SIGMA = 0.7413
 SCALARS = (
-    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "cusum", "cusum_row", "tail_u", "tail_beta", "pairs",
-    "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration", "healthy", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
-    "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
+    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "cusum", "cusum_row", "tail_u", "tail_beta",
+    "pairs", "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration", "healthy", "block_sum",
+    "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row", "non_finite", "next_id",
+    "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
+)  # fmt: skip
+PARTS = (
+    "before", "buffer", "config", "events", "excursion", "gains", "grid", "lagged", "name", "order", "residuals",
+    "respikes", "sorted", "warm",
 )  # fmt: skip
 
 
 class Channel:
     """The fold of one series; `feed` returns the channel events that a point opened or changed, mostly none."""
 
-    __slots__ = (*SCALARS, "before", "buffer", "gains", "residuals", "config", "events", "excursion", "grid", "lagged", "name", "order", "respikes",
-                 "sorted", "warm")  # fmt: skip
+    __slots__ = (*SCALARS, *PARTS)
 
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name, self.config = name, config

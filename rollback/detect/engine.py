@@ -29,7 +29,8 @@ from rollback.detect.state import fusion_from_json, fusion_to_json
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 
 STATE_VERSION = 1
-SCANNED = (Role.LOSS, Role.SOURCE, Role.NORM, Role.OTHER)
+DECISIVE = (Role.LOSS, Role.SOURCE)
+EVIDENCE = (Role.NORM, Role.OTHER)
 LOG_ROLES = (Role.NORM,)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.MIX_SHIFT)
 RESTART_ROWS = 200
@@ -56,6 +57,7 @@ class Detector:
         self._shares: dict[str, deque[float]] = {}  # the mixture's recent shares
         self._fusion = Fusion()
         self._channels: dict[str, Channel] = {}
+        self._evidence: dict[str, Channel] = {}
         self._roles: dict[str, Role] = {}
 
     @property
@@ -99,14 +101,28 @@ class Detector:
             items = channel.feed(row, step, value)
             if items:
                 self._fuse(role, items, row, step, launch, changed)
+        self._feed_evidence(row, step, launch, values, repeated, changed)
         return changed
+
+    def _feed_evidence(
+        self, row: int, step: int, launch: int | None, values: Mapping[str, float | None], repeated: bool,
+        changed: list[Event],
+    ) -> None:  # fmt: skip
+        """Norms and the like come after the losses of the same point: they can be folded apart (`split.py`)."""
+        for name, channel in self._evidence.items():
+            value = values.get(name)
+            if value is None or (repeated and channel.last_step == step and value - value == 0.0):
+                continue
+            items = channel.feed(row, step, value)
+            if items:
+                self._fuse(self._roles[name], items, row, step, launch, changed)
 
     def finish(self) -> list[Event]:
         """The log is complete: an event still open at its end is judged by its last points. Not part of the fold."""
         changed: list[Event] = []
         stream = self._stream
         last_step = stream.last_step if stream.last_step is not None else 0
-        for name, channel in self._channels.items():
+        for name, channel in (*self._channels.items(), *self._evidence.items()):
             self._fuse(self._roles[name], channel.finish(), self.row - 1, last_step, stream.last_launch, changed)
         return changed
 
@@ -116,8 +132,10 @@ class Detector:
         if role is Role.LOSS and any(known is Role.LOSS for known in self._roles.values()):
             role = Role.SOURCE
         self._roles[name] = role
-        if role in SCANNED:
+        if role in DECISIVE:
             self._channels[name] = Channel(name, self._config_for(role))
+        elif role in EVIDENCE:
+            self._evidence[name] = Channel(name, self._config_for(role))
         return role
 
     def _config_for(self, role: Role) -> ChannelConfig:
@@ -140,7 +158,7 @@ class Detector:
         if placement.segment_start:
             self._segment_row = row
             self._rewound = placement.rewound_from is not None
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._evidence.values()):
             channel.begin_segment(row, new_interval=placement.new_interval)
         if placement.rewound_from is not None:
             sentence = f"step goes back from {placement.rewound_from} to {step}"
@@ -231,7 +249,7 @@ class Detector:
             "rewound": self._rewound,
             "shares": {name: list(values) for name, values in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
-            "channels": [channel.to_json() for channel in self._channels.values()],
+            "channels": [channel.to_json() for channel in (*self._channels.values(), *self._evidence.values())],
             "fusion": fusion_to_json(self._fusion),
         }
 
@@ -252,8 +270,9 @@ class Detector:
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]
-            detector._channels[stored["name"]] = Channel.from_json(detector._config_for(role), stored)
-        detector._fusion = fusion_from_json(record["fusion"], detector._channels)
+            place = detector._evidence if role in EVIDENCE else detector._channels
+            place[stored["name"]] = Channel.from_json(detector._config_for(role), stored)
+        detector._fusion = fusion_from_json(record["fusion"], {**detector._channels, **detector._evidence})
         return detector
 
 
