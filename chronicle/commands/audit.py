@@ -11,9 +11,12 @@ from typing import Any
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult, ExitCode
+from chronicle.evidence.reader import read_evidence
+from chronicle.evidence.recheck import recheck_claims
 from chronicle.journal import Journal, read_journal
 from chronicle.journal.objects import object_path
 from chronicle.journal.writer import id_milliseconds
+from chronicle.launch.seals import verify_seals
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
 from chronicle.story.plain import format_age, plain
@@ -25,7 +28,7 @@ SKEW_SECONDS = 60
 
 
 def audit(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """Check the record itself: journal chains, clocks, per-step logs, attachments.
+    """Check the record itself: journal chains, clocks, per-step logs, attachments, sealed logs, claims.
 
     Example: chronicle audit --json
     """
@@ -34,6 +37,7 @@ def audit(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     story = read_story(settings.paths, journal=journal)
     paths = settings.paths
     findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths), *_objects(journal, paths)]
+    findings += [*_seals(journal, paths), *_claims(journal, paths)]
     bad = [f for f in findings if f.severity is not Severity.INFO]
     lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
     chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
@@ -87,6 +91,19 @@ def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
 
 def _warn(check: str, path: str, message: str) -> Finding:
     return Finding(check=check, severity=Severity.WARN, path=path, message=message)
+
+
+def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Logs and evidence files that are no longer what was sealed when they were closed."""
+    for sentence in verify_seals(paths, journal.entries):
+        yield _warn("seal-broken", "launches", sentence)
+
+
+def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Claims that evidence contradicts, or no longer answers as it did."""
+    if any(entry.kind == "claim" for entry in journal.entries):
+        for entry_id, sentence in recheck_claims(read_evidence(paths, journal)):
+            yield _warn("claim", entry_id, sentence)
 
 
 def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from chronicle.commands.result import CommandResult
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.objects import store_file
+from chronicle.paths import RunPaths
 
 __all__ = ["note"]
 
@@ -59,8 +60,17 @@ def note(
         data["evidence"] = [store_file(paths, path) for path in attach]
     with JournalWriter(paths) as writer:
         entry = writer.append("amend" if amend else "note", step=step, title=title, refs=refs, data=data)
-    talk = (f"new journal: {paths.journal_dir}",) if fresh else ()
+    talk = (f"new journal: {paths.journal_dir}",) if fresh else _contradicted(paths, f"{title}\n{body}")
     return CommandResult(text=f"{entry.id}  {title}", data={"id": entry.id, "title": title, "run": settings.run}, talk=talk)
+
+
+def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
+    """Numbers that the ranks' own records contradict; said after the note is written, which they never prevent."""
+    if not any(character.isdigit() for character in text):
+        return ()
+    from chronicle.evidence.recheck import lint_note
+
+    return lint_note(paths, text)
 
 
 def _split(text: str) -> tuple[str, str]:

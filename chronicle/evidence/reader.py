@@ -72,9 +72,9 @@ class RunEvidence:
         return chosen or self.launches
 
 
-def read_evidence(paths: RunPaths, journal: Journal) -> RunEvidence:
-    """Everything on disk about this run's launches."""
-    launches = tuple(_read_launch(paths, number) for number in _launch_numbers(paths))
+def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
+    """Everything on disk about this run's launches; without `metrics` only what ranks recorded, in milliseconds."""
+    launches = tuple(_read_launch(paths, number, metrics) for number in _launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
         for one in launches
@@ -93,10 +93,10 @@ def _launch_numbers(paths: RunPaths) -> list[int]:
     return sorted(int(one.name) for one in paths.launches_dir.iterdir() if LAUNCH_DIR.fullmatch(one.name))
 
 
-def _read_launch(paths: RunPaths, number: int) -> LaunchEvidence:
+def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
     steps, losses = [], []
     try:
-        for point in read_metrics(paths.metrics_path(number)):
+        for point in read_metrics(paths.metrics_path(number)) if metrics else ():
             steps.append(point.step)
             loss = point.values.get("loss")
             if loss is not None and loss == loss:

@@ -159,9 +159,10 @@ def check_precision(facts: TrainerFacts, expected: Expectation) -> CheckResult:
     answer = Answer("PF20", "precision")
     if facts.precision is None or facts.precision_supported is None:
         return answer.unknown("whether the device supports it")
+    name = "fp32" if facts.precision == "no" else facts.precision
     if facts.precision_supported:
-        return answer.passed(f"{facts.precision} works here", "a matrix product")
-    return answer.failed(f"{facts.precision} does not work here", "a matrix product", "choose another precision")
+        return answer.passed(f"{name} works here", "a matrix product")
+    return answer.failed(f"{name} does not work here", "a matrix product", "choose another precision")
 
 
 def check_flags(facts: TrainerFacts, expected: Expectation) -> CheckResult:

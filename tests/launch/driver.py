@@ -106,7 +106,10 @@ class Driver:
     def cleanup(self) -> None:
         """Whatever a failed test left, found by the mark."""
         for line in self.left():
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+            try:
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it was just ending
         if self.process is not None:
             self.process.wait(10)
 

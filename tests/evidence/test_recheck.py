@@ -1,0 +1,59 @@
+"""`audit` looks at claims and sealed logs again, `note` warns about numbers: neither blocks anybody."""
+
+import json
+
+import pytest
+
+from chronicle.commands.main import run as chronicle
+from chronicle.evidence import open_evidence
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.seals import seal_file
+from chronicle.paths import RunPaths
+
+
+@pytest.fixture
+def paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = RunPaths(tmp_path / "logs" / "demo")
+    with JournalWriter(paths) as writer:
+        writer.append("launch.start", launch=1, data={"host": "h"})
+    record(paths, 100)
+    return paths
+
+
+def record(paths, counted):
+    environ = {"CHRONICLE_LAUNCH_DIR": str(paths.launch_dir(1)), "RANK": "0"}
+    open_evidence(environ).model(logical=counted, counted=counted, local=counted)
+
+
+def findings(capsys):
+    capsys.readouterr()
+    code = chronicle(["audit", "--run", "demo", "--json"])
+    return code, [(one["check"], one["message"]) for one in json.loads(capsys.readouterr().out)["findings"]]
+
+
+def test_a_claim_that_evidence_no_longer_supports_is_found_by_audit(paths, capsys):
+    assert chronicle(["claim", "100 parameters", "--run", "demo"]) == 0
+    assert [one for one in findings(capsys)[1] if one[0] == "claim"] == []
+    record(paths, 50)
+    code, found = findings(capsys)
+    assert ("claim", "claim `100 parameters` was SUPPORTED and is CONTRADICTED now") in found
+    assert code == 5
+
+
+def test_a_log_changed_after_it_was_sealed_is_found_by_audit(paths, capsys):
+    log = paths.rank_log(1, 0)
+    log.write_text("loss 2.0\n")
+    with JournalWriter(paths) as writer:
+        writer.append("launch.end", launch=1, data={"exit_code": 0, "sealed": [seal_file(paths, log)]})
+    assert [one for one in findings(capsys)[1] if one[0] == "seal-broken"] == []
+    log.write_text("loss 1.0\n")
+    assert [one[0] for one in findings(capsys)[1] if one[0] == "seal-broken"] == ["seal-broken"]
+
+
+def test_note_warns_about_a_number_and_is_written_all_the_same(paths, capsys):
+    assert chronicle(["note", "the 1.21B parameter model looks good", "--run", "demo"]) == 0
+    assert "warning: `1.21B parameter`: counted 100 in launch 1" in capsys.readouterr().err
+    assert [entry.title for entry in read_journal(paths).of_kind("note")] == ["the 1.21B parameter model looks good"]
+    assert chronicle(["note", "loss is 3 at step 500, 100 parameters", "--run", "demo"]) == 0
+    assert "warning" not in capsys.readouterr().err
