@@ -1,9 +1,11 @@
 """`chronicle log [--graph]`: the journal, newest first, as lines or as the tree of launches that it is."""
 
+import itertools
 import json as json_module
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -11,16 +13,19 @@ import typer
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
-from chronicle.journal import Entry
+from chronicle.journal import Entry, read_journal
+from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
-from chronicle.story import Story, read_story
+from chronicle.story import read_story
 from chronicle.story.assemble import loss_of
 from chronicle.story.measurements import points_until
 from chronicle.story.plain import format_when, plain
+from chronicle.story.read import BRIEF_KINDS, read_brief_story
 
 __all__ = ["log"]
 
+DRAWN_ENTRIES = 5000  # of one kind; more are no picture any more
 QUIET = ("launch.step", "rollback.intent", "undo.intent")
 COLOURS = {"kept": "1;32", "abandoned": "90", "incident": "31", "rollback.receipt": "1;33", "hardware": "35", "proposal": "36"}
 
@@ -28,7 +33,7 @@ COLOURS = {"kept": "1;32", "abandoned": "90", "incident": "31", "rollback.receip
 def log(
     graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a tree.")] = False,
     kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind (repeatable).")] = None,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most this many lines, newest.")] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="At most this many lines; 0 for all.")] = 200,
     reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Also single checkpoints and intents.")] = False,
     only_open: Annotated[bool, typer.Option("--open", help="Only what still asks for an outcome.")] = False,
@@ -41,26 +46,78 @@ def log(
     Example: chronicle log --graph
     """
     settings = need_run(settings_from(run, logs))
-    story = read_story(settings.paths)
-    entries = _selected(story, kind, every=every or json, only_open=only_open)
-    chosen = entries if reverse else entries[::-1]
-    chosen = chosen if limit is None else (chosen[-limit:] if reverse else chosen[:limit])
-    if graph:
-        lines = _paint(draw_graph(story, _loss_reader(settings.paths)), limit)
+    paths = settings.paths
+    if graph and not json:
+        return _graph(paths, limit)
+    wanted = _Wanted(kinds=tuple(kind or ()), every=every or json, limit=limit)
+    entries = _open_entries(paths) if only_open else _newest(paths, wanted)
+    shown = entries if not limit else entries[-limit:]
+    talk = []
+    if not entries:
+        talk.append("no entries" + (f" of kind {', '.join(kind)}" if kind else "") + f" in run `{settings.run}`")
+    elif len(entries) > len(shown):
+        talk.append(f"the newest {limit} lines; `-n 0` shows all")
+    chosen = shown if reverse else shown[::-1]
+    data = [json_module.loads(entry.to_json()) for entry in chosen]
+    return CommandResult(text="\n".join(_lines(chosen)), data=data, talk=tuple(talk))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    kinds: tuple[str, ...]
+    every: bool
+    limit: int
+
+    def select(self, entries: Sequence[Entry]) -> list[Entry]:
+        """A checkpoint followed by another is left out: the last of each row stands for it."""
+        chosen = [e for e in entries if (e.kind in self.kinds if self.kinds else self.every or e.kind not in QUIET)]
+        if self.every or self.kinds:
+            return chosen
+        return [e for i, e in enumerate(chosen) if not (e.kind == "checkpoint" and _is_checkpoint(chosen, i + 1))]
+
+
+def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
+    """One more than the limit, where there are more; of a large journal only the end is read."""
+    index = open_index(paths) if wanted.limit else None
+    if index is None:
+        return wanted.select(read_journal(paths).entries)
+    try:
+        total, count = sum(index.counts().values()), 4 * wanted.limit + 64
+        while True:
+            without = () if wanted.kinds or wanted.every else QUIET
+            found = index.newest(count, kinds=wanted.kinds, without=without)
+            chosen = wanted.select(found)
+            if len(chosen) > wanted.limit or count >= total:
+                return chosen
+            count *= 4
+    finally:
+        index.close()
+
+
+def _open_entries(paths: RunPaths) -> list[Entry]:
+    story = read_brief_story(paths)
+    wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
+    return [entry for entry in story.entries if entry.id in wanted]
+
+
+def _graph(paths: RunPaths, limit: int) -> CommandResult:
+    """The tree of launches; of a large journal without its bulk, which is counted instead of drawn."""
+    index, talk = open_index(paths), []
+    if index is None:
+        story = read_story(paths)
     else:
-        lines = _lines(chosen)
-    talk = () if story.entries else (f"no entries yet in run `{settings.run}`",)
-    return CommandResult(text="\n".join(lines), data=[json_module.loads(e.to_json()) for e in chosen], talk=talk)
-
-
-def _selected(story: Story, kinds: Sequence[str] | None, *, every: bool, only_open: bool) -> list[Entry]:
-    entries = [e for e in story.entries if (e.kind in kinds if kinds else every or e.kind not in QUIET)]
-    if only_open:
-        wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
-        entries = [e for e in entries if e.id in wanted]
-    if every or kinds or only_open:
-        return entries
-    return [e for i, e in enumerate(entries) if not (e.kind == "checkpoint" and _is_checkpoint(entries, i + 1))]
+        counts = index.counts()
+        drawn = [kind for kind, count in counts.items() if kind in BRIEF_KINDS or count <= DRAWN_ENTRIES]
+        story = read_story(paths, journal=index.journal(drawn))
+        left_out = [f"{count} of kind {kind}" for kind, count in counts.items() if kind not in drawn]
+        talk += [f"not drawn: {plain(', '.join(left_out))}; `chronicle log` lists them"] if left_out else []
+        index.close()
+    rows = list(itertools.islice(draw_graph(story, _loss_reader(paths)), limit + 1 if limit else None))
+    if limit and len(rows) > limit:
+        talk.append(f"the newest {limit} lines; `-n 0` shows all")
+    if not story.entries:
+        talk.append(f"no entries in run `{paths.run}`")
+    return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
 
 
 def _is_checkpoint(entries: Sequence[Entry], index: int) -> bool:
@@ -88,8 +145,7 @@ def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
     return loss_at
 
 
-def _paint(lines: Iterator[GraphLine], limit: int | None) -> Iterator[str]:
-    rows = list(lines)[:limit]
+def _paint(rows: Sequence[GraphLine]) -> Iterator[str]:
     width = min(24, max((len(row.lanes) for row in rows), default=0))
     colour = _wants_colour()
     for row in rows:

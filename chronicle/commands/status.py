@@ -7,9 +7,10 @@ from datetime import datetime
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
-from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story, read_story
+from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.lr_check import LrCheck, check_lr
 from chronicle.story.plain import format_age, format_factor, format_number, plain
+from chronicle.story.read import read_brief_story
 from chronicle.story.summary import summarize
 
 __all__ = ["status"]
@@ -26,7 +27,7 @@ def status(
     Example: chronicle status --run tr-190
     """
     settings = need_run(settings_from(run, logs, checkpoints))
-    story = read_story(settings.paths)
+    story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
     text = "\n".join(_screen(story, lr, time.time()))
     return CommandResult(text=text, data=summarize(story, lr))

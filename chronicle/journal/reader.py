@@ -7,7 +7,6 @@ before its intent.
 """
 
 import hashlib
-import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.paths import RunPaths
 
-__all__ = ["Journal", "Problem", "read_journal"]
+__all__ = ["Journal", "Problem", "check_line", "in_order", "read_journal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,33 +62,53 @@ def read_journal(paths: RunPaths) -> Journal:
         if entries:
             writers.append(entries)
             heads.append((path.stem, head))
-    entries = _causal(heapq.merge(*writers, key=lambda e: (e.id, e.writer, e.seq)))
+    entries = in_order(entry for entries in writers for entry in entries)
     problems += _duplicates(entries, paths.journal_dir)
     return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
 
 
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries, each writer's in its own order, merged into one: a later line never sorts before an earlier one of its file."""
+    placed: list[tuple[str, str, int, Entry]] = []
+    highest: dict[str, str] = {}
+    for entry in entries:
+        place = highest[entry.writer] = max(entry.id, highest.get(entry.writer, ""))
+        placed.append((place, entry.writer, entry.seq, entry))
+    placed.sort(key=lambda item: item[:3])
+    return _causal([entry for *_, entry in placed])
+
+
 def _read_file(path: Path, run: str, problems: list[Problem]) -> tuple[list[Entry], str]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as problem:
-        problems.append(Problem(check="unreadable", path=path, line=0, message=problem.strerror or str(problem)))
-        return [], FIRST_PREV
-    if lines[-1]:
-        text = f"last line ends without a newline after {len(lines[-1])} bytes: a write was cut short"
-        problems.append(Problem(check="torn-line", path=path, line=len(lines), message=text))
     entries: list[Entry] = []
-    prev, expected_seq, broken = FIRST_PREV, 0, False
-    for number, raw in enumerate(lines[:-1], start=1):
-        try:
-            entry = Entry.from_json(raw.decode("utf-8", "strict"))
-        except (JournalError, UnicodeDecodeError) as problem:
-            problems.append(Problem(check="bad-line", path=path, line=number, message=str(problem)))
-            prev, broken = hashlib.sha256(raw).hexdigest(), True
-            continue
-        problems += _chain_problems(entry, prev, expected_seq, broken, run, path, number)
-        entries.append(entry)
-        prev, expected_seq, broken = hashlib.sha256(raw).hexdigest(), entry.seq + 1, False
+    prev, seq, broken, number = FIRST_PREV, 0, False, 0
+    try:
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, start=1):
+                if raw[-1:] != b"\n":
+                    text = f"last line ends without a newline after {len(raw)} bytes: a write was cut short"
+                    problems.append(Problem(check="torn-line", path=path, line=number, message=text))
+                    break
+                line = raw[:-1]
+                entry, found = check_line(line, prev, seq, broken, run, path, number)
+                problems += found
+                prev, broken = hashlib.sha256(line).hexdigest(), entry is None
+                if entry is not None:
+                    entries.append(entry)
+                    seq = entry.seq + 1
+    except OSError as problem:
+        problems.append(Problem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
     return entries, prev
+
+
+def check_line(
+    line: bytes, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, number: int
+) -> tuple[Entry | None, list[Problem]]:
+    """One line of a writer's file: its entry, or None when it is none, and everything that is wrong with it."""
+    try:
+        entry = Entry.from_json(line.decode("utf-8", "strict"))
+    except (JournalError, UnicodeDecodeError) as problem:
+        return None, [Problem(check="bad-line", path=path, line=number, message=str(problem))]
+    return entry, list(_chain_problems(entry, prev, seq, after_bad_line, run, path, number))
 
 
 def _chain_problems(
@@ -106,9 +125,8 @@ def _chain_problems(
         yield Problem(check="foreign-run", path=path, line=line, message=text)
 
 
-def _causal(merged: Iterable[Entry]) -> list[Entry]:
+def _causal(entries: list[Entry]) -> list[Entry]:
     """Hold an entry back until all entries of this journal that it refers to have come."""
-    entries = list(merged)
     position = {entry.id: index for index, entry in enumerate(entries)}
     late = [i for i, e in enumerate(entries) if any(position.get(ref, -1) > i for ref in e.refs)]
     if not late:

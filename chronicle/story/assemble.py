@@ -1,12 +1,12 @@
 """The story of a run as one value, assembled from its entries and what the per-step logs were seen to hold. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chronicle.journal import Entry, Journal, Lineage, Problem, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
 from chronicle.metrics import Point
-from chronicle.story.launches import LaunchStory, SavedCheckpoint, tell_launches
+from chronicle.story.launches import LaunchStory, SavedCheckpoint, saved_checkpoint, tell_launches
 from chronicle.story.matters import (
     Intervention,
     Matter,
@@ -17,7 +17,7 @@ from chronicle.story.matters import (
     open_intent,
 )
 
-__all__ = ["Headline", "Story", "assemble", "loss_of"]
+__all__ = ["Headline", "Story", "assemble", "loss_of", "with_checkpoint"]
 
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
 LOSS_NAMES = ("loss", "train_loss", "lm_loss", "train/loss")
@@ -106,6 +106,17 @@ def assemble(
         intent=open_intent(journal.entries),
         proposal=latest_proposal(journal.entries),
     )
+
+
+def with_checkpoint(story: Story, entry: Entry) -> Story:
+    """The story, knowing of one more checkpoint entry."""
+    launches = tuple(
+        replace(launch, checkpoints=(*launch.checkpoints, *saved_checkpoint(entry, story.lineage)))
+        if launch.number == entry.launch
+        else launch
+        for launch in story.launches
+    )
+    return replace(story, launches=launches)
 
 
 def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:

@@ -7,7 +7,7 @@ from typing import Any
 from chronicle.journal import Entry, LaunchSpan, Lineage
 from chronicle.journal.lr_ledger import LedgerLine, LrLedger
 
-__all__ = ["LaunchStory", "SavedCheckpoint", "tell_launches"]
+__all__ = ["LaunchStory", "SavedCheckpoint", "saved_checkpoint", "tell_launches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def tell_launches(
         if entry.launch not in told or entry.launch is None:
             continue
         if entry.kind == "checkpoint":
-            saved.setdefault(entry.launch, []).extend(_saved(entry, lineage))
+            saved.setdefault(entry.launch, []).extend(saved_checkpoint(entry, lineage))
         else:
             told[entry.launch] = _learn(told[entry.launch], entry)
     return tuple(replace(told[n], checkpoints=tuple(saved.get(n, ()))) for n in sorted(told))
@@ -111,7 +111,8 @@ def _signal(value: object) -> str:
     return f"signal {value}" if isinstance(value, int) else str(value)
 
 
-def _saved(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint]:
+def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint]:
+    """The checkpoint of an entry; none where it names no step."""
     if entry.step is not None:
         yield SavedCheckpoint(
             step=entry.step,

@@ -5,13 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from chronicle.journal import Journal, read_journal
+from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
 from chronicle.paths import RunPaths
-from chronicle.story.assemble import Story, assemble
+from chronicle.story.assemble import Story, assemble, with_checkpoint
 from chronicle.story.measurements import ends_of, points_until
 
-__all__ = ["observed_steps", "read_story"]
+__all__ = ["BRIEF_KINDS", "observed_steps", "read_brief_story", "read_story"]
+
+BRIEF_KINDS = (  # what lineage, ledger, open matters and proposals are folded from
+    *("run.init", "launch.start", "launch.step", "launch.end", "guard.verdict", "lr.mismatch", "incident", "close"),
+    *("rollback.intent", "rollback.receipt", "undo.intent", "undo.receipt", "recover.receipt", "proposal"),
+)
 
 LAUNCH_DIR = re.compile(r"\d{4,}")
 
@@ -29,6 +35,22 @@ def read_story(
         return points_until(paths.metrics_path(launch), step)
 
     return assemble(journal, observed_steps(paths), until, _alive(paths, clock()) if signs_of_life else ())
+
+
+def read_brief_story(paths: RunPaths) -> Story:
+    """The story as far as `status` needs it: of a large journal only the kinds that it is folded from are read."""
+    index = open_index(paths)
+    if index is None:
+        return read_story(paths)
+    try:
+        story = read_story(paths, journal=index.journal(BRIEF_KINDS))
+        for interval in reversed(story.lineage.kept):
+            saved = index.last_checkpoint(interval.launch, interval.first, interval.last)
+            if saved is not None:
+                return with_checkpoint(story, saved)
+        return story
+    finally:
+        index.close()
 
 
 def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:

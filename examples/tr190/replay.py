@@ -1,0 +1,171 @@
+"""The 80B run of 2023 lived again with `chronicle`: its launches, rollbacks, LR factors, Xids, and the `.orig` accident.
+
+    python examples/tr190/replay.py [DIRECTORY]
+
+Every line of the story goes through a real command on real (tiny) checkpoints. Steps, targets and factors are those of the
+chronicle that its authors published (huggingface/m4-logs, tr-190-80b/chronicles.md); how far each given-up launch had come
+is read off their plots. What chronicle adds is what they did not have: at exp8 and exp9 the guard refuses the resume
+before its first step. Then the guard is switched off, as if it did not exist, and the accident takes its course.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BIN = Path(sys.executable).parent
+REFUSED, DO_NOT_REQUEUE, CANNOT_START = 3, 78, 125
+
+
+@dataclass(frozen=True)
+class Given:
+    """A launch that was given up: until `last`, going wrong from `poison` on."""
+
+    last: int
+    poison: int | None = None
+    also_save: tuple[int, ...] = ()
+
+
+class Replay:
+    """The story in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.checkpoints = directory / "checkpoints"
+        keep = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+        path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        self.environment = keep | {"PATH": path, "OMP_NUM_THREADS": "1", "CHRONICLE_RUN": "tr-190"}
+        self.here = 0
+
+    def play(self) -> None:
+        """All nineteen entries, in their order."""
+        self.command("chronicle init --run tr-190 --logs logs --checkpoints checkpoints")
+        self.note("Log lines arrive 10-20 min late", "chronicle run sets PYTHONUNBUFFERED", tag="infra")
+        self.train(Given(last=2500, also_save=(1496,)))
+        self.note("Small loss spike on every resume", suspect="data: image2text ratio low on resume")
+        self.rollback(1496)
+        self.train(Given(last=15900, poison=15650, also_save=(15611,)))
+        hope = "if it was hardware, it will not return"
+        self.note("exp1: series of spikes into divergence", suspect="hardware: Xid 64 on a node", expect=hope)
+        self.rollback(15611)
+        self.train(Given(last=15800, poison=15640))
+        self.rollback(14500, "--lr-scale 0.75")
+        self.train(Given(last=16500, poison=16420))
+        self.note("Xid 64 on ip-26-0-147-135: the bad node was not removed from the pool", tag="hardware", step=16430)
+        self.rollback(16250)
+        self.train(Given(last=16700, poison=16400))
+        self.rollback(16250, "--lr-scale 0.5")
+        self.train(Given(last=20685, also_save=(20685,)))
+        self.note("Xid 64 again: restarted 45 minutes later, no rollback", tag="hardware", step=20685)
+        self.train(Given(last=23500, poison=23330))
+        self.note("exp6: the restart reshuffles the data", "It improves after 8k flat steps. Same data again?")
+        self.rollback(23250)
+        self.train(Given(last=25600, poison=25260))
+        self.note("exp7: 3 h of divergence", "A spike that comes at once recovers; one that creeps does not.")
+        self.rollback(25000)
+        self.train(Given(last=29700, poison=29450))
+        self.exp8_and_exp9()
+        self.exp10()
+        self.train(Given(last=35500, poison=35250))
+        self.rollback(34000, "--lr-scale 0.5")
+        self.train(Given(last=39036, also_save=(39036,)))
+        self.note("Training stopped: not much progress", step=39036)
+        self.close_incidents()
+        self.command("chronicle log --graph")
+        self.command("chronicle status")
+        self.command("chronicle render")
+        if shutil.which("chronicle", path=self.environment["PATH"]):
+            self.command("chronicle report", ok=(0, 1))
+
+    def exp8_and_exp9(self) -> None:
+        """The LR is doubled; a backup lies beside the state; the LR restarts from zero and nobody sees it. Twice."""
+        self.rollback(29000, "--lr-scale 2")
+        stray = self.checkpoints / "opt_step-29000" / "accelerator_state" / "custom_checkpoint_0.pkl.orig"
+        shutil.copy(stray.with_suffix(""), stray)
+        self.command("chronicle rollback --to 29000 --yes", ok=(REFUSED,))
+        self.train(Given(last=29100), forget=True, ok=(CANNOT_START, DO_NOT_REQUEUE), resume=29000)
+        stray.unlink()
+        self.train(Given(last=29100), forget=True, ok=(DO_NOT_REQUEUE,), resume=29000)
+        self.note("exp8: the guard refused; the guard is switched off to see what would have happened", tag="replay")
+        self.train(Given(last=30700, poison=30600), forget=True, guard="off", resume=29000)
+        self.rollback(30250)
+        self.train(Given(last=30900, poison=30700), forget=True, ok=(DO_NOT_REQUEUE,), resume=30250)
+        self.train(Given(last=30900, poison=30700), forget=True, guard="off", resume=30250)
+        self.note("exp10: only now it was noticed that both last restarts had the LR issue", tag="replay")
+
+    def exp10(self) -> None:
+        """The seed's own edit, by hand then, one command now: base LR 1.875e-05 at step 30500."""
+        fields = "--set base_lrs=1.875e-05 --set last_epoch=30500 --set _step_count=30501 --set _last_lr=1.7677e-05"
+        self.rollback(30500, f"{fields} --set lr=1.7677e-05 --set initial_lr=1.875e-05")
+
+    def train(
+        self,
+        given: Given,
+        *,
+        forget: bool = False,
+        guard: str = "on",
+        ok: tuple[int, ...] = (0,),
+        resume: int | None = None,
+    ) -> None:
+        """One launch through `chronicle run`; resumes where the last command left the run."""
+        words = [str(BIN / "python"), str(HERE / "trainer.py"), "--to", str(given.last)]
+        start = self.here if resume is None else resume
+        if start:
+            words += ["--resume", str(start)]
+        if given.poison is not None:
+            words += ["--poison", str(given.poison)]
+        if given.also_save:
+            words += ["--also-save", *map(str, given.also_save)]
+        if forget:
+            words.append("--forget")
+        self.command(f"chronicle run -- {shlex.join(words)}", ok=ok, environment={"CHRONICLE_GUARD": guard})
+        if 0 in ok:
+            self.here = given.last
+
+    def rollback(self, step: int, how: str = "") -> None:
+        self.command(f"chronicle rollback --to {step} {how} --yes".replace("  ", " "))
+        self.here = step
+
+    def note(
+        self, title: str, text: str = "", *, suspect: str = "", expect: str = "", tag: str = "", step: int | None = None
+    ) -> None:
+        words = ["chronicle", "note", f"{title}\n{text}".strip()]
+        for name, value in (("--suspect", suspect), ("--expect", expect), ("--tag", tag), ("--step", step)):
+            if value:
+                words += [name, str(value)]
+        self.command(shlex.join(words))
+
+    def close_incidents(self) -> None:
+        """Nobody may leave an incident open: all were answered by a rollback."""
+        words = ["chronicle", "status", "--json"]
+        done = subprocess.run(words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True)
+        for incident in json.loads(done.stdout)["open_incidents"]:
+            self.command(f"chronicle close {incident['id']} 'rolled back' --outcome partly")
+
+    def command(self, text: str, *, ok: tuple[int, ...] = (0,), environment: dict[str, str] | None = None) -> None:
+        """Run one command line, show it, and end the replay when it does not come out as the story says."""
+        print(f"\n$ {text}", flush=True)
+        environ = self.environment | (environment or {})
+        done = subprocess.run(
+            shlex.split(text), cwd=self.directory, env=environ, check=False, stdin=subprocess.DEVNULL
+        )
+        if done.returncode not in ok:
+            raise SystemExit(f"`{text}` ended with code {done.returncode}, the story says {ok}")
+
+
+def main() -> None:
+    """Play the story into a directory that does not exist yet."""
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else "tr190-replay").resolve()
+    if directory.exists():
+        raise SystemExit(f"`{directory}` is there already: name another directory")
+    (directory / "checkpoints").mkdir(parents=True)
+    Replay(directory).play()
+
+
+if __name__ == "__main__":
+    main()
