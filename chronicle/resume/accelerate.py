@@ -32,8 +32,47 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     accelerator.save_state = _saving(accelerator.save_state, session)
     accelerator.load_state = _loading(accelerator, accelerator.load_state, session)
     accelerator.prepare = _preparing(accelerator, accelerator.prepare, session)
+    session.watch_step = EpochWatch(accelerator).look
     hook_optimizer_steps(session)
     return session
+
+
+class EpochWatch:
+    """Notices at an epoch's first step that batches are still being skipped, as only the resumed epoch may (#1451)."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._state = accelerator.gradient_state
+        self._ended = False
+
+    def look(self) -> Check | None:
+        """Called before every optimizer step."""
+        if self._state.end_of_dataloader:
+            self._ended = True
+            return None
+        if not self._ended:
+            return None
+        self._ended = False
+        loader = self._state.active_dataloader
+        skipped = getattr(loader, "skip_batches", 0) or _skipped_by_sampler(loader)
+        if not skipped:
+            return None
+        return failed(
+            "batches left out",
+            "L4",
+            expected="all batches of a new epoch",
+            found=f"the first {skipped} are skipped",
+            where="data loader",
+            cause="skip_first_batches is applied in every epoch, not only in the resumed one",
+        )
+
+
+def _skipped_by_sampler(loader: Any) -> int:
+    sampler = getattr(loader, "batch_sampler", None)
+    for _ in range(4):
+        if sampler is None or getattr(sampler, "skip_batches", 0):
+            break
+        sampler = getattr(sampler, "batch_sampler", None)
+    return int(getattr(sampler, "skip_batches", 0) or 0)
 
 
 def observe_accelerator(accelerator: Any) -> LiveState:

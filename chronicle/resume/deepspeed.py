@@ -70,7 +70,7 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         except BaseException as problem:
             session.load_failed(problem)
             raise
-        session.after_load(directory)
+        session.after_load(directory, generators=False)  # DeepSpeed's checkpoints hold none
         return result
 
     return load_checkpoint

@@ -63,6 +63,7 @@ class GuardSession:
         self.expectation: Expectation | None = None
         self.loaded_from: Path | None = None
         self.mid_epoch: bool | None = None  # whether the checkpoint lies inside an epoch, where the adapter can tell
+        self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._loaded_state = False  # a plain loop loaded an optimizer state: there is no directory
         self._refusal: ResumeRefused | None = None
@@ -201,6 +202,9 @@ class GuardSession:
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
             self._trip(lrs)
+        resumed = self.loaded_from is not None
+        if resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
+            self._refuse([check], f"step {self._steps_here} of this launch", self.loaded_from, local=True)
 
     def _is_first(self, optimizer: Any) -> bool:
         return optimizer is None or bool(self._known and optimizer is self._known[0])
@@ -263,12 +267,13 @@ class GuardSession:
     def _check_next_batch(self) -> list[Check]:
         """M4: the first batch of this launch against the one that followed the checkpoint."""
         expectation = self.expectation
-        if not self.batches.first or self.loaded_from is None or expectation is None or self.ranks.rank != 0:
+        if not self.batches.first or expectation is None or self.ranks.rank != 0:
             return []
         if expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data):
             return []
         history = self.story.read()
-        followed = history.followed.get(str(self.loaded_from))
+        step = expectation.memory.step if expectation.memory else None
+        followed = history.followed.get(str(self.loaded_from) if self.loaded_from else f"step {step}")
         return check_next_batch(
             self.batches.first[0], followed, history.starts, promised=self.options.same_data, mid_epoch=self.mid_epoch
         )
