@@ -51,6 +51,7 @@ class ChannelEvent:
     excess: float | None = None
     sigmas: float | None = None
     closed: bool = False
+    lasting: bool = False  # still far from the reference after 32 points
     unresolved: bool = False
     height: float = 0.0  # mean excess of the last points when it was last judged
     decades: bool = False  # the channel's unit is log10
@@ -105,6 +106,8 @@ class Excursion:
             event.recovered_row, event.recovered_step = self._return_point()
             return True
         changed = False
+        if not event.lasting and 32 <= self.count < 64 and self._mean(residuals, 24) > 2.0 * self.margin:
+            event.lasting = changed = True
         if not event.unresolved and self._is_unresolved(residuals):
             event.unresolved = changed = True
         if self.count >= config.verdict_points:

@@ -19,7 +19,6 @@ JOIN_ROWS = 200  # channels that alarm this close together tell of one thing
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # an event that never came back is still part of the story for so long
 UNSTABLE_EVENTS = 3
-UNSTABLE_AGE = 32
 FAR_DECADES = 0.5  # a norm three times its usual size
 REINIT_SHARE = 0.5  # of the way back to the first loss
 
@@ -194,7 +193,8 @@ class Fusion:
         if self._kind(leader) is Kind.RESUME_BUMP:
             return Tier.NOTICE
         if self._size_of(group.cluster) + (number >= len(self.events)) >= UNSTABLE_EVENTS:
-            return Tier.PROPOSE if leader.shape == "gradual" and not leader.closed else Tier.WARN
+            lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
+            return Tier.PROPOSE if lasts else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
             return Tier.WARN
