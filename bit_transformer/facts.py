@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bit_transformer.bits import decode_bits, repair_parity
 from bit_transformer.loaders import Batch, SampleStore
@@ -105,7 +106,8 @@ def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, 
     device = accelerator.device
     name = f"{device.type}:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
     local = count_parameters(model)
-    digest = _digest(*bare_model.parameters()) if local <= _DIGEST_BELOW else None
+    replica = local <= _DIGEST_BELOW and not any(isinstance(p, DTensor) for p in bare_model.parameters())
+    digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not
     return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name,
                      params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT))
 
@@ -113,8 +115,7 @@ def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, 
 def _digest(*tensors: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        digest.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -127,7 +128,7 @@ def _decoded(symbols_T: Tensor, as_bytes: bool) -> DecodedSample:
 @torch.no_grad()
 def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
     """Change the last symbol; return by how much the logits before it moved."""
-    if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     was_training = model.training
     model.eval()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -182,7 +183,8 @@ def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable elements this process holds (after sharding: its part only)."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.requires_grad)
+    return sum(part.numel() for part in parts)
 
 
 def count_on_meta_device(config: ModelConfig) -> int:

@@ -66,11 +66,11 @@ class Recipe:
     log_every: int = 10
     accumulation_steps: int = 1
     mixed_precision: str = "no"
+    sharding: str = "ddp"
     ponder_weight: float = 0.01
     device: str = "cpu"
     seed: int = 0
     world_size: int | None = None
-    schedule_restarts: bool = False  # for demonstrations: the accident of exp9, which the guard has to refuse
 
     def __post_init__(self) -> None:
         symbols = self.data.window_bytes * (BITS_PER_BYTE if self.model.vocab == 2 else 1)
@@ -81,6 +81,8 @@ class Recipe:
             raise BadRecipe("compression works on bits, model.vocab is 256 (bytes)", "set data.compress_end=0")
         if self.mixed_precision not in ("no", "bf16"):
             raise BadRecipe(f"mixed_precision is `{self.mixed_precision}`, expected no or bf16")
+        if self.sharding not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
+            raise BadRecipe(f"sharding is `{self.sharding}`, expected ddp, fsdp2, zero1, zero2 or zero3")
         if self.device not in ("cpu", "auto"):
             raise BadRecipe(f"device is `{self.device}`, expected cpu or auto")
         for name in ("checkpoint_every", "eval_every", "eval_windows", "log_every", "accumulation_steps"):

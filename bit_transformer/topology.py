@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from bit_transformer.errors import TopologyMismatch
 
@@ -52,4 +53,4 @@ def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], e
         torch_world_size=dist.get_world_size() if running else 1,
         accelerate_num_processes=int(accelerator.num_processes), expected_world_size=expected,
         distributed_type=str(accelerator.distributed_type.value), backend=dist.get_backend() if running else None,
-        sharding=type(model).__name__, device=str(accelerator.device))
+        sharding="FSDPModule" if isinstance(model, FSDPModule) else type(model).__name__, device=str(accelerator.device))

@@ -31,6 +31,7 @@ from bit_transformer.model import BitTransformer, count_parameters, next_symbol_
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
+from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.schedule import plan_schedule, with_rewarms
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
@@ -47,10 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpoints", type=Path, default=Path(os.environ.get("CHRONICLE_CHECKPOINTS", "checkpoints")))
     parser.add_argument("--resume", default="auto", help="auto, fresh, latest-complete, a step, or a path")
     parser.add_argument("--stop-at", type=int, metavar="STEP", help="save and end this launch after STEP")
+    parser.add_argument("--accident", choices=["schedule-restarts"], help="for demonstrations: what the guard must refuse")
     options = parser.parse_args(argv)
     try:
         train(with_settings(find_recipe(options.recipe), options.set), options.checkpoints, options.resume,
-              stop_at=options.stop_at)
+              stop_at=options.stop_at, accident=options.accident)
     except (TrainerError, ChronicleError) as problem:
         report.print_error(problem)
         return getattr(problem, "exit_code", 1)
@@ -60,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: int | None = None) -> None:
+def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: int | None = None,
+          accident: str | None = None) -> None:
     """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case."""
     stop_asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stop_asked.append(number))
@@ -86,9 +89,16 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     set_seed(recipe.seed)
     model = bare_model = BitTransformer(recipe.model)
     counted = count_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
-    optimizer = AdamW(parameter_groups(model, recipe.optimizer.weight_decay), lr=recipe.optimizer.lr,
-                      betas=(recipe.optimizer.beta1, recipe.optimizer.beta2))
-    model, optimizer = accelerator.prepare(model, optimizer)
+    sharded = recipe.sharding == "fsdp2"
+    if sharded:
+        shard_model(model, world_size=world_size, device=accelerator.device.type, bf16=recipe.mixed_precision == "bf16")
+    optimizer = (ShardedAdamW if sharded else AdamW)(
+        parameter_groups(model, recipe.optimizer.weight_decay), lr=recipe.optimizer.lr,
+        betas=(recipe.optimizer.beta1, recipe.optimizer.beta2))
+    if sharded:  # evaluation_mode: already wrapped, no DDP around it
+        model, optimizer = accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare(optimizer)
+    else:
+        model, optimizer = accelerator.prepare(model, optimizer)
     factor = with_rewarms(plan_schedule(recipe.schedule), lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
     scheduler = LambdaLR(optimizer, factor)
@@ -102,7 +112,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     point = find_resume_point(resume, checkpoints, os.environ)
     if point.path is not None:
         accelerator.load_state(str(point.path))
-        if recipe.schedule_restarts:  # exp9's accident, on purpose: a schedule built after the load begins at zero
+        if accident == "schedule-restarts":  # exp9: a schedule that is built after the load begins at zero
             scheduler.last_epoch = 0
             set_learning_rates(optimizer, scheduler)
         if point.warmup_steps:
