@@ -1,5 +1,6 @@
 """`chronicle init`: create a run's journal and a `chronicle.toml` that names it. Twice is fine."""
 
+import json as json_module
 from pathlib import Path
 
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
@@ -34,12 +35,20 @@ def init(
 
 
 def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:
-    lines = [f'run = "{run}"', f'logs = "{_relative(logs_dir)}"']
-    lines.append(f'checkpoints = "{_relative(checkpoints_dir)}"' if checkpoints_dir else '# checkpoints = "checkpoints"')
+    lines = [f"run = {_quoted(run)}", f"logs = {_quoted(_relative(logs_dir))}"]
+    known = checkpoints_dir is not None
+    lines.append(f"checkpoints = {_quoted(_relative(checkpoints_dir))}" if known else '# checkpoints = "checkpoints"')
     return "\n".join(lines) + "\n"
 
 
-def _relative(path: Path) -> str:
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON escapes the same characters in the same way."""
+    return json_module.dumps(text, ensure_ascii=False)
+
+
+def _relative(path: Path | None) -> str:
+    if path is None:
+        return ""
     try:
         return path.relative_to(Path.cwd()).as_posix()
     except ValueError:
