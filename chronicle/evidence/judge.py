@@ -143,11 +143,13 @@ def _device(one: Observation) -> Mapping[str, Any]:
 
 
 def _idle_ranks(launch: LaunchEvidence) -> dict[int, float]:
-    """Ranks whose device was idle in nearly every sample, with that share."""
+    """Ranks whose device was idle in nearly every sample, with that share; samples name a rank or a device."""
+    rank_by_device = {str(_device(one).get("id")): rank for rank, one in launch.newest("process").items()}
     samples: dict[int, list[float]] = {}
     for one in launch.of_kind("device"):
-        if isinstance(one.fields.get("busy_fraction"), int | float):
-            samples.setdefault(one.rank, []).append(float(one.fields["busy_fraction"]))
+        rank = one.rank if one.rank >= 0 else rank_by_device.get(str(one.fields.get("device")))
+        if rank is not None and isinstance(one.fields.get("busy_fraction"), int | float):
+            samples.setdefault(rank, []).append(float(one.fields["busy_fraction"]))
     shares = {rank: sum(value < IDLE_BELOW for value in values) / len(values) for rank, values in samples.items()}
     return {rank: share for rank, share in shares.items() if share > IDLE_SHARE}
 

@@ -20,13 +20,14 @@ from chronicle.paths import RunPaths
 
 __all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
 
-RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
+EVIDENCE_FILE = re.compile(r"(rank-\d+|host-[\w.-]+)\.jsonl")
+HOST = -1  # the "rank" of what the supervisor of a host recorded
 LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One line a rank wrote. `ref` is the file below the run directory and the line, from 1."""
+    """One line a rank wrote (rank −1: a host's supervisor). `ref` is file and line below the run directory, from 1."""
 
     ref: str
     rank: int
@@ -115,9 +116,9 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
 
 
 def _read_ranks(paths: RunPaths, directory: Path) -> Iterator[Observation]:
-    files: Sequence[Path] = sorted(directory.glob("rank-*.jsonl")) if directory.is_dir() else ()
+    files: Sequence[Path] = sorted(directory.glob("*.jsonl")) if directory.is_dir() else ()
     for path in sorted(files, key=lambda one: (len(one.name), one.name)):
-        if RANK_FILE.fullmatch(path.name):
+        if EVIDENCE_FILE.fullmatch(path.name):
             for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
                 fields = _parse(line)
                 if fields is not None:
@@ -133,7 +134,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(fields, dict) or fields.get("v") != VERSION:
         return None
-    known = isinstance(fields.get("kind"), str) and isinstance(fields.get("rank"), int)
+    fields.setdefault("rank", HOST)
+    known = isinstance(fields["rank"], int) and isinstance(fields.get("kind"), str)
     return fields if known else None
 
 

@@ -24,11 +24,12 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_node_in_use, ensure_startable
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
+from chronicle.launch.devices import DeviceSampler
 from chronicle.launch.environment import build_environment, count_requested_ranks
 from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, title_of_end, was_refused
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
-from chronicle.launch.provenance import describe_launch
+from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord
 from chronicle.launch.seals import seal_file
@@ -147,6 +148,9 @@ class _Launch:
             rotate_bytes=request.rotate_bytes,
             log_name=self._log_name(),
         )
+        self._devices = DeviceSampler(
+            request.paths.launch_dir(number), self._selector, host=host_name(), clock=clock, step=self._last_step
+        )
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._start = describe_launch(request.command, request.cwd, request.environ)
         poll = self._open_watch(live_watch, writer)
@@ -210,11 +214,10 @@ class _Launch:
         if refused:
             outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
         channels = self._channels
-        point = last_point(self._request.paths.metrics_path(self._number))
         data = describe_end(
             outcome,
             host=self._start["host"],
-            last_step=None if point is None else point.step,
+            last_step=self._last_step(),
             tails=self._rank_tails(outcome),
             launcher_tail=launcher_tail,
             lost_bytes=channels.lost_bytes,
@@ -247,7 +250,7 @@ class _Launch:
     def _seal_all(self) -> list[dict[str, Any]]:
         """Digests of every log and evidence file of this launch, rotated parts included."""
         directory = self._request.paths.launch_dir(self._number)
-        files = sorted([*directory.glob("*.log"), *directory.glob("evidence/rank-*.jsonl")])
+        files = sorted([*directory.glob("*.log"), *directory.glob("evidence/*.jsonl")])
         seals = (self._parts.get(path) or seal_file(self._request.paths, path) for path in files)
         return [seal for seal in seals if seal is not None]
 
@@ -264,6 +267,7 @@ class _Launch:
             time.sleep(0.02)  # a slow terminal gets its last lines
             self._channels.flush_views()
         self._ranks.close()
+        self._devices.close()
         self._record.writer.close()
         self._selector.close()
 
@@ -313,6 +317,11 @@ class _Launch:
             self._complain(f"cannot write the heartbeat: {error.strerror or error}")
         if self._record.waiting:
             self._record.flush()
+        self._devices.sample()
+
+    def _last_step(self) -> int | None:
+        point = last_point(self._request.paths.metrics_path(self._number))
+        return None if point is None else point.step
 
     def _heartbeat(self, processes: Sequence[tuple[int, int]]) -> Heartbeat:
         start = self._start

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import JournalError, Refusal
-from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.launch.environment import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
 from chronicle.preflight.catalogue import check_facts
@@ -25,6 +26,7 @@ __all__ = ["ACCEPT_VARIABLE", "SKIP_VARIABLE", "PreflightFailed", "check_before_
 
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
+EXPERIMENTS = ("save_round_trip", "fit_losses", "fit_resumed_equal", "micro_batch_difference")
 
 
 class PreflightFailed(Refusal):
@@ -46,6 +48,7 @@ def check_before_first_step(
     paths, launch = _where(environ)
     if expected is None:
         expected = read_expectation(paths, environ)
+    facts = _with_earlier_experiments(facts, paths, launch)
     skip = tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(",")))
     results = check_facts(facts, expected, skip=skip)
     failures = tuple(result for result in results if result.verdict is Verdict.FAIL)
@@ -67,6 +70,30 @@ def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Expe
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdigit() else None,
     )
+
+
+def _with_earlier_experiments(facts: TrainerFacts, paths: RunPaths | None, launch: int | None) -> TrainerFacts:
+    """Fill in save round trip, fit and parts from an earlier `--full` that passed on this plan, code and environment."""
+    if paths is None or any(getattr(facts, name) not in (None, ()) for name in EXPERIMENTS):
+        return facts
+    entries = read_journal(paths).entries
+    origins = {entry.launch: _origin(entry) for entry in entries if entry.kind == "launch.start"}
+    mine = origins.get(launch)
+    for entry in reversed(entries):
+        known = entry.data.get("facts") if entry.kind == "preflight" and entry.data.get("verdict") == "passed" else None
+        if mine is None or not isinstance(known, Mapping) or origins.get(entry.launch) != mine:
+            continue
+        try:
+            earlier = TrainerFacts.from_json(known)
+        except (ValueError, TypeError):
+            continue
+        if earlier.save_round_trip is not None and declare_plan(earlier) == declare_plan(facts):
+            return replace(facts, **{name: getattr(earlier, name) for name in EXPERIMENTS})
+    return facts
+
+
+def _origin(start: Entry) -> tuple[object, ...]:
+    return tuple(start.data.get(key) for key in ("git_commit", "git_dirty_digest", "env_digest"))
 
 
 def _where(environ: Mapping[str, str]) -> tuple[RunPaths | None, int | None]:

@@ -75,17 +75,27 @@ def check_gpus_free(host: Host) -> CheckResult:
     answer = Answer("PF08", "GPU memory free")
     if shutil.which("nvidia-smi") is None:
         return answer.unknown("no NVIDIA driver here")
-    query = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return answer.unknown("nvidia-smi does not answer")
-    used = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
-    busy = [(uuid.strip(), int(mib)) for uuid, mib in used if mib.strip().isdigit() and int(mib) > GPU_TOLERANCE_MIB]
+    gpus = [(index, uuid, int(mib)) for index, uuid, mib in _rows(done.stdout) if mib.isdigit()]
+    visible = host.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:  # GPUs that this launch cannot see may be in use by whoever has them
+        names = [word.strip() for word in visible.split(",")]
+        gpus = [one for one in gpus if one[0] in names or any(name and one[1].startswith(name) for name in names)]
+    busy = [(uuid, mib) for _, uuid, mib in gpus if mib > GPU_TOLERANCE_MIB]
     if busy:
         text = ", ".join(f"{uuid}: {mib} MiB" for uuid, mib in busy[:4])
-        return answer.failed(f"memory in use by others: {text}", "nvidia-smi", "`chronicle ps` shows what is ours")
-    return answer.passed(f"{len(used)} GPUs free", "nvidia-smi") if used else answer.unknown("no GPU is listed")
+        remedy = "`chronicle ps` shows what is ours; CUDA_VISIBLE_DEVICES leaves GPUs out"
+        return answer.failed(f"memory in use by others: {text}", "nvidia-smi", remedy)
+    return answer.passed(f"{len(gpus)} GPUs free", "nvidia-smi") if gpus else answer.unknown("no GPU is listed")
+
+
+def _rows(text: str) -> list[tuple[str, str, str]]:
+    split = (tuple(word.strip() for word in line.split(",")) for line in text.splitlines())
+    return [(row[0], row[1], row[2]) for row in split if len(row) == 3]
 
 
 def check_port(host: Host) -> CheckResult:

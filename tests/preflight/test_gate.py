@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,23 @@ def test_accepted_change_becomes_the_plan_with_its_reason(paths):
     assert plans(paths) == [100, 14]
     assert list(read_journal(paths).of_kind("plan"))[-1].data["reason"] == "debugging"
     check_before_first_step(SMALLER, environ=environ(paths, 3))
+
+
+def test_passed_experiments_are_reused_only_for_the_same_plan_code_and_environment(paths):
+    """`--full` takes minutes: its pass holds until plan, code or environment change."""
+    with JournalWriter(paths) as writer:
+        for launch, commit in ((1, "a"), (2, "a"), (3, "b"), (4, "a")):
+            writer.append("launch.start", launch=launch, data={"git_commit": commit, "env_digest": "e"})
+    full = replace(FACTS, save_round_trip="", fit_losses=(2.0, 1.0), micro_batch_difference=0.0)
+    check_before_first_step(full, environ=environ(paths, 1))
+
+    def verdict(facts, launch, **more):
+        results = check_before_first_step(facts, environ=environ(paths, launch, **more))
+        return {one.check: one.verdict.value for one in results}["PF22"]
+
+    assert verdict(FACTS, 2) == "pass"
+    assert verdict(FACTS, 3) == "unknown"
+    assert verdict(SMALLER, 4, CHRONICLE_ACCEPT_CHANGE="debugging") == "unknown"
 
 
 def test_without_chronicle_run_a_failure_is_refused_all_the_same():
