@@ -33,7 +33,11 @@ MARKS = {
     "proposal": "?",
     "guard.verdict": "g",
 }
-SILENT = frozenset(("launch.start", "launch.end", "launch.step", "checkpoint", "rollback.intent", "undo.intent", "run.init"))
+# Bookkeeping between machines: in the journal for whoever asks (`chronicle log --kind …`), no part of the picture.
+SILENT = frozenset(
+    ("launch.start", "launch.end", "launch.step", "checkpoint", "rollback.intent", "undo.intent", "run.init")
+    + ("guard.batches", "data.start", "preflight", "plan", "evidence", "evidence.sealed")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +55,33 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
     tree, lanes = tell_stretches(story), _Lanes()
     if tree.after and tree.head is not None:
         column = lanes.of(tree.head)
-        yield from (_event_line(entry, lanes, column) for entry in reversed(tree.after) if entry.kind not in SILENT)
+        yield from (_event_line(entry, lanes, column) for entry in _told(tree.after))
     for stretch in reversed(tree.stretches):
         column = lanes.of(stretch.key)
         empty = not stretch.launch.span.has_steps and stretch.launch is not story.last_launch
         mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
         yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
-        yield from (_event_line(entry, lanes, column) for entry in reversed(stretch.entries) if entry.kind not in SILENT)
+        yield from (_event_line(entry, lanes, column) for entry in _told(stretch.entries))
         saved = sorted({e.step for e in stretch.entries if e.kind == "checkpoint" and e.step is not None})
         if saved:
             yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
         yield from lanes.join(stretch)
-    for entry in reversed(tree.before):
-        if entry.kind not in SILENT:
-            yield _event_line(entry, lanes, None)
+    for entry in _told(tree.before):
+        yield _event_line(entry, lanes, None)
+
+
+def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Newest first, without bookkeeping; of one incident only the last word (the detector writes each change of it)."""
+    seen: set[tuple[int | None, str]] = set()
+    for entry in reversed(entries):
+        if entry.kind in SILENT:
+            continue
+        if entry.kind == "incident" and entry.data.get("id") is not None:
+            incident = (entry.launch, str(entry.data["id"]))
+            if incident in seen:
+                continue
+            seen.add(incident)
+        yield entry
 
 
 def _event_line(entry: Entry, lanes: "_Lanes", column: int | None) -> GraphLine:
@@ -150,7 +167,9 @@ def _checkpoints(steps: Sequence[int]) -> str:
 def _event_text(entry: Entry) -> str:
     title = plain(entry.title)
     if entry.kind == "guard.verdict":
-        title = f"guard {plain(entry.data.get('verdict', ''))}" + (f": {title}" if title else "")
+        verdict = f"guard {plain(entry.data.get('verdict', ''))}"
+        title = title.replace("guard: ", "guard ", 1)
+        title = title if title.startswith(verdict) else verdict + (f": {title}" if title else "")
     elif entry.kind == "rollback.receipt":
         title = _rollback(entry)
     elif entry.kind == "close":

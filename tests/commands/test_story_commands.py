@@ -112,6 +112,21 @@ o    checkpoint 5
     assert chronicle("log", "--graph").out == expected
 
 
+def test_the_graph_tells_an_incident_once_and_leaves_bookkeeping_to_the_log(tmp_path: Path, chronicle: Cli) -> None:
+    """The detector writes every change of an incident; at 3 a.m. its last word is what one wants to read."""
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    for status in ("open", "diverging", "recovered"):
+        run.add("incident", launch=1, step=8, title=f"spike since step 8, {status}", data={"id": 3, "status": status})
+    run.add("incident", launch=1, step=9, title="another since step 9", data={"id": 4, "status": "open"})
+    run.add("guard.batches", launch=1, step=9, title="batches seen")
+    run.end(1, 10)
+    shown = chronicle("log", "--graph").out
+    assert shown.count("spike since") == 1 and "spike since step 8, recovered" in shown
+    assert "another since step 9" in shown and "batches seen" not in shown
+    assert "batches seen" in chronicle("log").out
+
+
 def test_the_graph_nests_a_fork_inside_an_abandoned_stretch(tmp_path: Path, chronicle: Cli) -> None:
     """exp2: back to before the start of the launch that is abandoned."""
     run = StoryRun(tmp_path)
