@@ -193,3 +193,21 @@ def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
     assert "#SBATCH --exclude=n1,n2" in script
     assert "chronicle run --run 'tr 190' --node --grace 120 -- torchrun 'a b.py'" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_one_node_of_several_is_a_launch_with_its_own_log(driver):
+    """`chronicle run --node` twice with one job: one launch number, one supervisor log a node, two journal writers."""
+    job = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+    for node in ("0", "1"):
+        code = f"print('node {node}')"
+        driver.start([sys.executable, "-c", code], "--node", environ=job | {"SLURM_NODEID": node})
+        assert driver.wait() == 0
+    assert [entry.launch for entry in driver.entries("launch.start")] == [1, 1]
+    assert len({entry.writer for entry in driver.entries("launch.start")}) == 2
+    assert "node 0" in driver.paths.supervisor_log(1).read_text()
+    assert "node 1" in (driver.paths.launch_dir(1) / "supervisor-node1.log").read_text()
+    driver.start([sys.executable, "-c", "pass"], "--node")
+    assert driver.wait() == 2
+    driver.start([sys.executable, "-c", "pass"], "--sbatch", "2")
+    assert driver.wait() == 0
+    assert "chronicle run --run demo --node --grace 90" in driver.out.read_text()
