@@ -1,0 +1,52 @@
+"""The documents are true: commands as the help texts say, exit codes as the program knows them, the tutorial as it runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronicle.commands.reference import render_exit_codes, render_reference
+from chronicle.journal import compute_lineage, read_journal
+from chronicle.paths import RunPaths
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_reference_of_commands_is_what_the_help_texts_say() -> None:
+    """Make it again with `python -m chronicle.commands.reference > docs/commands.md`."""
+    assert (DOCS / "commands.md").read_text(encoding="utf-8") == render_reference()
+
+
+def test_every_exit_code_is_documented_in_the_same_words() -> None:
+    assert render_exit_codes() in (DOCS / "exit_codes.md").read_text(encoding="utf-8")
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_stands(tmp_path: Path) -> None:
+    """Every block of `sh`, in order, in an empty directory, with nothing but the trainer that it prints."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("plotly")
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    (trainer,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "train.py").write_text(trainer, encoding="utf-8")
+    keep = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
+    root = str(Path(__file__).parents[2])
+    environ = keep | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        done = subprocess.run(
+            ["bash", "-euc", block], cwd=tmp_path, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, block + done.stdout + done.stderr
+    paths = RunPaths(tmp_path / "logs" / "first")
+    lineage = compute_lineage(read_journal(paths).entries)
+    assert [(i.launch, i.first, i.last) for i in lineage.kept] == [(1, 1, 40), (2, 41, 100)]
+    assert paths.chronicle_md.exists() and paths.report_html.exists()
