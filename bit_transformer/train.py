@@ -31,10 +31,11 @@ from bit_transformer.model import BitTransformer, count_parameters, next_symbol_
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
-from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.schedule import plan_schedule, with_rewarms
+from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
+from bit_transformer.zero import plan_zero
 from chronicle import guard
 from chronicle.errors import ChronicleError
 
@@ -73,7 +74,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     cpu = recipe.device == "cpu" or not torch.cuda.is_available()
     backend = [InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
     accelerator = Accelerator(cpu=cpu, mixed_precision=recipe.mixed_precision, kwargs_handlers=backend,
-                              gradient_accumulation_steps=recipe.accumulation_steps)
+                              gradient_accumulation_steps=recipe.accumulation_steps,
+                              deepspeed_plugin=plan_zero(recipe, cpu=cpu))
     rank, world_size = accelerator.process_index, accelerator.num_processes
     recipe.require_divisible(world_size)
 
