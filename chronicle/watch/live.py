@@ -7,16 +7,19 @@ went wrong and goes on with what still works.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser
 from chronicle.watch.incidents import IncidentLog
-from chronicle.watch.past import read_past
+from chronicle.watch.past import kept_before, read_past
+from chronicle.watch.promise import LrPromise, read_promise
+from chronicle.watch.snapshots import SnapshotKeeper, load_snapshot
 from chronicle.watch.tail import Tail
 from rollback.detect import Detector, Event, Tier
 
@@ -24,6 +27,11 @@ from rollback.detect import Detector, Event, Tier
 def say_on_stderr(line: str) -> None:
     """One line for the person at the terminal."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _is_kept(kept: Sequence[Interval], step: int) -> bool:
+    """A state belongs to the present weights only if its step does."""
+    return any(interval.first <= step <= interval.last for interval in kept)
 
 
 class LiveWatch:
@@ -39,6 +47,9 @@ class LiveWatch:
         self._incidents = IncidentLog(writer, launch)
         self._adviser = Adviser(paths, launch, writer, checkpoints_dir)
         self._say, self._hook = say, hook
+        self._promise = LrPromise(0, ())
+        self._snapshots = SnapshotKeeper(paths, launch)
+        self._journal_bytes = 0
         self._begun = False
         self._complained: set[str] = set()
 
@@ -65,15 +76,31 @@ class LiveWatch:
             if not self._begun:
                 self._begin(point.step)
             self._adviser.note(point)
-            changed += self._report(
-                self.detector.feed(point.step, point.values, time=point.time, launch=self.launch)
-            )
+            values = self._promise.add_to(point.step, point.values)
+            changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
+            self._snapshots.note(point.step, self.detector)
+        if points:
+            self._save_snapshots()
         return changed
+
+    def _save_snapshots(self) -> None:
+        """Look for new checkpoints in the journal, only when it has grown."""
+        size = sum(path.stat().st_size for path in self.paths.journal_dir.glob("*.jsonl"))
+        if size != self._journal_bytes:
+            self._journal_bytes = size
+            entries = read_journal(self.paths).entries
+            self._snapshots.save_for(entry for entry in entries if entry.launch in (None, self.launch))
 
     def _begin(self, first_step: int) -> None:
         """The first point says where the launch starts: its baselines are those of the steps it continues."""
         self._begun = True
-        for launch, point in read_past(self.paths, read_journal(self.paths).entries, self.launch, first_step):
+        self._promise = read_promise(self.paths.contract_path, first_step)
+        kept = kept_before(self.paths, read_journal(self.paths).entries, self.launch)
+        loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
+        after = -1
+        if loaded is not None and _is_kept(kept, loaded[0]):
+            after, self.detector = loaded
+        for launch, point in read_past(self.paths, kept, first_step, after=after):
             self.detector.feed(point.step, point.values, time=point.time, launch=launch)
         self._incidents.forget(self.detector.events)
 

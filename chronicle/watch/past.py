@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.lineage import compute_lineage
+from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
 
 REACH_STEPS = 20_000  # the longest memory of the detector, with room
 
 
-def read_past(paths: RunPaths, entries: Sequence[Entry], launch: int, first_step: int) -> Iterator[tuple[int, Point]]:
-    """Yield (launch, point) of the steps before `first_step` that this launch continues; missing logs are left out."""
+def kept_before(paths: RunPaths, entries: Sequence[Entry], launch: int) -> tuple[Interval, ...]:
+    """The kept intervals of the launches before this one."""
     earlier = [entry for entry in entries if entry.launch is None or entry.launch < launch]
-    for interval in compute_lineage(earlier, _observed(paths, launch)).kept:
-        last = min(interval.last, first_step - 1)
-        if last < max(interval.first, first_step - REACH_STEPS):
+    return compute_lineage(earlier, _observed(paths, launch)).kept
+
+
+def read_past(
+    paths: RunPaths, kept: Sequence[Interval], first_step: int, *, after: int = -1
+) -> Iterator[tuple[int, Point]]:
+    """Yield (launch, point) of the kept steps above `after` and below `first_step`; missing logs are left out."""
+    for interval in kept:
+        first, last = max(interval.first, after + 1, first_step - REACH_STEPS), min(interval.last, first_step - 1)
+        if last < first:
             continue
         try:
             points = list(read_metrics(paths.metrics_path(interval.launch)))
         except OSError:
             continue
         for point in points:
-            if interval.first <= point.step <= last:
+            if first <= point.step <= last:
                 yield interval.launch, point
 
 

@@ -1,0 +1,84 @@
+"""The promised LR beside the logged one, and the detector's state beside each checkpoint."""
+
+import json
+
+from chronicle.journal import read_journal
+from chronicle.watch import LiveWatch
+from chronicle.watch.promise import LrPromise, parse_promise
+from chronicle.watch.snapshots import snapshots_dir
+from rollback.detect import Kind, Tier
+from tests.watch.conftest import Stage
+
+CONTRACT = {"v": 1, "step": 200, "next_lrs": [[0.5, 0.1], [0.4, 0.1], [0.3, 0.1]]}
+
+
+def watch(stage: Stage, launch: int = 1) -> LiveWatch:
+    return LiveWatch(stage.paths, launch, stage.writer, checkpoints_dir=stage.checkpoints, say=stage.said.append)
+
+
+def test_promise_holds_for_the_steps_it_names() -> None:
+    promise = LrPromise(*parse_promise(CONTRACT, 201))
+    assert [dict(promise.add_to(step, {"lr": 0.5})).get("lr/expected") for step in (200, 201, 202, 203, 204)] == [
+        None, 0.5, 0.4, 0.3, None,
+    ]  # fmt: skip
+
+
+def test_lr_logged_after_the_scheduler_has_moved_on_is_as_promised() -> None:
+    """Two habits of logging, one schedule: step 201 with its own LR or with that of step 202."""
+    promise = LrPromise(*parse_promise(CONTRACT, 201))
+    assert promise.add_to(201, {"lr": 0.4})["lr/expected"] == 0.4
+
+
+def test_contract_of_another_start_promises_nothing() -> None:
+    for contract, first in ((CONTRACT, 150), (CONTRACT, 900), (CONTRACT | {"v": 2}, 201), (CONTRACT | {"next_lrs": None}, 201), ([], 201)):
+        assert parse_promise(contract, first) == (0, ())
+
+
+def test_broken_promise_is_proposed_at_the_first_logged_step(stage: Stage) -> None:
+    """exp9: the contract said half, the log says a fresh warm-up; nothing has to blow up first."""
+    with stage.start(1, 0) as log:
+        stage.train(log, 1, 300)
+    stage.writer.append("launch.end", launch=1, data={"last_step": 300})
+    stage.paths.contract_path.write_text(json.dumps({"v": 1, "step": 300, "next_lrs": [[1.5e-3]] * 20}))
+    with stage.start(2, 300) as log:
+        log.write(301, {"loss": 0.42, "lr": 2.5e-8}, time=1.7e9)
+    (event,) = watch(stage, 2).poll()
+    assert (event.kind, event.tier, event.onset_step) == (Kind.LR_MISMATCH, Tier.PROPOSE, 301)
+    assert event.evidence == ("lr 2.5e-08, expected 0.0015",)
+    (proposal,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
+    assert proposal.step == 300 and proposal.data["action"] == "fix-lr"
+
+
+def test_state_is_written_beside_each_checkpoint_and_resumed_from(stage: Stage) -> None:
+    """The resumed watch holds the same state as one that folded everything, and reads almost nothing again."""
+    with stage.start(1, 0) as log:
+        live = watch(stage)
+        for first in range(1, 400, 20):
+            stage.train(log, first, first + 19)
+            live.poll()
+    assert sorted(int(p.stem) for p in snapshots_dir(stage.paths, 1).iterdir()) == list(range(50, 401, 50))
+    stage.writer.append("launch.end", launch=1, data={"last_step": 400})
+    with stage.start(2, 350) as log:
+        stage.train(log, 351, 351)
+    resumed = watch(stage, 2)
+    resumed.poll()
+    for path in snapshots_dir(stage.paths, 1).iterdir():
+        path.unlink()
+    refolded = watch(stage, 2)
+    refolded.poll()
+    assert resumed.detector.to_json() == refolded.detector.to_json()
+
+
+def test_damaged_state_is_passed_over(stage: Stage) -> None:
+    with stage.start(1, 0) as log:
+        live = watch(stage)
+        stage.train(log, 1, 100)
+        live.poll()
+    for path in snapshots_dir(stage.paths, 1).iterdir():
+        path.write_text('{"v": 1, "folded_to"')
+    stage.writer.append("launch.end", launch=1, data={"last_step": 100})
+    with stage.start(2, 100) as log:
+        stage.train(log, 101, 101)
+    resumed = watch(stage, 2)
+    resumed.poll()
+    assert resumed.detector.row == 101
