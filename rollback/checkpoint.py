@@ -34,9 +34,10 @@ ABANDONED_DIR = "abandoned"
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
+def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint:
     """The checkpoint at `path`, a directory or a file of its own.
 
+    `count_steps` asks the counters for a step that the name does not say; whoever reads the state anyway need not.
     Raises CheckpointNotFound when nothing is there, UnknownFormat with what was seen when no writer is known.
     """
     path = Path(path)
@@ -45,7 +46,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     found = _describe(Path(os.path.abspath(path)), abandoned=_abandoned_id(path))
     if found is None:
         raise UnknownFormat(*_what_is_there(path))
-    return _with_counted_step(found)
+    return _with_counted_step(found) if count_steps else found
 
 
 def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:

@@ -21,15 +21,22 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def visible(text: str) -> str:
+    """`text` with control characters and undecodable bytes spelled out: names in files must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class RollbackError(Exception):
     """Base of every deliberate error; `remedy` tells the reader the way out, or is None."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = visible(message)
+        self.remedy = visible(remedy) if remedy is not None else None
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[type[RollbackError], tuple[str, str | None]]:
         # Errors cross process borders when many files are read at once; the default would drop the remedy.

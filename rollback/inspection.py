@@ -36,8 +36,8 @@ def summarise(state: CheckpointState) -> dict[str, object]:
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
-        "step": checkpoint.step,
-        "step_source": checkpoint.step_source,
+        "step": checkpoint.step if checkpoint.step is not None else state.optimizer_step,
+        "step_source": checkpoint.step_source if checkpoint.step is not None else "counters",
         "launch": checkpoint.launch,
         "abandoned": checkpoint.abandoned,
         "size_bytes": checkpoint.size_bytes,

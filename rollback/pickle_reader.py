@@ -8,6 +8,7 @@ the size of integers. Whatever breaks a rule raises UnreadableFile; nothing else
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,16 +19,22 @@ from rollback.pickle_globals import RawBytes, build_state, reduce_global, storag
 from rollback.pickle_values import Encoding, Global, Opaque, Place, StorageRef, StoredFloat, StoredInt, TensorRef
 
 MAX_LINE = 4096  # bytes of a text argument (protocol 0) or of a module name
+MAX_PLACED_INTS = 200_000  # an int that knows its place takes 340 bytes; further ones are read, but not editable
 MAX_INT_BYTES = 64  # larger integers are no counters, and printing them is quadratic
 MAX_KEY_DEPTH = 8  # hashing a tuple recurses in C, without a check of depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one pickle may cost before it is refused: bytes of the record, opcodes executed."""
+    """What one pickle may cost before it is refused: bytes of the record, opcodes executed (about a microsecond each)."""
 
     num_bytes: int = 96 * 2**20
-    num_opcodes: int = 2_000_000
+    num_opcodes: int = 1_000_000
+
+    @classmethod
+    def for_file(cls, size_bytes: int) -> Limits:
+        """A file of many tensors may have a long pickle: some 25 opcodes a tensor, of a few kilobytes at least."""
+        return cls(num_opcodes=min(20_000_000, cls().num_opcodes + size_bytes // 2000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,14 @@ def read_pickle(data: bytes, *, start: int = 0, segment: int = 0, limits: Limits
 
     Raises UnreadableFile with the byte position of what is wrong.
     """
-    return _Machine(data, start, segment, limits or Limits()).run()
+    machine = _Machine(data, start, segment, limits or Limits())
+    collecting = gc.isenabled()
+    gc.disable()  # a pickle only builds: the collector would walk all of it again and again
+    try:
+        return machine.run()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Mark:
@@ -85,6 +99,7 @@ class _Machine:
         self.tensors: list[TensorRef] = []
         self.globals: set[str] = set()
         self.charged = 0
+        self.placed = 0
         self.texts = (-1, -1)  # starts of the last two text literals: bytes as text come with their encoding's name
 
     def run(self) -> PickleContent:
@@ -194,19 +209,28 @@ class _Machine:
     def false(self) -> None:
         self.stack.append(False)
 
+    def push_int(self, value: int, start: int) -> None:
+        self.placed += 1
+        if self.placed > MAX_PLACED_INTS:
+            self.stack.append(value)
+            return
+        number = int.__new__(StoredInt, value)
+        number.at = (self.segment, start, self.pos - start)
+        self.stack.append(number)
+
     def binint1(self) -> None:
         start = self.pos - 1
         value = self.data[self.pos]
         self.pos += 1
-        self.stack.append(StoredInt(value, self.place(start)))
+        self.push_int(value, start)
 
     def binint2(self) -> None:
         start = self.pos - 1
-        self.stack.append(StoredInt(self.number(_U16), self.place(start)))
+        self.push_int(self.number(_U16), start)
 
     def binint(self) -> None:
         start = self.pos - 1
-        self.stack.append(StoredInt(self.number(_I32), self.place(start)))
+        self.push_int(self.number(_I32), start)
 
     def long1(self) -> None:
         start = self.pos - 1
@@ -234,8 +258,9 @@ class _Machine:
 
     def binfloat(self) -> None:
         start = self.pos - 1
-        value: float = _F64.unpack(self.take(8))[0]
-        self.stack.append(StoredFloat(value, self.place(start)))
+        number = float.__new__(StoredFloat, _F64.unpack(self.take(8))[0])
+        number.at = (self.segment, start, 9)
+        self.stack.append(number)
 
     def text_float(self) -> None:
         start = self.pos - 1
@@ -386,7 +411,7 @@ class _Machine:
         """`value` as a dict key: only kinds whose hash neither recurses deeply nor can be made to collide."""
         if isinstance(value, str):
             return value
-        if isinstance(value, StoredInt):
+        if isinstance(value, int) and not isinstance(value, bool):
             if not -(2**63) <= value < 2**64:
                 raise self.damage("a dict key is an integer beyond 64 bits")
             return int(value)

@@ -35,16 +35,24 @@ class Place(NamedTuple):
     record: str | None = None
 
 
+# (segment, offset, width) of a pickle constant: made a Place only when asked for, because there are so many.
+Spot = tuple[int, int, int]
+
+
 class StoredFloat(float):
     """A float read from a pickle; `place` says where its bytes are, None when it cannot be edited."""
 
-    __slots__ = ("place",)
-    place: Place | None
+    __slots__ = ("at",)
+    at: Spot | Place | None
 
     def __new__(cls, value: float, place: Place | None) -> StoredFloat:
-        self = super().__new__(cls, value)
-        self.place = place
+        self = float.__new__(cls, value)
+        self.at = place
         return self
+
+    @property
+    def place(self) -> Place | None:
+        return _place(self.at)
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)
@@ -53,15 +61,23 @@ class StoredFloat(float):
 class StoredInt(int):
     """An int read from a pickle; `place` says where its bytes are, None when it cannot be edited."""
 
-    place: Place | None
+    at: Spot | Place | None
 
     def __new__(cls, value: int, place: Place | None) -> StoredInt:
-        self = super().__new__(cls, value)
-        self.place = place
+        self = int.__new__(cls, value)
+        self.at = place
         return self
+
+    @property
+    def place(self) -> Place | None:
+        return _place(self.at)
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
+
+
+def _place(at: Spot | Place | None) -> Place | None:
+    return at if at is None or isinstance(at, Place) else Place(at[0], at[1], at[2], Encoding.OPCODE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollback.errors import UnreadableFile
+from rollback.pickle_globals import MAX_DIMENSIONS
 from rollback.torch_file import naming, open_state_file
 from rollback.torch_zip import read_at
 
@@ -51,10 +52,8 @@ def _checked(header: object, data_bytes: int) -> SafetensorsHeader:
     for name, tensor in header.items():
         try:
             start, end = tensor["data_offsets"]
-            shape, dtype = tensor["shape"], tensor["dtype"]
-            count = 1
-            for size in shape:
-                count *= size
+            count = _num_elements(tensor["shape"])
+            dtype = tensor["dtype"]
             if not (0 <= start <= end <= data_bytes):
                 raise UnreadableFile(f"tensor `{name[:80]}` lies at {start}–{end}, the data has {data_bytes} bytes")
         except (KeyError, TypeError, ValueError):
@@ -69,6 +68,15 @@ def _checked(header: object, data_bytes: int) -> SafetensorsHeader:
         dtypes=tuple(sorted(dtypes)),
         metadata=metadata if isinstance(metadata, dict) else {},
     )
+
+
+def _num_elements(shape: list[object]) -> int:
+    count = 1
+    for size in shape:
+        if not isinstance(size, int) or not 0 <= size < 2**48 or len(shape) > MAX_DIMENSIONS:
+            raise ValueError("no shape")
+        count *= size
+    return count
 
 
 def _check_tiling(spans: list[tuple[int, int]], data_bytes: int) -> None:

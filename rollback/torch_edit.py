@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rollback.errors import PlanRefused, UnreadableFile
 from rollback.number_bytes import encode_number
-from rollback.pickle_reader import read_pickle
+from rollback.pickle_reader import Limits, read_pickle
 from rollback.pickle_values import Encoding, Place, StoredFloat
 from rollback.torch_tree import Container, Keys, Segment, TorchFile, place_of, walk_leaves
 from rollback.torch_zip import CENTRAL_ENTRY, CHUNK_BYTES, LOCAL_HEADER, Record, ZipLayout, data_offset, read_at
@@ -284,9 +284,11 @@ def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: It
 
 
 def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change], *, depth: int = 0) -> None:
-    start = _main_pickle_start(file, before)
-    old = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(before, start=start).value)}
-    new = {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(after, start=start).value)}
+    start, limits = _main_pickle_start(file, before), Limits.for_file(file.size_bytes)
+    old, new = (
+        {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value)}
+        for data in (before, after)
+    )
     inside = {c.keys[depth:]: c for c in changes if c.place.record is None}
     for keys in old.keys() | new.keys():
         change = inside.get(keys)

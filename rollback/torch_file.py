@@ -49,12 +49,12 @@ def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
     Raises UnreadableFile for damage and for anything but a regular file, UnknownFormat for bytes of another kind.
     """
     path = Path(path)
-    limits = limits or Limits()
     if path.suffix == ".distcp":
         from rollback.dcp_file import read_distcp_file  # it builds on this module
 
         return read_distcp_file(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
+        limits = limits or Limits.for_file(size_bytes)
         head = os.pread(fd, 4096, 0)
         if head.startswith(b"PK\x03\x04"):
             return _read_zip(fd, path, size_bytes, limits)

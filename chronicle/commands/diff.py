@@ -8,6 +8,7 @@ import typer
 from chronicle.commands.inspect import checkpoint_named, settings_root
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
 from chronicle.commands.result import CommandResult
+from rollback.errors import visible
 from rollback.inspection import Difference, compare_states
 from rollback.state import read_state
 
@@ -27,13 +28,13 @@ def diff(
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
     """
     one, other = (
-        read_state(checkpoint_named(named, settings_root(named, run, logs, checkpoints)), allow_strays=True)
-        for named in (a, b)
+        read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
+        for named, root in ((named, settings_root(named, run, logs, checkpoints)) for named in (a, b))
     )
     differences = compare_states(one, other)
     names = [_name(state.checkpoint.path) for state in (one, other)]
     return CommandResult(
-        text=_text(differences, names),
+        text=visible(_text(differences, names)),
         data={"a": str(one.checkpoint.path), "b": str(other.checkpoint.path),
               "differences": [difference.to_json() for difference in differences]},
     )  # fmt: skip

@@ -9,6 +9,7 @@ import typer
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
 from rollback.checkpoint import list_checkpoints, open_checkpoint, select_checkpoint
+from rollback.errors import visible
 from rollback.inspection import GROUP_FIELDS, LR_FIELDS, summarise
 from rollback.layout import Checkpoint
 from rollback.state import read_state
@@ -31,9 +32,9 @@ def inspect(
 
     Example: chronicle inspect checkpoints/opt_step-30500
     """
-    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))
+    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints), count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
-    return CommandResult(text="\n".join(_lines(summary, all_files)), data=summary)
+    return CommandResult(text=visible("\n".join(_lines(summary, all_files))), data=summary)
 
 
 def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
@@ -43,12 +44,13 @@ def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: P
     return settings_from(run, logs, checkpoints).need_checkpoints()
 
 
-def checkpoint_named(named: str, root: Path | None) -> Checkpoint:
+def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> Checkpoint:
     """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
     step, _, launch = named.partition("@")
     if root is not None and step.isdigit() and (not launch or launch.isdigit()):
         return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)
-    return open_checkpoint(root / named if root is not None and (root / named).exists() else named)
+    path = root / named if root is not None and (root / named).exists() else named
+    return open_checkpoint(path, count_steps=count_steps)
 
 
 def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ from chronicle.commands.inspect import checkpoint_named, settings_root
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult, ExitCode
 from rollback.checkpoint import list_checkpoints, list_root_strays
+from rollback.errors import visible
 from rollback.findings import Finding, Severity
 from rollback.integrity import Progress
 from rollback.layout import Checkpoint
@@ -55,6 +56,7 @@ def verify(
             found.append((str(root), None, beside))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
     text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
+    text = visible(text)
     return CommandResult(text=text, data=_data(found, full), exit_code=code)
 
 

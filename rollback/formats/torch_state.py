@@ -6,8 +6,10 @@ without the optimizer (torch/optim/lr_scheduler.py), DeepSpeed's own hold `last_
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
+from rollback.errors import UnreadableFile
 from rollback.pickle_values import Opaque, TensorRef
 from rollback.state_values import OptimizerState, Prefix, SchedulerState
 from rollback.torch_tree import plain_number
@@ -16,6 +18,8 @@ _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"
                    {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"})  # fmt: skip
 MAX_COUNTERS = 64
 MAX_SEARCHED = 200_000
+MAX_LEVELS = 12  # nested schedulers: each takes two levels
+MAX_VALUES = 1_000_000
 
 
 def as_mapping(value: object) -> Mapping[object, object] | None:
@@ -43,10 +47,10 @@ def is_optimizer(value: object) -> bool:
 def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, str]]:
     """(key path, value, "optimizer" or "scheduler") of every state dict in a tree, outermost first, in its order."""
     found: list[tuple[Prefix, object, str]] = []
-    todo: list[tuple[Prefix, object]] = [((), tree)]
+    todo: deque[tuple[Prefix, object]] = deque([((), tree)])
     seen: set[int] = set()
     while todo:
-        prefix, value = todo.pop(0)
+        prefix, value = todo.popleft()
         if id(value) in seen or len(seen) > MAX_SEARCHED:
             continue
         seen.add(id(value))
@@ -70,20 +74,26 @@ def scheduler_state(
 
 
 def numbers_in(value: object) -> dict[str, object]:
-    """A mapping with string keys in which readable 0-dim tensors are numbers, two levels down."""
-    return {str(key): _number(part, 3) for key, part in (as_mapping(value) or {}).items()}
+    """A copy with string keys in which readable 0-dim tensors are numbers, cut off below MAX_LEVELS.
+
+    The copy cannot contain itself, whatever the file did, and has at most MAX_VALUES parts: UnreadableFile beyond.
+    """
+    budget = [MAX_VALUES]
+    return {str(key): _number(part, MAX_LEVELS, budget) for key, part in (as_mapping(value) or {}).items()}
 
 
-def _number(value: object, levels: int) -> object:
-    if isinstance(value, TensorRef) or levels == 0:
+def _number(value: object, levels: int, budget: list[int]) -> object:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise UnreadableFile(f"a state dict of more than {MAX_VALUES} values: no scheduler or parameter group is as large")
+    if not isinstance(value, (list, tuple, dict)):
         return plain_number(value)
-    if isinstance(value, list):
-        return [_number(part, levels - 1) for part in value]
-    if isinstance(value, tuple):
-        return tuple(_number(part, levels - 1) for part in value)
+    if levels == 0:
+        return None
     if isinstance(value, dict):
-        return {key: _number(part, levels - 1) for key, part in value.items()}
-    return value
+        return {key: _number(part, levels - 1, budget) for key, part in value.items()}
+    parts = (_number(part, levels - 1, budget) for part in value)
+    return list(parts) if isinstance(value, list) else tuple(parts)
 
 
 def optimizer_state(
