@@ -290,7 +290,7 @@ def renumber(source: Path, target: Path) -> None:
             move["inode"] = numbers.get(move["inode"], move["inode"])
             if move["hidden"] is not None:
                 move["hidden"][2] = numbers.get(move["hidden"][2], move["hidden"][2])
-        record["receipt"]["inode"] = numbers.get(record["receipt"].get("inode"), None)
+        record["receipt"]["inode"] = numbers.get(record["receipt"].get("inode"))
         ready.write_text(json.dumps(record))
     for journal in target.rglob("*.jsonl"):
         _renumber_receipts(journal, source, target)

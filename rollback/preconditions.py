@@ -71,6 +71,12 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
             f"`{place}` was replaced after the rollback: what is there now is another checkpoint",
             remedy="abandon it and go back to another one with `chronicle rollback --to`",
         )
+    for name in data["abandoned"]:
+        if inode_of(Path(data["abandoned_dir"]) / name) is None:
+            raise Refused(
+                f"`{Path(data['abandoned_dir']) / name}` is gone: the checkpoint that the rollback moved away cannot come back",
+                remedy="it was pruned or moved by hand; put it back there, or leave the rollback as it is",
+            )
     for file in map(StagedFile.from_json, data["files"]):
         path = place / file.path if file.path else place
         if not path.is_file() or sha256_of(path) != file.after:

@@ -30,7 +30,11 @@ def find_open_intent(entries: Iterable[Entry]) -> Entry | None:
 
 def closed_intents(entries: Iterable[Entry]) -> tuple[str, ...]:
     """Ids of the transactions that are over; a workspace of theirs may still lie about."""
-    return tuple(str(entry.data.get("intent")) for entry in entries if entry.kind in RECEIPTS)
+    return tuple(
+        entry.id if entry.kind == "prune" else str(entry.data.get("intent"))
+        for entry in entries
+        if entry.kind in (*RECEIPTS, "prune")
+    )
 
 
 def find_undoable(entries: Sequence[Entry], wanted: str | None = None) -> Entry | None:
