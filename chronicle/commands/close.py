@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chronicle.commands.completion import complete_entries
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
@@ -31,7 +32,10 @@ NOT_CLOSABLE = ("close", "amend", "run.init", "launch.start", "launch.step", "la
 
 
 def close(
-    entry_id: Annotated[str, typer.Argument(help="Entry that this is the outcome of.", metavar="ID")],
+    entry_id: Annotated[
+        str,
+        typer.Argument(help="Entry that this is the outcome of.", metavar="ID", autocompletion=complete_entries),
+    ],
     text: Annotated[str | None, typer.Argument(help="What came out, in words.", show_default=False)] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="What came of it.", show_default=False)] = None,
     rule: Annotated[str | None, typer.Option(help="A rule learnt from it, collected in the chronicle.")] = None,

@@ -1,11 +1,13 @@
 """`chronicle config show`: every setting with where its value comes from, as `git config --show-origin` does."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
+from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
 
 __all__ = ["app"]
@@ -41,6 +43,22 @@ def show_settings(
     lines = [f"{key:<{width}}  {plain(value) if value else '-'}  ({plain(origin[key])})" for key, value in values.items()]
     data = {key: {"value": value, "origin": origin[key]} for key, value in values.items()}
     return CommandResult(text="\n".join(lines), data=data)
+
+
+@app.command("completion")
+def completion_script(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> CommandResult:
+    """Print the script that teaches your shell to complete commands, runs, steps and entry ids.
+
+    Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
+    """
+    from typer.completion import get_completion_script
+
+    if shell not in ("bash", "zsh", "fish"):
+        raise UsageProblem(f"no completion for `{shell}`: expected bash, zsh or fish")
+    text = get_completion_script(prog_name="chronicle", complete_var="_CHRONICLE_COMPLETE", shell=shell)
+    return CommandResult(text=text)
 
 
 def _text(path: Path | None) -> str | None:

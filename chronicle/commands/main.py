@@ -133,6 +133,8 @@ def run(argv: Sequence[str]) -> int:
 
         print(f"chronicle {__version__}")
         return ExitCode.DONE
+    if os.environ.get("_CHRONICLE_COMPLETE"):  # the shell asks what could stand here
+        import_module(f"{GROUP}.completion").enable()
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
     except BaseException as problem:  # noqa: BLE001 the one broad catch: one sentence and a code, never a traceback

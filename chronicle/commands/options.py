@@ -10,7 +10,15 @@ from chronicle.settings import Settings, load_settings
 
 __all__ = ["CheckpointsOption", "JsonOption", "LogsOption", "RunOption", "YesOption", "settings_from"]
 
-RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", metavar="NAME")]
+
+
+def _runs(incomplete: str) -> list[str]:
+    from chronicle.commands.completion import complete_runs
+
+    return complete_runs(incomplete)
+
+
+RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", metavar="NAME", autocompletion=_runs)]
 LogsOption = Annotated[Path | None, typer.Option("--logs", help="Where runs are kept [logs].", metavar="DIR")]
 CheckpointsOption = Annotated[
     Path | None, typer.Option("--checkpoints", help="Where the trainer saves checkpoints.", metavar="DIR")

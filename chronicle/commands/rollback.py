@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.commands.carrying_out import carry_out
+from chronicle.commands.completion import complete_steps
 from chronicle.commands.options import (
     CheckpointsOption,
     JsonOption,
@@ -32,7 +33,12 @@ TARGET = re.compile(r"(\d+)(?:@(\w+))?")
 
 
 def rollback(
-    to: Annotated[str, typer.Option("--to", help="Step to go back to; STEP@LAUNCH picks one of several.", metavar="N")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="Step to go back to; STEP@LAUNCH picks one of several.", metavar="N", autocompletion=complete_steps
+        ),
+    ],
     lr_scale: Annotated[
         float | None, typer.Option("--lr-scale", help="Multiply every LR by this.", metavar="F")
     ] = None,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chronicle.commands.completion import complete_entries
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
@@ -16,7 +17,10 @@ __all__ = ["show"]
 
 
 def show(
-    entry_id: Annotated[str, typer.Argument(help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID")],
+    entry_id: Annotated[
+        str,
+        typer.Argument(help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID", autocompletion=complete_entries),
+    ],
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
