@@ -53,7 +53,7 @@ def completion_script(
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
     """
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     if shell not in ("bash", "zsh", "fish"):
         raise UsageProblem(f"no completion for `{shell}`: expected bash, zsh or fish")

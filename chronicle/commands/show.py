@@ -19,7 +19,9 @@ __all__ = ["show"]
 def show(
     entry_id: Annotated[
         str,
-        typer.Argument(help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID", autocompletion=complete_entries),
+        typer.Argument(
+            help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID", autocompletion=complete_entries
+        ),
     ],
     run: RunOption = None,
     logs: LogsOption = None,
