@@ -244,6 +244,7 @@ def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> None:
                 _remove_if_empty(leftover, disk)
             elif leftover.is_file():
                 disk.unlink(leftover)
+                disk.sync_directory(leftover.parent)  # before the workspace goes, which is what remembers it
         _remove_workspace(workspace, disk)
         for path, attributes in prepared.final_attributes:
             disk.set_attributes(Path(path), attributes)
