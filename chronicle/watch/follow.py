@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from chronicle.metrics.log import Point
+from chronicle.errors import UsageProblem
+from chronicle.metrics.log import Point, parse_line
+from chronicle.metrics.mlflow_log import SQLITE_HEAD
+from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
-from chronicle.watch.tail import Tail
+from chronicle.watch.tail import Tail, parse_printed
 from rollback.detect import Detector, Event
+
+HEAD_BYTES = 4096
 
 
 class Follower:
@@ -40,8 +45,13 @@ class Follower:
 
 
 def follow_file(path: Path) -> Follower:
-    """Follow a `metrics.jsonl`; it never ends by itself."""
-    return Follower(Tail(path).read, lambda: False)
+    """Follow a JSONL or printed log; it never ends by itself. Raises UsageProblem for what cannot be followed."""
+    with open(path, "rb") as log:
+        head = log.read(HEAD_BYTES)
+    if head.startswith(SQLITE_HEAD) or is_event_file(path) or path.suffix in (".csv", ".tsv", ".json"):
+        raise UsageProblem(f"`{path}` is not a log that grows by lines", f"chronicle spikes {path}")
+    is_json = head.lstrip()[:1] == b"{" and b"'" not in head.split(b"\n", 1)[0]
+    return Follower(Tail(path, parse_line if is_json else parse_printed).read, lambda: False)
 
 
 def follow_run(paths: RunPaths) -> Follower:

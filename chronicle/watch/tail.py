@@ -1,19 +1,28 @@
-"""Read what was appended to a metrics log since the last look; a half line waits for its other half."""
+"""Read what was appended to a log since the last look; a half line waits for its other half."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from chronicle.metrics.lines import parse_log_line
 from chronicle.metrics.log import Point, parse_line
 
 MAX_BYTES = 1 << 22  # per look: a supervisor that catches up must still read its ranks' output
 
 
-class Tail:
-    """Points of a growing `metrics.jsonl`; a file that does not exist yet has none, a truncated one starts anew."""
+def parse_printed(line: bytes, row: int) -> Point | None:
+    """A printed line as a point; a line that names no step is counted."""
+    point = parse_log_line(line.decode("utf-8", errors="replace"), row)
+    return None if point is None else point._replace(row=row)
 
-    def __init__(self, path: Path) -> None:
+
+class Tail:
+    """Points of a growing log; a file that does not exist yet has none, a truncated one starts anew."""
+
+    def __init__(self, path: Path, parse: Callable[[bytes, int], Point | None] = parse_line) -> None:
         self.path = path
+        self._parse = parse
         self._offset = 0
         self._rest = b""
         self._row = 0
@@ -26,7 +35,7 @@ class Tail:
         *lines, self._rest = (self._rest + data).split(b"\n")
         points = []
         for line in lines:
-            point = parse_line(line, self._row)
+            point = self._parse(line, self._row)
             if point is not None:
                 self._row += 1
                 points.append(point)

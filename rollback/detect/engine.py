@@ -25,7 +25,7 @@ from rollback.detect.fusion import Fusion
 from rollback.detect.lr_watch import LrFinding, LrWatch
 from rollback.detect.plateau import BLOCK_POINTS, BLOCKS, PlateauWatch
 from rollback.detect.roles import Role, role_of
-from rollback.detect.state import fusion_from_json, fusion_to_json
+from rollback.detect.state import channel_from_json, channel_to_json, fusion_from_json, fusion_to_json
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 
 STATE_VERSION = 1
@@ -249,7 +249,7 @@ class Detector:
             "rewound": self._rewound,
             "shares": {name: list(values) for name, values in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
-            "channels": [channel.to_json() for channel in (*self._channels.values(), *self._evidence.values())],
+            "channels": [channel_to_json(channel) for channel in (*self._channels.values(), *self._evidence.values())],
             "fusion": fusion_to_json(self._fusion),
         }
 
@@ -271,7 +271,7 @@ class Detector:
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]
             place = detector._evidence if role in EVIDENCE else detector._channels
-            place[stored["name"]] = Channel.from_json(detector._config_for(role), stored)
+            place[stored["name"]] = channel_from_json(detector._config_for(role), stored)
         detector._fusion = fusion_from_json(record["fusion"], {**detector._channels, **detector._evidence})
         return detector
 

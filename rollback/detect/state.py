@@ -1,15 +1,60 @@
-"""The fusion's state as plain JSON. Open channel events are shared with their channels and keep being shared."""
+"""The state of channels and fusion as plain JSON; floats keep every bit through repr.
+
+Open channel events are shared by a channel and the fusion, and keep being shared.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from rollback.detect.channel import Channel
+from rollback.detect.channel_state import SCALARS
+from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event
-from rollback.detect.excursion import ChannelEvent
+from rollback.detect.excursion import ChannelEvent, Excursion
 from rollback.detect.fusion import Fusion, Group
+from rollback.detect.quantum import GridSense
 from rollback.detect.roles import Role
+
+
+def channel_to_json(channel: Channel) -> dict[str, Any]:
+    """Everything the fold needs to go on as if it had never stopped."""
+    record: dict[str, Any] = {name: getattr(channel, name) for name in SCALARS}
+    record["name"] = channel.name
+    record["before"] = None if channel.before is None else list(channel.before)
+    record["warm"] = [list(item) for item in channel.warm]
+    record["residuals"] = list(channel.residuals)
+    record["order"], record["lagged"] = list(channel.order), list(channel.lagged)
+    record["buffer"] = [list(item) for item in channel.buffer]
+    record["grid"] = channel.grid.to_json()
+    record["events"] = [event.to_json() for event in channel.events]
+    record["respikes"] = [event.id for event in channel.respikes]
+    record["excursion"] = channel.excursion and channel.excursion.to_json()
+    return record
+
+
+def channel_from_json(config: ChannelConfig, record: Mapping[str, Any]) -> Channel:
+    """Rebuild a channel; `config` is that of its role."""
+    channel = Channel(record["name"], config)
+    for name in SCALARS:
+        setattr(channel, name, record[name])
+    channel.before = None if record["before"] is None else (record["before"][0], record["before"][1])
+    channel.warm = [(row, step, value) for row, step, value in record["warm"]]
+    channel.order = deque(record["order"])
+    channel.sorted = sorted(channel.order)
+    channel.lagged.extend(record["lagged"])
+    channel.buffer.extend((row, step, z, value) for row, step, z, value in record["buffer"])
+    channel.residuals.extend(record["residuals"])
+    channel.grid = GridSense(*record["grid"])
+    channel.events = [ChannelEvent.from_json(event) for event in record["events"]]
+    by_id = {event.id: event for event in channel.events}
+    channel.respikes = [by_id[number] for number in record["respikes"]]
+    if record["excursion"] is not None:
+        event = by_id[record["excursion"]["event"]]
+        channel.excursion = Excursion.from_json(config, event, record["excursion"])
+    return channel
 
 
 def fusion_to_json(fusion: Fusion) -> dict[str, Any]:

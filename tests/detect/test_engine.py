@@ -23,8 +23,9 @@ def mixed_points() -> list[tuple[int, dict[str, float | None], int]]:
         loss = 2.0 + 6.0 / (1 + row / 20) + rng.gauss(0.0, 0.02)
         loss += 1.0 if 500 <= row < 503 else 0.0
         loss += min(3.0, 0.01 * math.expm1((row - 1_100) / 20)) if row >= 1_100 else 0.0
+        norm = math.exp(rng.gauss(0.0, 0.2) + (3.0 if row >= 1_080 else 0.0))
         values: dict[str, float | None] = {
-            "loss": math.nan if row == 700 else loss, "grad_norm": math.exp(rng.gauss(0.0, 0.2) + (3.0 if row >= 1_080 else 0.0)),
+            "loss": math.nan if row == 700 else loss, "grad_norm": norm,
             "loss/a": loss + rng.gauss(0.0, 0.02), "lr": 1e-3 if row < 900 else 3e-3,
         }  # fmt: skip
         if row % 7 == 0:

@@ -35,7 +35,8 @@ def test_golden_events_of_the_80b_run(golden: Golden) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.integers(300, 50_000), st.integers(0, 400), st.sampled_from([1, 10, 50, 100, 250, 1000]), st.sampled_from([1.0, 3.5, 100.0])
+    st.integers(300, 50_000), st.integers(0, 400), st.sampled_from([1, 10, 50, 100, 250, 1000]),
+    st.sampled_from([1.0, 3.5, 100.0]),
 )
 def test_target_lies_before_the_lower_bound(onset: int, doubt: int, spacing: int, interval: float) -> None:
     """Whatever the grid, the interval and the doubt: never at or after the earliest possible onset."""
@@ -75,13 +76,14 @@ def test_notices_warnings_and_recovered_events_propose_nothing() -> None:
 
 def test_onset_is_that_of_the_cluster() -> None:
     """exp1: the loud spikes came 150 steps after the small shift that began it all."""
-    events = [event(14_655, 14_640, tier=Tier.WARN, status=Status.PARTIAL), event(14_856, id=1), event(20_000, cluster=5, tier=Tier.NOTICE)]
+    first = event(14_655, 14_640, tier=Tier.WARN, status=Status.PARTIAL)
+    events = [first, event(14_856, id=1), event(20_000, cluster=5, tier=Tier.NOTICE)]
     proposal = propose(events, grid(13_000, 15_500))
     assert proposal is not None and proposal.target_step == 14_500 and proposal.events == (0, 1)
 
 
 def test_relapses_climb_the_ladder_to_stop() -> None:
-    """Every relapse in the region climbs one rung and goes at least one checkpoint further back; the last rung has no command."""
+    """Every relapse in the region climbs one rung and goes one checkpoint further back; the last rung has no command."""
     past: tuple[PastRollback, ...] = ()
     actions, targets = [], []
     for _ in range(5):

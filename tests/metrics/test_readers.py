@@ -117,7 +117,8 @@ def test_garbage_is_an_unknown_log_under_any_name(suffix: str, data: bytes, tmp_
 
 def test_torn_and_foreign_bytes_cost_only_their_line(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
-    path.write_bytes(b"iter 1: loss 2.5\n\xff\xfe\x00 garbage \x80\niter 2: loss 2.25\nprogress 1\rprogress 2\riter 3: loss 2.0\niter 4: lo")
+    garbage = b"\xff\xfe\x00 garbage \x80\n"
+    path.write_bytes(b"iter 1: loss 2.5\n" + garbage + b"iter 2: loss 2.25\nbar 1\rbar 2\riter 3: loss 2.0\niter 4: lo")
     assert [(p.step, p.values["loss"]) for p in read_log(path)] == [(1, 2.5), (2, 2.25), (3, 2.0)]
 
 
@@ -139,7 +140,8 @@ def test_csv_with_empty_cells_nan_and_sessions(tmp_path: Path) -> None:
 def test_wandb_downloads_are_read(tmp_path: Path) -> None:
     """The CSV of the web page has the run's name in its columns, and bands that are no channels."""
     table = tmp_path / "w.csv"
-    table.write_text('"Step","run-7 - train/loss","run-7 - train/loss__MIN","run-7 - train/loss__MAX"\n"10","2.5","2.5","2.5"\n')
+    head = '"Step","run-7 - train/loss","run-7 - train/loss__MIN","run-7 - train/loss__MAX"'
+    table.write_text(head + '\n"10","2.5","2.5","2.5"\n')
     assert [(p.step, dict(p.values)) for p in read_log(table)] == [(10, {"loss": 2.5})]
     history = tmp_path / "h.jsonl"
     record = {"_step": 3, "_timestamp": 1.5, "train/loss": 2.5, "train/global_step": 30, "train": {"lr": 0.5}, "tag": "x"}
@@ -209,8 +211,10 @@ def test_mlflow_database_with_one_run_and_with_two(tmp_path: Path) -> None:
     """The table as MLflow 2 and 3 create it; which of two runs is meant is asked, not guessed."""
     path = tmp_path / "mlflow.db"
     with sqlite3.connect(path) as store:
-        store.execute("CREATE TABLE metrics (key TEXT, value REAL, timestamp BIGINT, run_uuid TEXT, step BIGINT, is_nan BOOLEAN)")
-        rows = [("train/loss", 2.5, 1000, "aa11", 1, 0), ("lr", 0.5, 1001, "aa11", 1, 0), ("train/loss", 0.0, 2000, "aa11", 2, 1)]
+        columns = "key TEXT, value REAL, timestamp BIGINT, run_uuid TEXT, step BIGINT, is_nan BOOLEAN"
+        store.execute(f"CREATE TABLE metrics ({columns})")
+        rows = [("train/loss", 2.5, 1000, "aa11", 1, 0), ("lr", 0.5, 1001, "aa11", 1, 0)]
+        rows.append(("train/loss", 0.0, 2000, "aa11", 2, 1))
         store.executemany("INSERT INTO metrics VALUES (?,?,?,?,?,?)", rows)
     points = list(read_log(path))
     assert [(p.step, p.time) for p in points] == [(1, 1.0), (2, 2.0)]

@@ -12,7 +12,9 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from chronicle.watch.autopilot import Step, decide, fly
 
-PROPOSAL = {"command": "chronicle rollback --to 250 --reshuffle --run tiny", "lr_scale": 1.0, "reasons": ["why"], "exhausted": []}
+PROPOSAL = {
+    "command": "chronicle rollback --to 250 --reshuffle --run tiny", "lr_scale": 1.0, "reasons": ["why"], "exhausted": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,235 @@
+"""What a channel makes of an alarm: the event, its onset, its second rises, its end. And of a value that is no number.
+
+Functions over a `ChannelState`; the fold itself is `channel.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rollback.detect.channel_state import ChannelState
+from rollback.detect.events import Status
+from rollback.detect.excursion import ChannelEvent, Excursion
+from rollback.detect.onset import find_onset
+
+
+def feed_drop(
+    channel: ChannelState, row: int, step: int, value: float, level: float, changed: list[ChannelEvent] | None
+) -> list[ChannelEvent] | None:
+    """A sudden fall that stayed for four points, far outside the run's own range: other data, or other weights."""
+    fall = level - value
+    if channel.rows < channel.config.drop_history or fall < channel.config.drop_marginals * channel.marginal * channel.scale:
+        return changed
+    return [*(changed or ()), closed_event(channel, "drop", row, step, value, level)]
+
+
+def feed_restarted(
+    channel: ChannelState, row: int, step: int, changed: list[ChannelEvent] | None
+) -> list[ChannelEvent] | None:
+    """Soon after a restart: is the loss lower than its own descent explains? Then it sees data again."""
+    if channel.before is None or len(channel.buffer) < 48 or row - channel.restart_row < 48:
+        return changed
+    base, natural = channel.before
+    recent = [item[3] for item in list(channel.buffer)[-48:]]
+    mean = math.fsum(recent) / len(recent)
+    unit = channel.scale * math.sqrt(channel.inflation)
+    gain = base - mean - 2.0 * natural * (row - channel.restart_row) / 256.0
+    if gain < channel.config.too_good_sigmas * max(unit, 0.5 * channel.marginal * channel.scale):
+        return changed
+    channel.before = None
+    return [*(changed or ()), closed_event(channel, "too-good", row, step, mean, base)]
+
+
+def closed_event(channel: ChannelState, shape: str, row: int, step: int, value: float, level: float) -> ChannelEvent:
+    return ChannelEvent(
+        id=channel.take_id(), channel=channel.name, shape=shape, alarm_row=row, alarm_step=step, onset_row=row,
+        onset_step=step, onset_low_row=row, onset_low_step=step, level=level, sigma=channel.scale, closed=True,
+        excess=value - level, sigmas=(value - level) / channel.scale, peak_row=row, peak_step=step, respike=True,
+        after_restart=row - channel.restart_row <= channel.config.restart_points,
+    )  # fmt: skip
+
+
+def open_event(
+    channel: ChannelState, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, reference: float,
+    unit: float, changed: list[ChannelEvent] | None,
+) -> list[ChannelEvent]:  # fmt: skip
+    """Open the event of an alarm: where it began, what it is judged against, whether it is sudden."""
+    tail = suspects(channel, row)
+    residuals = [item[2] for item in tail]
+    onset = find_onset(residuals, inflation=math.sqrt(channel.inflation))
+    first, low = tail[onset.index], tail[onset.low_index]
+    local = sudden and value - reference < 3.0 * unit
+    if local:  # sudden against the fast level only: the slow reference lies higher (early descent)
+        before = sorted(item[3] for item in list(channel.buffer)[-33:-1])
+        reference, unit = before[len(before) // 2] if before else value - z * sigma, sigma
+        first = low = tail[-1]
+    event = ChannelEvent(
+        id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
+        onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
+        sigma=unit, inflation=1.0 if local else channel.inflation, decades=channel.config.log,
+        after_restart=row - channel.restart_row <= channel.config.restart_points,
+    )  # fmt: skip
+    if sudden and row - first[0] <= 10:
+        event.shape = "instant"
+    channel.events.append(event)
+    channel.excursion = Excursion(channel.config, event, reference, unit)
+    channel.excursion.feed(row, step, value)
+    channel.last_hot = row
+    return [*(changed or ()), event]
+
+
+def suspects(channel: ChannelState, row: int) -> list[tuple[int, int, float, float]]:
+    """The points among which the onset is sought: from a little before the CUSUM last left zero."""
+    start = (channel.cusum_row if channel.cusum > 0.0 else row) - 96
+    start = max(start, channel.last_end)
+    tail = [item for item in channel.buffer if item[0] >= start]
+    return tail or [channel.buffer[-1]]
+
+
+def feed_open(
+    channel: ChannelState, row: int, step: int, value: float, sudden: bool, z: float, sigma: float,
+    changed: list[ChannelEvent] | None,
+) -> list[ChannelEvent] | None:  # fmt: skip
+    excursion = channel.excursion
+    assert excursion is not None
+    result = list(changed or ())
+    if sudden and row - channel.last_hot > 6 and channel.settled >= 24 and not channel.respikes:
+        result.append(respike(channel, row, step, value, z, sigma))
+    if sudden:
+        channel.last_hot = row
+        if channel.hot == 4 and row - excursion.event.alarm_row <= 8:
+            excursion.event.persistent = True
+            result.append(excursion.event)
+    if channel.respikes:
+        result.extend(follow_respikes(channel, row, step, value, z))
+    relapse = feed_relapse(channel, row, step, value, excursion)
+    if relapse is not None:
+        result.append(relapse)
+    if excursion.feed(row, step, value):
+        result.append(excursion.event)
+    if excursion.event.closed:
+        close_event(channel, row, recovered=excursion.event.status is Status.RECOVERED)
+    return result or None
+
+
+def respike(channel: ChannelState, row: int, step: int, value: float, z: float, sigma: float) -> ChannelEvent:
+    """A sudden event on top of an open one: its own short life, judged against the local level."""
+    event = ChannelEvent(
+        id=channel.take_id(), channel=channel.name, shape="instant", alarm_row=row, alarm_step=step, onset_row=row,
+        onset_step=step, onset_low_row=row, onset_low_step=step, level=value - z * sigma, sigma=sigma, sigmas=z,
+        excess=z * sigma, peak_row=row, peak_step=step, respike=True,
+    )  # fmt: skip
+    channel.events.append(event)
+    channel.respikes.append(event)
+    return event
+
+
+def feed_relapse(channel: ChannelState, row: int, step: int, value: float, excursion: Excursion) -> ChannelEvent | None:
+    """A second rise on top of an open event: the same CUSUM against the level at which the event had settled."""
+    if excursion.count < 2 * channel.config.preview_points:
+        channel.plateau = value if excursion.count == 0 else channel.plateau + (value - channel.plateau) * 0.06
+        return None
+    deviation = (value - channel.plateau) / excursion.unit
+    before = channel.relapse
+    channel.relapse = max(0.0, before + max(-4.0, min(4.0, deviation)) - channel.config.cusum_slack)
+    if channel.relapse > 0.0 and before == 0.0:
+        channel.relapse_row = row
+    height = channel.height * math.sqrt(channel.inflation)
+    if channel.relapse < 0.34 * height:
+        channel.plateau += (value - channel.plateau) * 0.02
+    if channel.relapse < height:
+        return None
+    tail = [item for item in channel.buffer if item[0] >= channel.relapse_row - 16]
+    onset = find_onset([(item[3] - channel.plateau) / excursion.unit for item in tail], inflation=math.sqrt(channel.inflation))
+    first, low = tail[onset.index], tail[onset.low_index]
+    event = ChannelEvent(
+        id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
+        onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=channel.plateau,
+        sigma=excursion.unit, sigmas=deviation, excess=value - channel.plateau, peak_row=row, peak_step=step,
+        respike=True,
+    )  # fmt: skip
+    channel.relapse, channel.plateau = 0.0, max(value, channel.plateau)
+    if any(known.shape == "gradual" for known in channel.respikes):
+        return None
+    channel.events.append(event)
+    channel.respikes.append(event)
+    return event
+
+
+def follow_respikes(channel: ChannelState, row: int, step: int, value: float, z: float) -> list[ChannelEvent]:
+    done = []
+    for event in channel.respikes:
+        if value - event.level > (event.excess or 0.0):
+            event.excess, event.peak_row, event.peak_step = value - event.level, row, step
+            event.sigmas = event.excess / event.sigma
+        calm = sum((item[3] - event.level) < 3.0 * event.sigma for item in list(channel.buffer)[-8:])
+        if row - event.alarm_row >= 8 and calm >= 7:
+            event.status, event.recovered_row, event.recovered_step = Status.RECOVERED, row, step
+        elif row - event.alarm_row >= (64 if event.shape == "instant" else 200):
+            event.status = Status.PARTIAL
+        else:
+            continue
+        event.closed = True
+        done.append(event)
+    for event in done:
+        channel.respikes.remove(event)
+        channel.events.remove(event)
+    return done
+
+
+def close_event(channel: ChannelState, row: int, *, recovered: bool) -> None:
+    excursion = channel.excursion
+    assert excursion is not None
+    if excursion.event in channel.events:
+        channel.events.remove(excursion.event)
+    channel.excursion = None
+    channel.cusum, channel.frozen, channel.last_end = 0.0, 0, row
+    channel.block_sum, channel.block_size, channel.blocks = 0.0, 0, 0
+    recent = sorted(item[3] for item in list(channel.buffer)[-96:])
+    present = recent[len(recent) // 2]
+    if recovered:
+        present = min(present, channel.slow)
+        learn_from(channel, excursion.event)
+    channel.middle = channel.slow = present
+    channel.lagged.clear()
+    channel.relapse = 0.0
+
+
+def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
+    """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
+    if event.shape == "gradual" and not event.after_restart:
+        channel.wander = min(channel.config.max_inflation, 1.6 * max(channel.wander, event.inflation))
+        channel.inflation = max(channel.inflation, channel.wander)
+
+
+def feed_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelEvent] | None:
+    channel.non_finite += 1
+    if channel.non_finite > 1:
+        return confirm_non_finite(channel) if channel.non_finite == channel.config.non_finite_points else None
+    event = ChannelEvent(
+        id=channel.take_id(), channel=channel.name, shape="nan", alarm_row=row, alarm_step=step, onset_row=row,
+        onset_step=step, onset_low_row=row, onset_low_step=step, level=channel.level, sigma=channel.scale, peak_row=row,
+        peak_step=step,
+    )  # fmt: skip
+    channel.events.append(event)
+    return [event]
+
+
+def close_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelEvent]:
+    channel.non_finite = 0
+    event = non_finite_event(channel)
+    event.status, event.closed = Status.RECOVERED, True
+    event.recovered_row, event.recovered_step = row, step
+    channel.events.remove(event)
+    return [event]
+
+
+def non_finite_event(channel: ChannelState) -> ChannelEvent:
+    return next(event for event in channel.events if event.shape == "nan")
+
+
+def confirm_non_finite(channel: ChannelState) -> list[ChannelEvent]:
+    """One NaN can be a skipped step; several are weights that no longer work."""
+    event = non_finite_event(channel)
+    event.unresolved, event.status = True, Status.DIVERGING
+    return [event]
