@@ -4,8 +4,8 @@ The only importer of mlflow. Never resumes an MLflow run across a rollback, beca
 abandoned launch (`loss = 100.0`) and a changed LR parameter raises (journal_and_interface §1.1). MLflow is a projection:
 how far it has come stands in its own tags, so it can be rebuilt, fed again, or be down.
 
-    start_mirror   (supervisor)  starts `python -m chronicle.mlflow_mirror`; imports nothing
-    main           (that process) feeds every two seconds until its stdin ends
+    start_mirror   (`chronicle run`)  starts `python -m chronicle.mlflow_mirror`; imports nothing
+    main           (that process)     feeds every two seconds until its stdin ends
     Projection     one pass: what is new in journal and per-step logs goes out in batches
 """
 
@@ -13,6 +13,8 @@ import argparse
 import importlib.util
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +36,7 @@ from chronicle.story.plain import plain
 __all__ = ["MirrorHandle", "Projection", "default_uri", "main", "start_mirror"]
 
 EXPERIMENT = "chronicle"
+LAST_PASS_SECONDS = 300
 BATCH = 1000  # MLflow's own limit of metrics a request
 VALUE_CHARACTERS = 500  # parameters and tags: the smallest limit of the servers in use
 NOTE_CHARACTERS = 5000
@@ -56,50 +59,72 @@ def default_uri(paths: RunPaths) -> str:
 class MirrorHandle:
     """The feeding process, if there is one; `stop` lets it finish its last batch."""
 
-    process: "subprocess.Popen[bytes] | None" = None
+    pid: int | None = None
+    stdin_fd: int | None = None  # its end is the sign to finish
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, for whoever ends what belongs to the launch."""
-        return None if self.process is None else self.process.pid
+    def stop(self, timeout_seconds: float = 3.0) -> bool:
+        """Ask it to end after a last pass; whether it did in time. Never raises.
 
-    def stop(self, timeout_seconds: float = 20.0) -> None:
-        """Ask it to end after a last pass; end it when that takes too long. Never raises."""
-        process, self.process = self.process, None
-        if process is None:
-            return
+        It is never killed: MLflow may be creating its tables, and half of them would make the store unusable. It ends
+        by itself, at the latest LAST_PASS_SECONDS from now.
+        """
+        pid, stdin_fd, self.pid, self.stdin_fd = self.pid, self.stdin_fd, None, None
+        if pid is None or stdin_fd is None:
+            return True
         try:
-            if process.stdin is not None:
-                process.stdin.close()
-            process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            process = os.pidfd_open(pid)
         except OSError:
-            pass  # it is gone already
+            os.close(stdin_fd)
+            return True  # it is gone already
+        os.close(stdin_fd)
+        try:
+            return bool(select.select([process], [], [], timeout_seconds)[0])
+        finally:
+            os.close(process)
 
 
 def start_mirror(
     paths: RunPaths,
-    launch: int,
     uri: str | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> MirrorHandle:
-    """Feed MLflow from another process while a launch runs. Never raises, never blocks, says at most one line."""
+    """Feed MLflow from another process while a launch runs. Never raises, never waits, says at most one line.
+
+    The process is nobody's child here (forked twice), so that a supervisor which ends everything below it, or waits for
+    it, leaves it alone; it ends by itself when our end of its stdin closes, that is also when we are killed.
+    """
     if importlib.util.find_spec("mlflow") is None:
         talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle[mlflow]')")
         return MirrorHandle()
     words = [sys.executable, "-m", "chronicle.mlflow_mirror", "--run-dir", str(paths.run_dir.absolute())]
-    words += ["--launch", str(launch), "--uri", uri or default_uri(paths)]
+    words += ["--uri", uri or default_uri(paths)]
     environment = {**(os.environ if environ is None else environ), **QUIET}
+    told, tell = os.pipe()
+    stdin, stdin_fd = os.pipe()
+
+    def leave() -> None:
+        pid = os.fork()
+        if pid:
+            os.write(tell, str(pid).encode())
+            os._exit(0)
+        os.nice(10)
+
     try:
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
-    except OSError as problem:
-        talk(f"mlflow is not fed: {problem.strerror or problem}; `chronicle mlflow sync` does it later")
+        between = subprocess.Popen(
+            words, stdin=stdin, stdout=subprocess.DEVNULL, env=environment, preexec_fn=leave, start_new_session=True
+        )
+        between.wait()
+        pid = int(os.read(told, 32))
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        os.close(stdin_fd)
+        talk(f"mlflow is not fed: {problem}; `chronicle mlflow sync` does it later")
         return MirrorHandle()
-    return MirrorHandle(process)
+    finally:
+        for fd in (told, tell, stdin):
+            os.close(fd)
+    return MirrorHandle(pid, stdin_fd)
 
 
 class Projection:
@@ -319,7 +344,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Feed until stdin ends (the supervisor closed it, or is gone), then once more."""
     parser = argparse.ArgumentParser(prog="chronicle.mlflow_mirror")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--launch", type=int, required=True)
     parser.add_argument("--uri", required=True)
     options = parser.parse_args(arguments)
     over = threading.Event()
@@ -344,6 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _wait_for_end(over: threading.Event) -> None:
     while sys.stdin.buffer.read(1 << 12):
         pass
+    signal.alarm(LAST_PASS_SECONDS)
     over.set()
 
 

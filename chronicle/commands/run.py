@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
+from chronicle.mlflow_mirror import MirrorHandle, start_mirror
 from chronicle.settings import Settings
 
 __all__ = ["run"]
@@ -85,12 +87,18 @@ def run(
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
         node=_node_identity() if node else None,
     )
-    if autopilot:
-        from chronicle.watch.autopilot import fly
+    mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
+    try:
+        if autopilot:
+            from chronicle.watch.autopilot import fly
 
-        end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch()), _type_command, _say)
-    else:
-        end = launch(request, live_watch=_live_watch())
+            end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch()), _type_command, _say)
+        else:
+            end = launch(request, live_watch=_live_watch())
+    finally:
+        feeding = mirror.pid
+        if not mirror.stop():
+            _say(f"process {feeding} still feeds MLflow and ends by itself")
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
 
 
@@ -111,6 +119,13 @@ def _node_identity() -> tuple[str, int]:
     if identity is None:
         raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
     return identity
+
+
+def _start_mirror(settings: Settings, *, first_node: bool) -> MirrorHandle:
+    """Feed MLflow where it is installed or asked for, from one node; a run never waits for it, nor needs it."""
+    if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
+        return MirrorHandle()
+    return start_mirror(settings.paths, settings.mlflow_uri, talk=_say)
 
 
 def _type_command(words: Sequence[str]) -> int:

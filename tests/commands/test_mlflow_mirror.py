@@ -63,7 +63,7 @@ def test_the_mirror_feeds_from_its_own_process_and_ends_with_its_supervisor(tmp_
     story = toy_run(tmp_path)
     code = (
         "import sys\nfrom pathlib import Path\nfrom chronicle.mlflow_mirror import start_mirror\n"
-        "from chronicle.paths import RunPaths\nhandle = start_mirror(RunPaths(Path(sys.argv[1])), 2)\n"
+        "from chronicle.paths import RunPaths\nhandle = start_mirror(RunPaths(Path(sys.argv[1])))\n"
         "print(handle.pid, 'mlflow' in sys.modules, flush=True)\nsys.stdin.read()\n"
     )
     supervisor = subprocess.Popen(
@@ -102,6 +102,6 @@ def test_a_server_that_is_down_is_one_sentence_and_no_password(tmp_path: Path, m
 def test_without_mlflow_the_mirror_is_one_line_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chronicle.mlflow_mirror.importlib.util.find_spec", lambda name: None)
     said: list[str] = []
-    handle = start_mirror(toy_run(tmp_path).paths, 1, talk=said.append)
+    handle = start_mirror(toy_run(tmp_path).paths, talk=said.append)
     assert (handle, len(said)) == (MirrorHandle(None), 1)
     handle.stop()
