@@ -76,11 +76,12 @@ def _(plan: Plan) -> None:
 
 @cause(ZERO, "scheduler not restored", "accelerate #1673")
 def _(plan: Plan) -> None:
-    plan.files.append(
-        lambda c: torch.save(
-            {**torch.load(c / "scheduler.bin"), "last_epoch": 0, "_step_count": 1}, c / "scheduler.bin"
-        )
-    )
+    def begin_again(checkpoint: Path) -> None:
+        state = torch.load(checkpoint / "scheduler.bin", weights_only=False)
+        torch.save({**state, "last_epoch": 0, "_step_count": 1}, checkpoint / "scheduler.bin")
+        reseal(checkpoint)
+
+    plan.files.append(begin_again)
 
 
 @cause(ZERO, "one ZeRO shard missing", "DeepSpeed 0.19.8", alone=True)

@@ -45,7 +45,8 @@ class AccelerateLaunch:
         random.seed(o["seed"])
         np.random.seed(o["seed"])
         torch.manual_seed(o["seed"])
-        self.accelerator: Any = Accelerator(cpu=True, **_accelerator_options(o))
+        # `cpu=True` would choose DDP over DeepSpeed, in silence
+        self.accelerator: Any = Accelerator(cpu=not o["zero"], **_accelerator_options(o))
         if run_dir is not None:
             chronicle.guard(self.accelerator, run_dir=run_dir, same_data=True, accept_change=o.get("accept", {}))
         self.rank = int(self.accelerator.process_index)
@@ -61,6 +62,7 @@ class AccelerateLaunch:
         self.loader: Any = torch.utils.data.DataLoader(rows, batch_size=o["batch"], shuffle=o.get("shuffle", True))
         if o["prepared"]:
             self.prepare()
+        torch.manual_seed(100 * o["seed"] + self.rank)  # every rank its own noise, as scripts with dropout do
         self.skip_in_every_epoch = False
         self.skip = True
         self.steps = 0
@@ -69,9 +71,11 @@ class AccelerateLaunch:
     def prepare(self) -> None:
         """What every script does before it loads."""
         o = self.options
-        self.model, self.optimizer, self.loader = self.accelerator.prepare(self.model, self.optimizer, self.loader)
-        if self.scheduler is not None and o["prepare"]:
-            self.scheduler = self.accelerator.prepare(self.scheduler)
+        things = (self.model, self.optimizer, self.loader)
+        if self.scheduler is not None and o["prepare"]:  # all at once: DeepSpeed's engine must see the scheduler
+            self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(*things, self.scheduler)
+        else:
+            self.model, self.optimizer, self.loader = self.accelerator.prepare(*things)
         if self.scheduler is not None and o["register"]:
             self.accelerator.register_for_checkpointing(self.scheduler)
 

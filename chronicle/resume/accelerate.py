@@ -96,8 +96,7 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
     found: dict[int, BoundScheduler] = {}
     for wrapper in accelerator._schedulers:
         raw = raw_scheduler(wrapper)
-        many = getattr(wrapper, "step_with_optimizer", False) and not getattr(wrapper, "split_batches", False)
-        unit = accelerator.num_processes if many and raw is not wrapper else 1
+        unit = accelerator.num_processes if _steps_many(wrapper) and raw is not wrapper else 1
         found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit, where="prepared"))
     for thing in accelerator._custom_objects:
         raw = raw_scheduler(thing)
@@ -108,6 +107,13 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
         if raw is not None and hasattr(raw, "step"):
             found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="engine"))
     return tuple(found.values())
+
+
+def _steps_many(wrapper: Any) -> bool:
+    """Whether a wrapper's one step is `num_processes` steps of the scheduler inside (Accelerate's `scheduler.py`)."""
+    if any(base.__name__ == "DeepSpeedSchedulerWrapper" for base in type(wrapper).__mro__):
+        return False  # the engine steps it, once
+    return bool(getattr(wrapper, "step_with_optimizer", False) and not getattr(wrapper, "split_batches", False))
 
 
 def _topology(accelerator: Any, engines: list[Any]) -> dict[str, Any]:

@@ -178,7 +178,9 @@ def _weights(models: Iterable[Any]) -> Iterator[Any]:
 
 
 def _local(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor; other tensors as they are."""
+    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors as they are."""
+    if hasattr(tensor, "ds_tensor"):
+        return tensor.ds_tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
