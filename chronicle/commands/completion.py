@@ -16,7 +16,7 @@ VARIABLE = "_CHRONICLE_COMPLETE"
 
 def enable() -> None:
     """Let the command line answer the shell's questions."""
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
 
