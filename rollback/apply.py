@@ -81,7 +81,8 @@ def apply_plan(
         writers=writers,
         patches={"" if plan.single_file else name: pieces for name, pieces in patches.items()},
         abandon=tuple(later.name for later in plan.abandon),
-        pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers},
+        pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers if not pointer.is_link},
+        links={pointer.path: pointer.after for pointer in plan.pointers if pointer.is_link},
         contract=None
         if contract_path is None
         else (contract_path, lambda rollback: json.dumps(plan.contract(rollback), indent=1).encode() + b"\n"),
@@ -158,7 +159,7 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
             raise PlanRefused(f"`{path}` changed since the plan was made", remedy="plan again")
     root = Path(plan.root)
     for pointer in plan.pointers:
-        text = (root / pointer.path).read_text(encoding="utf-8") if (root / pointer.path).is_file() else None
+        text = read_pointer(root / pointer.path)
         if text != pointer.before:
             raise PlanRefused(
                 f"pointer `{root / pointer.path}` says {text!r}, planned: {pointer.before!r}", "plan again"
@@ -171,6 +172,13 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
 def read_state_file(path: Path) -> TorchFile:
     """A state file by its name: parts of a distributed checkpoint are rows of small zips."""
     return read_distcp_file(path) if path.suffix == ".distcp" else read_torch_file(path)
+
+
+def read_pointer(path: Path) -> str | None:
+    """What a pointer file or a symbolic link says, `None` when there is none."""
+    if path.is_symlink():
+        return os.readlink(path)
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _editor(path: Path, edits: Sequence[FieldEdit]) -> Writer:

@@ -68,6 +68,7 @@ class Change:
     patches: Mapping[str, tuple[Patch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
+    links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> what it is to point to
     contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
     facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
 

@@ -146,6 +146,11 @@ class Disk:
         self.point("link", target)
         os.link(source, target, follow_symlinks=False)
 
+    def symlink(self, target: str, path: Path) -> None:
+        """Create a symbolic link that says `target`."""
+        self.point("symlink", path)
+        os.symlink(target, path)
+
     def move(self, source: Path, target: Path) -> None:
         """Rename onto a name that is free; raises `FileExistsError` instead of replacing anything."""
         self.point("rename", target)
@@ -200,6 +205,9 @@ class Disk:
         """Give a file or directory mode, times, and where permitted the owner."""
         self.point("attributes", path)
         found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            os.utime(path, ns=(attributes.atime_ns, attributes.mtime_ns), follow_symlinks=False)
+            return
         if (found.st_uid, found.st_gid) != (attributes.uid, attributes.gid):
             _chown_if_permitted(path, attributes)
         os.chmod(path, attributes.mode)

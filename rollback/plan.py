@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -166,11 +166,13 @@ def plan_rollback(
     memory: Mapping[str, Any] | None = None,
     has_manifest: bool = False,
     pointers: Mapping[str, str] | None = None,
+    links: Mapping[str, str] | None = None,
     honours: frozenset[str] = frozenset(),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
-    """Decide everything. `memory` is what the guard stored at save, `pointers` the text of pointer files by name.
+    """Decide everything. `memory` is what the guard stored at save, `pointers` the text of pointer files by name,
+    `links` what the root's symbolic links say.
 
     `honours` names the options that an attached guard or our own trainer carries out: "warmup", "data". Raises
     `PlanRefused` with the reason when the plan would not do what was asked.
@@ -199,7 +201,7 @@ def plan_rollback(
         world_size=state.world_size,
         abandon=tuple(later),
         displaces=_displaces(checkpoint, checkpoints),
-        pointers=_pointer_edits(entry, pointers or {}),
+        pointers=(*_pointer_edits(entry, pointers or {}), *_link_edits(entry, later, links or {})),
         inputs=tuple(inputs),
         has_manifest=has_manifest,
         notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints), *remarks),
@@ -248,6 +250,16 @@ def _pointer_edits(entry: str, pointers: Mapping[str, str]) -> tuple[PointerEdit
         for path, text in sorted(pointers.items())
         if text.strip() != entry
     )
+
+
+def _link_edits(entry: str, later: Sequence[Later], links: Mapping[str, str]) -> Iterator[PointerEdit]:
+    """Links to a checkpoint that is moved away lead to the chosen one instead; the rest of what they say stays."""
+    moved = {checkpoint.name for checkpoint in later}
+    for path, text in sorted(links.items()):
+        parts = PurePath(text).parts
+        if moved & set(parts):
+            after = PurePath(*(entry if part in moved else part for part in parts))
+            yield PointerEdit(path=path, before=text, after=str(after), is_link=True)
 
 
 def _notes(request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:

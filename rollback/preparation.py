@@ -53,8 +53,19 @@ def prepare_rollback(
         moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)
     pointers = []
     for number, (name, content) in enumerate(change.pointers.items()):
-        moves.append(_replacement(disk, workspace / f"pointer-{number}", change.root / name, content))
-        pointers.append({"path": name} | _kept(change.root / name, store))
+        path = change.root / name
+        moves.append(_replacement(disk, workspace / f"pointer-{number}", path, content))
+        if path.is_file():
+            disk.set_attributes(
+                moves[-1].source, replace(Attributes.of(path), mtime_ns=moves[-1].source.lstat().st_mtime_ns)
+            )
+        pointers.append({"path": name, "link": None} | _kept(path, store))
+    for number, (name, points_to) in enumerate(change.links.items()):
+        path = change.root / name
+        pointers.append(
+            {"path": name, "link": os.readlink(path), "before": None, "attributes": Attributes.of(path).to_json()}
+        )
+        moves.append(_relinking(disk, workspace / f"link-{number}", path, points_to))
     moves += [_move(change.root / name, abandoned_dir / name) for name in change.abandon]
     if any(move.target.parent == abandoned_dir for move in moves):
         disk.make_directory(abandoned_dir)
@@ -224,7 +235,11 @@ def _pointers_back(data: Mapping[str, Any], root: Path, workspace: Path, store: 
     moves = []
     for number, pointer in enumerate(data["pointers"]):
         path = root / pointer["path"]
-        if pointer["before"] is None:
+        if pointer["link"] is not None:
+            move = _relinking(disk, workspace / f"link-{number}", path, pointer["link"])
+            disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
+            moves.append(move)
+        elif pointer["before"] is None:
             moves.append(_discard(path, workspace / "trash" / f"pointer-{number}", disk))
         else:
             content = store.find(pointer["before"]).read_bytes()
@@ -232,6 +247,12 @@ def _pointers_back(data: Mapping[str, Any], root: Path, workspace: Path, store: 
             disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
             moves.append(move)
     return moves
+
+
+def _relinking(disk: Disk, prepared: Path, path: Path, points_to: str) -> Move:
+    disk.symlink(points_to, prepared)
+    disk.sync_directory(prepared.parent)
+    return _move(prepared, path, Kind.REPLACE)
 
 
 def _contract_back(contract: Mapping[str, Any], intent: str, store: ObjectStore, disk: Disk) -> Move:

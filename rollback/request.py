@@ -71,11 +71,12 @@ class Later:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointerEdit:
-    """A small text file in the root that names a checkpoint, such as DeepSpeed's `latest`."""
+    """What names a checkpoint in the root: a small text file such as DeepSpeed's `latest`, or a symbolic link."""
 
     path: str
     before: str
     after: str
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,11 +42,13 @@ def prune(
         objects = _unneeded_objects(ground, standing)
         if not plan.delete and not objects:
             kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
-            return CommandResult(text=f"nothing to prune{kept}", data=_data(plan, objects, done=False))
+            return CommandResult(
+                text=f"nothing to prune{kept}", data=_data(plan, objects, str(ground.root), done=False)
+            )
         text = _text(plan, objects)
         agree("Delete them for good?", text, yes=yes)
         with uninterrupted():
-            data = _data(plan, objects, done=True)
+            data = _data(plan, objects, str(ground.root), done=True)
             entry = ground.writer.append("prune", title=f"{len(plan.delete)} abandoned checkpoints deleted", data=data)
             apply_prune(plan, objects, parent=ground.root.parent, id_=entry.id)
     return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
@@ -83,11 +85,12 @@ def _text(plan: PrunePlan, objects: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _data(plan: PrunePlan, objects: Sequence[Path], *, done: bool) -> dict[str, object]:
+def _data(plan: PrunePlan, objects: Sequence[Path], root: str, *, done: bool) -> dict[str, object]:
     return {
         "changed": done,
         "deleted": [str(c.path) for c in plan.delete],
         "kept": [{"path": str(c.path), "reason": reason} for c, reason in plan.kept],
         "objects": [path.name for path in objects],
         "bytes": plan.size_bytes,
+        "root": root,
     }

@@ -80,8 +80,8 @@ def open_ground(
             _refuse_alive(paths, journal, recovering)
         ground = _ground(settings, journal, force, is_new=is_new)
         try:
-            if ground.root.is_dir() and intent is None:
-                remove_leftovers(ground.root, closed_intents(journal.entries))
+            for root in _roots(journal) if intent is None else ():
+                remove_leftovers(root, closed_intents(journal.entries))
             yield ground
         finally:
             ground.writer.close()
@@ -107,6 +107,11 @@ def _ground(settings: Settings, journal: Journal, force: str | None, *, is_new: 
         force=force,
         is_new=is_new,
     )
+
+
+def _roots(journal: Journal) -> set[Path]:
+    """Every directory that a transaction of this run worked in."""
+    return {Path(entry.data["root"]) for entry in journal.entries if isinstance(entry.data.get("root"), str)}
 
 
 def _refuse_alive(paths: RunPaths, journal: Journal, recovering: bool) -> None:

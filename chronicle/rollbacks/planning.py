@@ -34,7 +34,8 @@ def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | N
 
     Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete`, `PlanRefused`: nothing was changed.
     """
-    found = with_launches(list_checkpoints(ground.root), ground.journal.entries)
+    listed = with_launches(list_checkpoints(ground.root), ground.journal.entries)
+    found = [c for c in listed if not c.path.is_symlink()]  # a link to a checkpoint is a pointer, not another one
     chosen = _select(found, request, abandoned_by)
     refuse_strays(chosen)
     _refuse_unusable(chosen, check_names(chosen))
@@ -56,6 +57,7 @@ def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | N
         memory=memory,
         has_manifest=manifest is not None,
         pointers=_read_pointers(ground.root),
+        links={path.name: os.readlink(path) for path in ground.root.iterdir() if path.is_symlink()},
         honours=_honoured(memory),
         cost=_cost(request.step, ground),
         remarks=_remarks(findings, full),

@@ -236,3 +236,27 @@ def test_rollback_imports_nothing_heavy(top: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_link_to_a_checkpoint_that_moves_away_is_turned_and_turned_back(top: Path) -> None:
+    """A dangling `last` would make a script fail, or silently start from scratch."""
+    root = top / "checkpoints"
+    (root / "last").symlink_to("opt_step-20")
+    (root / "first").symlink_to("opt_step-10")
+    before = picture(top / "checkpoints")
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    assert (os.readlink(root / "last"), os.readlink(root / "first")) == ("opt_step-10", "opt_step-10")
+    assert sorted(p.name for p in root.iterdir()) == ["first", "last", "opt_step-10"]
+    assert chronicle(top, "undo", "--yes") == 0
+    assert picture(top / "checkpoints") == before
+
+
+def test_pointer_file_keeps_its_mode(top: Path) -> None:
+    pointer = top / "checkpoints" / "latest"
+    pointer.write_text("opt_step-20\n")
+    pointer.chmod(0o640)
+    before = picture(top / "checkpoints")
+    assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
+    assert (pointer.read_text(), oct(pointer.stat().st_mode & 0o777)) == ("opt_step-10\n", oct(0o640))
+    assert chronicle(top, "undo", "--yes") == 0
+    assert picture(top / "checkpoints") == before
