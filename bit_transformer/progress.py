@@ -6,13 +6,41 @@ the files are `custom_checkpoint_0.pkl` (scheduler, as in seed 003) and `custom_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bit_transformer.errors import CannotResume
 from chronicle.data import DataPlan, Segments
 
 STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plateau:
+    """Held-out loss that no longer falls: the best so far, evaluations since, and the steps at which the LR was cut."""
+
+    best: float = math.inf
+    since: int = 0
+    decays: tuple[int, ...] = ()
+
+    def observe(self, step: int, bpb: float, *, patience: int, min_gain: float) -> Plateau:
+        """Return the state after an evaluation: after `patience` of them without a gain the LR is cut from `step` on."""
+        if bpb < self.best - min_gain:
+            return replace(self, best=bpb, since=0)
+        if self.since + 1 < patience:
+            return replace(self, since=self.since + 1)
+        return replace(self, since=0, decays=(*self.decays, step))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"best": self.best, "since": self.since, "decays": list(self.decays)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plateau:
+        """Read what `to_json` wrote."""
+        return cls(best=float(data["best"]), since=int(data["since"]), decays=tuple(data["decays"]))
 
 
 class Progress:
@@ -24,12 +52,14 @@ class Progress:
         self.bits_seen = 0
         self.segments = Segments()
         self.rewarms: tuple[tuple[int, int], ...] = ()  # (first step, number of steps)
+        self.plateau = Plateau()
         self.world_size, self.accumulation_steps = world_size, accumulation_steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing anything."""
         return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
                 "data": {"plan": self.plan.to_json(), **self.data_state()},
+                "plateau": self.plateau.to_json(),
                 "rewarms": [list(rewarm) for rewarm in self.rewarms],
                 "world_size": self.world_size, "accumulation_steps": self.accumulation_steps}
 
@@ -45,4 +75,5 @@ class Progress:
         self.plan.require_same(state["data"]["plan"])
         self.step, self.bits_seen = int(state["step"]), int(state["bits_seen"])
         self.segments = Segments.from_json(state["data"]["segments"])
+        self.plateau = Plateau.from_json(state["plateau"])
         self.rewarms = tuple((int(first), int(count)) for first, count in state["rewarms"])

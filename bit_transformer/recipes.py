@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -67,10 +68,13 @@ class Recipe:
     accumulation_steps: int = 1
     mixed_precision: str = "no"
     sharding: str = "ddp"
+    ema_decay: float = 0.0
     ponder_weight: float = 0.01
     device: str = "cpu"
     seed: int = 0
     world_size: int | None = None
+    min_bytes_per_parameter: float = 0.0
+    baseline_run: str | None = None
 
     def __post_init__(self) -> None:
         symbols = self.data.window_bytes * (BITS_PER_BYTE if self.model.vocab == 2 else 1)
@@ -83,6 +87,10 @@ class Recipe:
             raise BadRecipe(f"mixed_precision is `{self.mixed_precision}`, expected no or bf16")
         if self.sharding not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
             raise BadRecipe(f"sharding is `{self.sharding}`, expected ddp, fsdp2, zero1, zero2 or zero3")
+        if self.ema_decay and self.sharding != "ddp":
+            raise BadRecipe(f"ema_decay needs whole parameters, sharding is `{self.sharding}`", "set ema_decay=0")
+        if not 0 <= self.ema_decay < 1:
+            raise BadRecipe(f"ema_decay is {self.ema_decay}, expected 0 (off) or below 1")
         if self.device not in ("cpu", "auto"):
             raise BadRecipe(f"device is `{self.device}`, expected cpu or auto")
         for name in ("checkpoint_every", "eval_every", "eval_windows", "log_every", "accumulation_steps"):
@@ -97,6 +105,16 @@ class Recipe:
                             f"× {self.accumulation_steps} accumulation steps", f"choose a multiple of {shares}")
         if self.eval_windows % world_size:
             raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
+
+    def require_evidence(self, num_bytes: int, logs: Path) -> None:
+        """Raise BadRecipe where the preset asks for more data, or for a finished baseline, than there is."""
+        needed = int(self.min_bytes_per_parameter * self.model.num_parameters)
+        if num_bytes < needed:
+            raise BadRecipe(f"recipe `{self.name}` has {num_bytes:,} bytes of training text, expected {needed:,} or more "
+                            f"({self.min_bytes_per_parameter:g} a parameter)", "add sources: `chronicle data build`")
+        if needed and (self.baseline_run is None or not (logs / self.baseline_run / "journal").is_dir()):
+            raise BadRecipe(f"recipe `{self.name}` needs the run of the baseline it grows from, found {self.baseline_run}",
+                            "train `--recipe baseline` first and name it with --set baseline_run=NAME")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain nested values."""
@@ -132,7 +150,50 @@ def demo() -> Recipe:
         checkpoint_every=50, eval_every=50, eval_windows=64)
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"demo": demo}
+def baseline() -> Recipe:
+    """Preset A: 8 layers of width 256 with ACT, the playbook's sweet spot. 6,321,162 parameters; meant for a GPU."""
+    return Recipe(
+        name="baseline",
+        model=ModelConfig(d_model=256, num_heads=8, num_layers=8, d_ff=1024, max_bits=1152, norm="pre", chunk=128,
+                          overlap=64, act=True, reversible=True),
+        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
+        optimizer=OptimizerConfig(lr=1e-3),
+        schedule=ScheduleConfig(shape="plateau", warmup_steps=200, total_steps=20_000),
+        checkpoint_every=500, eval_every=250, eval_windows=256, accumulation_steps=2, mixed_precision="bf16",
+        device="auto", ema_decay=0.99)
+
+
+def cpu_int8() -> Recipe:
+    """Preset B: 8 layers of width 128 for the CPU, exported as INT8 (`bit_transformer.quantization`). 1,586,690."""
+    return Recipe(
+        name="cpu-int8",
+        model=ModelConfig(d_model=128, num_heads=8, num_layers=8, d_ff=512, max_bits=1152, norm="pre", chunk=128,
+                          overlap=64, reversible=True),
+        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
+        optimizer=OptimizerConfig(lr=1e-3),
+        schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000),
+        checkpoint_every=500, eval_every=250, eval_windows=256, mixed_precision="bf16", device="auto")
+
+
+def scaleup() -> Recipe:
+    """Preset C: 16 layers of width 256. 12,641,298 parameters; refuses without evidence that the data grew.
+
+    The training text must have twenty bytes a parameter or more, and `baseline_run` must name the run of preset A, whose
+    journal lies beside this run's.
+    """
+    return Recipe(
+        name="scaleup",
+        model=ModelConfig(d_model=256, num_heads=8, num_layers=16, d_ff=1024, max_bits=1152, norm="pre", chunk=128,
+                          overlap=64, act=True, reversible=True),
+        data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=144),
+        optimizer=OptimizerConfig(lr=7e-4),
+        schedule=ScheduleConfig(shape="plateau", warmup_steps=400, total_steps=40_000),
+        checkpoint_every=500, eval_every=250, eval_windows=256, accumulation_steps=3, mixed_precision="bf16",
+        device="auto", ema_decay=0.99, min_bytes_per_parameter=20.0)
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "demo": demo, "baseline": baseline, "cpu-int8": cpu_int8, "scaleup": scaleup}
 
 
 def find_recipe(name: str) -> Recipe:

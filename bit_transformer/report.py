@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from bit_transformer.baselines import baselines
 from bit_transformer.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
-from bit_transformer.evaluate import HeldOut
-from bit_transformer.loaders import Batch
-from bit_transformer.model import count_parameters
+from bit_transformer.evaluate import HeldOut, evaluate
+from bit_transformer.loaders import Batch, SampleStore
+from bit_transformer.model import BitTransformer, count_parameters
 from bit_transformer.output import open_output
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe
+from bit_transformer.sampling import sample_text
 from bit_transformer.tally import StepResult
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
@@ -133,6 +135,23 @@ class StepLog:
             frames = [*self._frames, {"step": batch.step + 1, "digest": batch.digest, "loss": repr(step.loss),
                                       "grad_norm": repr(step.grad_norm)}]
             (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
+
+    def summary(self, model: BitTransformer, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor], *,
+                averaged: bool) -> None:
+        """Say what the finished model is worth: beside coin flip, unigram, context mix, xz and zstd, and what it writes."""
+        if not self._is_main:
+            return
+        found = evaluate(model, held_out, rank=0, world_size=1)
+        for store in stores:
+            every = max(1, store.num_samples // 4000)
+            train = b"".join(store.read(row).tobytes() for row in range(0, store.num_samples, every))
+            yardsticks = baselines(train, held_out[store.name].numpy().tobytes())
+            told = ", ".join(f"{name} {value:.2f}" for name, value in yardsticks.items())
+            kind = "averaged weights" if averaged else "model"
+            self._say(f"{store.name}: {kind} {found[store.name].bpb:.3f} bits/byte; {told}")
+        if model.config.vocab == 2:
+            sample = sample_text(model, "The ", 48)
+            self._say(f"sample: {(sample.prompt + sample.text)!r} ({sample.num_repairs} of 48 parity bits repaired)")
 
     def end(self, progress: Progress, *, stopped: bool) -> None:
         """Say how the launch ended."""

@@ -25,6 +25,9 @@ class ScheduleConfig:
     raise_step: int | None = None
     raise_factor: float = 1.0
     raise_ramp_steps: int = 1
+    plateau_patience: int = 3
+    plateau_ratio: float = 0.5
+    plateau_min_gain: float = 0.005
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -67,6 +70,16 @@ def with_rewarms(factor: Callable[[int], float],
     return warmed
 
 
+def with_plateaus(factor: Callable[[int], float], decays: Callable[[], Sequence[int]],
+                  ratio: float) -> Callable[[int], float]:
+    """Return `factor` times `ratio` for every step in `decays()` that is reached: a plateau was seen there."""
+
+    def decayed(step: int) -> float:
+        return factor(step) * ratio ** sum(first <= step for first in decays())
+
+    return decayed
+
+
 def _constant(config: ScheduleConfig, step: int) -> float:
     return 1.0
 
@@ -85,4 +98,15 @@ def _cosine(config: ScheduleConfig, step: int) -> float:
     return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-SHAPES: dict[str, Callable[[ScheduleConfig, int], float]] = {"constant": _constant, "wsd": _wsd, "cosine": _cosine}
+def _onecycle(config: ScheduleConfig, step: int) -> float:
+    """Cosine from 1/25 up to 1 over the first 30 %, then cosine down to `final_fraction` at the last update."""
+    last, peak = config.total_steps - 1, max(1, round(0.3 * config.total_steps) - 1)
+    if step <= peak:
+        return 1 / 25 + (1 - 1 / 25) * 0.5 * (1 - math.cos(math.pi * step / peak))
+    progress = min(1.0, (step - peak) / max(1, last - peak))
+    return config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+# `plateau` is constant here: its decays come from held-out losses and are part of the saved progress
+SHAPES: dict[str, Callable[[ScheduleConfig, int], float]] = {
+    "constant": _constant, "wsd": _wsd, "cosine": _cosine, "onecycle": _onecycle, "plateau": _constant}

@@ -8,7 +8,7 @@ files whatever the number of ranks. Every rank must save and load together.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ def shard_model(model: BitTransformer, *, world_size: int, device: str, bf16: bo
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.register_state_dict_post_hook(_gather_after)
-    model.register_load_state_dict_pre_hook(_cut_before)
+    model.register_state_dict_post_hook(_gather_after)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    model.register_load_state_dict_pre_hook(_cut_before)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _gather_after(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -66,7 +66,7 @@ class ShardedAdamW(AdamW):
 
 def whole(value: Any) -> Any:
     """Gather a sharded tensor; anything else is returned as it is."""
-    return cast(Tensor, value.full_tensor()).clone() if isinstance(value, DTensor) else value
+    return value.full_tensor().clone() if isinstance(value, DTensor) else value
 
 
 def cut_like(value: Any, parameter: Any) -> Any:

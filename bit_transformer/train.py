@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.ema import Ema
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
 from bit_transformer.facts import check_launch
@@ -31,7 +32,7 @@ from bit_transformer.model import BitTransformer, count_parameters, next_symbol_
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
-from bit_transformer.schedule import plan_schedule, with_rewarms
+from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
@@ -83,6 +84,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     data = recipe.data
     stores = open_stores(data.sources, data.window_bytes, data_dir=data.data_dir)
     held_out = open_held_out(data.sources, data.window_bytes, recipe.eval_windows, data_dir=data.data_dir)
+    run_dir = os.environ.get("CHRONICLE_RUN_DIR")
+    recipe.require_evidence(sum(store.num_samples for store in stores) * data.window_bytes,
+                            Path(run_dir).parent if run_dir else Path("logs"))
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
     progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
     guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
@@ -101,11 +105,15 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         model, optimizer = accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare(optimizer)
     else:
         model, optimizer = accelerator.prepare(model, optimizer)
-    factor = with_rewarms(plan_schedule(recipe.schedule), lambda: progress.rewarms)
+    factor = with_plateaus(plan_schedule(recipe.schedule), lambda: progress.plateau.decays, recipe.schedule.plateau_ratio)
+    factor = with_rewarms(factor, lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
     scheduler = LambdaLR(optimizer, factor)
     accelerator.register_for_checkpointing(scheduler)
     accelerator.register_for_checkpointing(progress)
+    ema = Ema(bare_model, recipe.ema_decay) if recipe.ema_decay else None
+    if ema is not None:
+        accelerator.register_for_checkpointing(ema)
     topology = measure_topology(accelerator, model, os.environ, recipe.world_size)
     topology.require_agreement()
     set_seed(recipe.seed, device_specific=True)
@@ -166,6 +174,13 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if last or progress.step % recipe.eval_every == 0:
             found = evaluate(bare_model, held_out, rank=rank, world_size=world_size)
             values |= log.evaluation(progress, found)
+            if recipe.schedule.shape == "plateau":
+                progress.plateau = progress.plateau.observe(
+                    progress.step, values["eval_bpb"], patience=recipe.schedule.plateau_patience,
+                    min_gain=recipe.schedule.plateau_min_gain)
+                set_learning_rates(optimizer, scheduler)
+        if ema is not None:
+            ema.update(bare_model)
         log.write(progress.step, values)
         if last or progress.step % recipe.checkpoint_every == 0:
             path = checkpoint_path(checkpoints, progress.step)
@@ -173,6 +188,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             log.saved(progress, path)
         if last:
             break
+    if progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
+        final_model = bare_model if ema is None else ema.averaged(bare_model)
+        log.summary(final_model, stores, held_out, averaged=ema is not None)
     log.end(progress, stopped=bool(stop_asked))
 
 

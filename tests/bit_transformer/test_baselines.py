@@ -1,0 +1,30 @@
+"""The yardsticks are right where the answer is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bit_transformer.baselines import baselines, context_mix_bpb, unigram_bpb, xz_bpb
+from bit_transformer.corpora import read_corpus
+
+
+def test_unigram_of_two_equal_letters_is_one_bit() -> None:
+    """Half `a`, half `b`: one bit a byte, up to the added counts."""
+    assert unigram_bpb(b"ab" * 50_000, b"abba" * 10) == pytest.approx(1.0, abs=0.01)
+
+
+def test_random_bytes_cost_eight_bits_whatever_is_tried() -> None:
+    """Nothing compresses noise."""
+    rng = np.random.default_rng(0)
+    train, held_out = rng.bytes(30_000), rng.bytes(10_000)
+    assert unigram_bpb(train, held_out) == pytest.approx(8, abs=0.15)
+    assert context_mix_bpb(train, held_out) > 7.9 and xz_bpb(held_out) > 7.99
+
+
+def test_context_beats_letters_on_real_text() -> None:
+    """Order 3 knows more than letter frequencies, and both more than the coin."""
+    corpus = read_corpus("reference")
+    found = baselines(corpus.train[:150_000], corpus.held_out[:8_000])
+    assert found["order 3"] < found["unigram"] - 1 < found["coin flip"] - 4
+    assert 1 < found["xz"] < 4 and all(math.isfinite(value) for value in found.values())
