@@ -11,6 +11,7 @@ A launch that ended without completing a step moved no weights and truncates not
 of immutable links), so that 10^4 launches cost 10^4 links.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from chronicle.journal.entries import Entry
 
 __all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
 
+ABANDONED = re.compile(r"/abandoned/([0-9A-Z]{26})/")  # where a rollback puts later checkpoints, by the id of its intent
 LAUNCH_KINDS = frozenset(("launch.start", "launch.step", "guard.verdict", "launch.end"))
 
 
@@ -158,6 +160,7 @@ class _Fold:
         self.histories: dict[int, _Link | None] = {}  # what each launch's weights descend from, itself not included
         self.rollbacks: list[tuple[str, _Link | None]] = []  # what undo brings back: (receipt id, kept before)
         self.marks: list[RollbackMark] = []
+        self.aside: dict[str, _Link | None] = {}  # id of a rollback or its intent -> the lineage that it put aside
 
     def take(self, entry: Entry) -> None:
         if entry.kind == "rollback.receipt":
@@ -178,14 +181,23 @@ class _Fold:
     def _rollback(self, entry: Entry) -> None:
         self._finish()
         self.rollbacks.append((entry.id, self.kept))
-        parent = _whole(entry.data.get("parent_launch"))
-        if parent not in self.histories:
-            parent = self._beyond(entry.step)
-        base = self.kept if parent is None else self._through(parent)
-        before = self.kept
+        base, before = self._base(entry), self.kept
+        for name in (entry.id, *entry.refs):
+            self.aside[name] = before
         if entry.step is not None:
             self.kept = _truncate(base, entry.step)
             self.marks.append(_mark(entry.id, before, self.kept, entry.step))
+
+    def _base(self, entry: Entry) -> _Link | None:
+        """What the target's weights descend from: a named launch, what an earlier rollback put aside, or the lineage."""
+        parent = _whole(entry.data.get("parent_launch"))
+        if parent is not None and parent in self.histories:
+            return self._through(parent)
+        brought_back = ABANDONED.search(str(entry.data.get("source") or ""))
+        if brought_back and brought_back[1] in self.aside:
+            return self.aside[brought_back[1]]
+        beyond = self._beyond(entry.step)
+        return self.kept if beyond is None else self._through(beyond)
 
     def _beyond(self, step: int | None) -> int | None:
         """The newest launch that ran through a step which lies ahead of the lineage: only it can have saved it."""

@@ -69,6 +69,7 @@ class _Fold:
 
     def __init__(self, lineage: Lineage, broken: Mapping[int, str]) -> None:
         self.spans = {span.number: span for span in lineage.launches}
+        self.targets = {mark.entry_id: mark.to_launch for mark in lineage.rollbacks}
         self.broken = broken
         self.lines: dict[int, LedgerLine] = {}
         self.edited: dict[tuple[int | None, int], tuple[float | None, str]] = {}
@@ -138,7 +139,7 @@ class _Fold:
 
     def _source(self, entry: Entry, step: int) -> int | None:
         """The launch whose version of the target step is taken: named, or the newest of the lineage that ran through it."""
-        named = entry.data.get("parent_launch")
+        named = self.targets.get(entry.id, entry.data.get("parent_launch"))
         if isinstance(named, int) and named in self.lines:
             return named
         number = self.tip

@@ -143,3 +143,20 @@ def test_launches_written_on_a_host_whose_clock_is_an_hour_slow_keep_their_order
     assert [e.kind for e in entries][-2:] == ["launch.start", "launch.end"]
     assert compute_lineage(entries).head_step == 8
     assert entries[-1].ts < entries[0].ts  # the wall clock is kept as it was
+
+
+def test_a_checkpoint_brought_back_from_what_was_put_aside_brings_its_history(tmp_path: Path) -> None:
+    """exp10 of the seed goes back to a checkpoint of exp8, which exp9's rollback had abandoned."""
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.end(1, 20)
+    first = run.rollback(10)
+    run.start(2, 10)
+    run.end(2, 30)
+    source = f"/somewhere/abandoned/{first.refs[0]}/opt_step-15"
+    run.rollback(15, source=source)
+    run.start(3, 15)
+    run.end(3, 40)
+    lineage = compute_lineage(read_journal(run.paths).entries)
+    assert [(i.launch, i.first, i.last) for i in lineage.kept] == [(1, 1, 15), (3, 16, 40)]
+    assert lineage.rollbacks[-1].to_launch == 1
