@@ -17,6 +17,7 @@ from typing import Protocol
 from bit_transformer.resume import checkpoint_path
 from chronicle.journal import read_journal
 from chronicle.launch.containment import die_with_parent
+from chronicle.launch.orphans import find_alive, list_launches
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.history import Finished
@@ -49,6 +50,9 @@ class Running(Protocol):
 class Launcher(Protocol):
     """Starts launches; raises `OSError` or `StudyError` when one cannot be started."""
 
+    def is_free(self, run: StudyRun) -> bool:
+        """Whether nothing of an earlier launch of this run is alive here."""
+
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
         """Start one."""
 
@@ -59,6 +63,11 @@ class ChronicleLauncher:
 
     paths: StudyPaths
     environ: Mapping[str, str]
+
+    def is_free(self, run: StudyRun) -> bool:
+        """Whether nothing of this run is alive: a runner that was killed leaves launches that are just ending."""
+        paths = self.paths.run(run.name)
+        return not find_alive(paths, list_launches(read_journal(paths).entries))
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
         """Start one launch; its output goes to a file of the study."""

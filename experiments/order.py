@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,8 +51,7 @@ class DataShape:
 
     def pool(self, source: int) -> tuple[Ids, Ids]:
         """Window numbers of the start phase, and those left for slices; both in the study's fixed order."""
-        size = self.num_windows[source]
-        windows = permute(np.arange(size, dtype=np.int64), size, derive_key("study", tuple(self.sources)[source]))
+        windows = _study_order(self.num_windows[source], tuple(self.sources)[source])
         needed = int(self.counts(self.profile.start_updates)[:, source].sum())
         return windows[:needed], windows[needed:]
 
@@ -66,8 +66,17 @@ class DataShape:
                 f"{self.profile.window_bytes} bytes and the start takes them all",
                 "a shorter start, or more text",
             )
-        lines = permute(np.arange(len(shards), dtype=np.int64), len(shards), derive_key("sort -R", source, block))
-        return shards[lines]
+        return shards[_list_order(len(shards), source, block)]
+
+
+@lru_cache(maxsize=8)
+def _study_order(num_windows: int, name: str) -> Ids:
+    return permute(np.arange(num_windows, dtype=np.int64), num_windows, derive_key("study", name))
+
+
+@lru_cache(maxsize=8)
+def _list_order(num_shards: int, source: int, block: int) -> Ids:
+    return permute(np.arange(num_shards, dtype=np.int64), num_shards, derive_key("sort -R", source, block))
 
 
 def start_order(shape: DataShape) -> Ids:
@@ -90,8 +99,8 @@ def slice_samples(shape: DataShape, source: int, seed: int, logical: int) -> Ids
     lines = shape.shard_list(source, block)
     per_slice = shape.per_slice(source) // shape.profile.shard_samples
     if logical > shape.num_slices:
-        return lines[per_slice * shape.num_slices :]
-    return np.asarray(cut_slice(list(lines), physical, per_slice))
+        return lines[per_slice * shape.num_slices : 2 * per_slice * shape.num_slices]  # as much again, and no more
+    return cut_slice(lines, physical, per_slice)
 
 
 def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int, *, entropy: str | None = None) -> Ids:

@@ -119,7 +119,8 @@ def _differences(axes: Any, data: StudyData) -> Table:
     _mark_slices(axes, data)
     axes.axhline(0, color="black", lw=0.8)
     axes.set(xlabel="updates after the common checkpoint", ylabel=f"bits per byte, minus {reference}")
-    axes.legend(fontsize=7, ncols=2)
+    if rows:
+        axes.legend(fontsize=7, ncols=2)
     return Table(name="differences", header=("arm", "update", "mean", "low", "high"), rows=tuple(rows))
 
 

@@ -36,6 +36,7 @@ from experiments.progress import Progress
 __all__ = ["Outcome", "read_registered", "register", "run_study"]
 
 POLL_SECONDS = 0.1
+BUSY_SECONDS = 60.0  # a launch of a killed runner gets its signal, saves nothing, and is gone within its grace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +122,17 @@ class _Keeper:
         self._running: dict[str, tuple[NextLaunch, Running]] = {}
 
     def work(self, jobs: int, sleep: Callable[[float], None]) -> None:
+        waited = 0.0
         while True:
-            self._fill(jobs)
-            if not self._running:
-                return
-            ended = [
-                (name, code) for name, (_, running) in self._running.items() if (code := running.poll()) is not None
-            ]
+            busy = self._fill(jobs)
+            ended = [(name, code) for name, (_, run) in self._running.items() if (code := run.poll()) is not None]
             for name, code in ended:
                 launch, running = self._running.pop(name)
                 self._record(launch, running, code)
+            if not ended and not self._running:
+                if not busy or waited >= BUSY_SECONDS:
+                    return self._say_busy(busy)
+                waited += POLL_SECONDS
             if not ended:
                 sleep(POLL_SECONDS)
 
@@ -152,18 +154,25 @@ class _Keeper:
     def _history(self) -> History:
         return read_history(read_journal(self._paths.journal).entries)
 
-    def _fill(self, jobs: int) -> None:
+    def _fill(self, jobs: int) -> set[str]:
+        """Start what may start; returns runs that are ready but still have a launch of another runner alive."""
         history = self._history()
         refused: set[str] = set()
+        busy: set[str] = set()
         while len(self._running) < jobs:
-            ready = (
-                one for one in list_ready(self._plan, history, {*self._running, *refused}) if self._wanted(one.run)
-            )
+            ready = (one for one in list_ready(self._plan, history, {*self._running, *refused, *busy}) if self._wanted(one.run))
             launch = next(ready, None)
             if launch is None:
-                return
-            if not self._start(launch):
+                break
+            if not self._launcher.is_free(launch.run):
+                busy.add(launch.run.name)
+            elif not self._start(launch):
                 refused.add(launch.run.name)
+        return busy
+
+    def _say_busy(self, busy: Collection[str]) -> None:
+        for name in sorted(busy):
+            self._say(f"{name}: a launch of it is alive here, started by another runner; left to that one")
 
     def _wanted(self, run: StudyRun) -> bool:
         return not self._only or run.name in self._only

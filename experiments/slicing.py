@@ -7,16 +7,17 @@ The seed (003, "Experiment to check the impact of restarts"): `sed -n '1,+3840p'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from experiments.errors import NoData
 
 __all__ = ["cut_slice", "cut_slice_like_sed"]
 
 T = TypeVar("T")
+Lines = TypeVar("Lines", bound=Any)  # a list, or an array whose rows are lines
 
 
-def cut_slice(lines: Sequence[T], number: int, size: int) -> Sequence[T]:
+def cut_slice(lines: Lines, number: int, size: int) -> Lines:
     """Slice `number` (from 1) of exactly `size` lines. Raises `NoData` where the list ends before the slice does."""
     first = (number - 1) * size
     if first + size > len(lines):
@@ -24,7 +25,8 @@ def cut_slice(lines: Sequence[T], number: int, size: int) -> Sequence[T]:
             f"slice {number} needs lines {first + 1} to {first + size}, the shard list has {len(lines)}",
             "fewer or shorter slices, a shorter start, or more text",
         )
-    return lines[first : first + size]
+    part: Lines = lines[first : first + size]
+    return part
 
 
 def cut_slice_like_sed(lines: Sequence[T], first: int, more: int) -> Sequence[T]:

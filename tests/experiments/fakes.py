@@ -1,27 +1,40 @@
-"""A launcher without processes: it makes the results that a script of outcomes asks for, in memory and on disk."""
+"""A launcher without processes: it makes the results that a script of outcomes asks for, and the logs of real launches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from chronicle.data import step_digest
 from chronicle.metrics.log import MetricsWriter
-from experiments.design import Leg, StudyPlan, StudyRun
+from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.history import Finished
+from experiments.order import DataShape, leg_order
 from experiments.paths import StudyPaths
 from experiments.result import LegResult
 
 Fate = Callable[[StudyRun, Leg], int | Exception]
+Values = Callable[[StudyRun, Leg, int], Mapping[str, float]]
 
 
 @dataclass
 class FakeLauncher:
-    """`fate` says how a launch ends: an exit code, or what `start` raises. Every start is written down."""
+    """`fate` says how a launch ends: an exit code, or what `start` raises. Every start is written down.
+
+    `values` are the metrics of an update, `final` the outcomes of a run; with a `shape` the digests are the real ones.
+    """
 
     paths: StudyPaths
     fate: Fate = lambda run, leg: 0
+    values: Values = lambda run, leg, update: {"loss": 100.0 - update}
+    final: Callable[[StudyRun], Mapping[str, float]] = lambda run: {}
+    weights: Callable[[StudyRun], str] = lambda run: f"weights of seed {run.seed}"
+    shape: DataShape | None = None
     started: list[tuple[str, int]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
-    losses: Callable[[str, int], float] = lambda run, update: 100.0 - update
+    busy_polls: dict[str, Iterator[int]] = field(default_factory=dict)  # how often a run is found busy
+
+    def is_free(self, run: StudyRun) -> bool:
+        return next(self.busy_polls.get(run.name, iter(())), None) is None
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> "FakeRunning":
         self.started.append((run.name, leg.number))
@@ -29,6 +42,12 @@ class FakeLauncher:
         if isinstance(fate, Exception):
             raise fate
         return FakeRunning(self, plan, run, leg, fate)
+
+    def digests(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[int]:
+        """One per update of the leg."""
+        if self.shape is None or run.arm == START:
+            return list(range(leg.first + 1, leg.last + 1))
+        return [int(step_digest(batch)[:13], 16) for batch in leg_order(self.shape, plan.study.arm(run.arm), leg, run.seed)]
 
 
 @dataclass
@@ -43,14 +62,16 @@ class FakeRunning:
         return self.code
 
     def finish(self) -> Finished:
-        launch = self.launcher.started.count((self.run.name, self.leg.number)) + 10 * self.leg.number
-        path = self.launcher.paths.run(self.run.name).metrics_path(launch)
-        with MetricsWriter(path) as metrics:
-            for update in range(self.leg.first + 1, self.leg.last + 1):
-                values = {"loss": self.launcher.losses(self.run.name, update), "lr": 0.1, "data_digest": update}
+        fake, leg = self.launcher, self.leg
+        launch = fake.started.count((self.run.name, leg.number)) + 10 * leg.number
+        with MetricsWriter(fake.paths.run(self.run.name).metrics_path(launch)) as metrics:
+            updates = range(leg.first + 1, leg.last + 1)
+            for update, digest in zip(updates, fake.digests(self.plan, self.run, leg), strict=True):
+                values = {"lr": 0.1, "data_digest": digest, **fake.values(self.run, leg, update)}
                 metrics.write(self.plan.profile.start_updates + update, values)
-        result = LegResult(plan_hash=self.plan.plan_hash, run=self.run.name, leg=self.leg.number, first=self.leg.first,
-                           last=self.leg.last, weights="w", moments="m", average="a", checkpoints=())  # fmt: skip
+        final = dict(fake.final(self.run)) if leg is self.run.legs[-1] else {}
+        result = LegResult(plan_hash=self.plan.plan_hash, run=self.run.name, leg=leg.number, first=leg.first, last=leg.last,
+                           weights=fake.weights(self.run), moments="m", average="a", checkpoints=(), final=final)  # fmt: skip
         return Finished(result=result, launch=launch, guard="passed")
 
     def explain(self, code: int) -> str:

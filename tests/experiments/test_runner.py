@@ -122,7 +122,7 @@ def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) ->
 def test_updates_of_a_leg_that_was_rolled_back_are_not_counted(plan: StudyPlan, paths: StudyPaths) -> None:
     """Z: launch 1 makes updates 1–6, launch 2 goes back to 2: the curve has 8 updates, 3–6 from launch 2."""
     launcher = FakeLauncher(paths)
-    launcher.losses = lambda run, update: 100.0 * len([1 for one, _ in launcher.started if one == run]) + update
+    launcher.values = lambda run, leg, update: {"loss": 100.0 * leg.number + update}
     run_study(plan, paths, launcher, sleep=no_sleep)
     history = read_history(read_journal(paths.journal).entries)
     loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
@@ -194,6 +194,23 @@ def test_launches_under_way_are_ended_when_the_runner_is_interrupted(plan: Study
         run_study(plan, paths, launcher, jobs=2, sleep=interrupt)
     assert launcher.stopped == ["X-s0", "Y-s0"]
     assert not run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep).open
+
+
+def test_a_run_whose_old_launch_is_still_ending_is_waited_for_and_not_stopped(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Found by killing a runner for real: its launches end within their grace; the next runner must not blame them."""
+    launcher = FakeLauncher(paths, busy_polls={"X-s0": iter(range(30)), START: iter(range(3))})
+    naps: list[float] = []
+    outcome = run_study(plan, paths, launcher, sleep=naps.append)
+    assert (outcome.stopped, outcome.open) == ({}, ())
+    assert len(naps) >= 3
+
+
+def test_a_run_that_another_runner_keeps_busy_is_left_to_it(plan: StudyPlan, paths: StudyPaths) -> None:
+    said: list[str] = []
+    launcher = FakeLauncher(paths, busy_polls={"X-s0": itertools.count()})
+    outcome = run_study(plan, paths, launcher, sleep=lambda seconds: None, say=said.append)
+    assert (outcome.stopped, outcome.open) == ({}, ("X-s0",))
+    assert said[-1].startswith("X-s0: a launch of it is alive here")
 
 
 def test_another_plan_under_the_same_name_is_refused(plan: StudyPlan, paths: StudyPaths) -> None:

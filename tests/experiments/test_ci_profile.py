@@ -1,0 +1,181 @@
+"""The `ci` profile for real: real trainer, real Accelerate checkpoints, `chronicle run`, guard on, runner killed on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronicle.journal import read_journal
+from experiments.definition import find_study
+from experiments.design import StudyPlan, plan_study
+from experiments.history import LEG, list_ready, read_history
+from experiments.launching import ChronicleLauncher, resume_path
+from experiments.outcomes import read_study
+from experiments.paths import StudyPaths
+from experiments.report import build_report
+from experiments.runner import read_registered, run_study
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+COMMAND = [sys.executable, "-m", "chronicle.commands.main", "experiment", "run", "restart-impact", "--profile", "ci"]
+
+
+def start_runner(logs: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([*COMMAND, "--logs", str(logs)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    """A finished study, whose runner was killed with KILL after its second launch."""
+    logs = tmp_path_factory.mktemp("logs")
+    runner = start_runner(logs)
+    assert runner.stderr is not None
+    for _ in range(2):
+        assert "done" in runner.stderr.readline()
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.communicate()
+    again = start_runner(logs)
+    out, err = again.communicate(timeout=800)
+    assert again.returncode == 0, err
+    assert "8 of 8 runs complete" in out
+    return StudyPaths(logs / "restart-impact-ci")
+
+
+@pytest.mark.sample
+def test_exact_restarts_in_fresh_processes_change_no_bit(paths: StudyPaths) -> None:
+    """A′ ≡ A0: three restarts through Accelerate's own save and load, weights, moments, averages and all losses."""
+    data = read_study(*read_registered(paths), paths)
+    one, other = data.runs["A0", 0], data.runs["A-prime", 0]
+    assert len(other.finished) == 4
+    assert one.finished[-1].result.weights == other.finished[-1].result.weights
+    assert one.finished[-1].result.moments == other.finished[-1].result.moments
+    assert one.channel("loss").tolist() == other.channel("loss").tolist()
+    assert len(set(one.channel("loss").tolist())) == 60
+
+
+@pytest.mark.sample
+def test_the_report_passes_its_own_gates_and_is_not_empty(paths: StudyPaths, tmp_path: Path) -> None:
+    build_report(paths, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| exact restart, seed 0 |" in text and "identical" in text
+    assert "data equal until 15, loss until 15, of 60" in text
+    assert len(text) > 5000
+
+
+@pytest.mark.sample
+def test_the_killed_runner_left_nothing_counted_twice(paths: StudyPaths) -> None:
+    plan, history = read_registered(paths)
+    done = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(LEG)]
+    assert len(done) == len(set(done)) == plan.num_launches == 17
+    assert not list(list_ready(plan, history))
+
+
+@pytest.mark.sample
+def test_every_launch_went_through_chronicle_run_with_the_guard_on(paths: StudyPaths) -> None:
+    plan, history = read_registered(paths)
+    for run in plan.runs:
+        entries = read_journal(paths.run(run.name)).entries
+        for finished in history.done[run.name]:
+            kinds = {entry.kind for entry in entries if entry.launch == finished.launch}
+            assert {"launch.start", "launch.end"} <= kinds
+            assert finished.guard == "passed"
+
+
+@pytest.mark.sample
+def test_training_learned_something(paths: StudyPaths) -> None:
+    """The losses are a model's: below the coin flip, falling."""
+    data = read_study(*read_registered(paths), paths)
+    assert data.start is not None
+    assert 9.0 > data.start.result.final["averaged/mixture"] > data.runs["A0", 0].final["averaged/mixture"] > 2.0
+
+
+@pytest.fixture(scope="module")
+def ablated(paths: StudyPaths, tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyPlan, StudyPaths]:
+    """One seed of the ablations, from the same start checkpoint (copied, not trained again)."""
+    import shutil
+
+    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=("B-opt", "B-lr", "B-skip"))
+    other = StudyPaths(tmp_path_factory.mktemp("ablated") / "study")
+    for part in ("runs/start", "checkpoints/start"):
+        shutil.copytree(paths.study_dir / part, other.study_dir / part)
+    return plan, other
+
+
+class StartedLauncher(ChronicleLauncher):
+    """Takes the start from a finished study: same profile, same data, same checkpoint."""
+
+    def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
+        if run.name != "start":
+            return super().start(plan, run, leg)
+        return Taken(self, plan)
+
+
+class Taken:
+    def __init__(self, launcher: ChronicleLauncher, plan: StudyPlan) -> None:
+        self.launcher, self.plan = launcher, plan
+
+    def poll(self) -> int:
+        return 0
+
+    def finish(self):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        from experiments.history import Finished
+        from experiments.result import LEG_RESULT, read_result
+
+        result = read_result(self.launcher.paths.run("start").launch_dir(1) / LEG_RESULT)
+        return Finished(result=replace(result, plan_hash=self.plan.plan_hash), launch=1, guard="passed")
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def test_planted_losses_of_state_take_place_and_the_guard_notices_them(ablated: tuple[StudyPlan, StudyPaths]) -> None:
+    """B-opt and B-lr: the same batches, another loss from the restart on, LR unequal only where the schedule is lost."""
+    plan, paths = ablated
+    outcome = run_study(plan, paths, StartedLauncher(paths, dict(os.environ)), jobs=2)
+    assert not outcome.stopped
+    data = read_study(*read_registered(paths), paths)
+    base = data.runs["A0", 0]
+    for arm in ("B-opt", "B-lr"):
+        run = data.runs[arm, 0]
+        assert [finished.guard for finished in run.finished] == ["passed", "warned", "warned", "warned"]
+        assert run.channel("data_digest").tolist() == base.channel("data_digest").tolist()
+        assert run.channel("loss")[:16].tolist() == base.channel("loss")[:16].tolist()
+        assert run.channel("loss")[20] != base.channel("loss")[20]
+        assert (run.channel("lr").tolist() == base.channel("lr").tolist()) == (arm == "B-opt")
+    skip = data.runs["B-skip", 0]
+    assert [finished.guard for finished in skip.finished] == ["passed", "passed"]
+    assert skip.channel("data_digest")[23] == base.channel("data_digest")[31]
+    kinds = [entry.kind for entry in read_journal(paths.run("B-skip-s0")).entries]
+    assert "rollback.receipt" in kinds
+
+
+def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
+    ablated: tuple[StudyPlan, StudyPaths], tmp_path: Path
+) -> None:
+    """The accident of the seed between two launches of an arm: the guard refuses, the study says so and goes on."""
+    import shutil
+
+    _, finished = ablated
+    plan = plan_study(find_study("restart-impact"), "ci", seeds=1, arms=())
+    paths = StudyPaths(tmp_path / "study")
+    for part in ("runs/start", "checkpoints/start"):
+        shutil.copytree(finished.study_dir / part, paths.study_dir / part)
+
+    class Careless(StartedLauncher):
+        def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
+            if (run.name, leg.number) == ("A-prime-s0", 2):
+                checkpoint = resume_path(plan, run, leg, paths)
+                shutil.copy(checkpoint / "custom_checkpoint_0.pkl", checkpoint / "custom_checkpoint_0.pkl.orig")
+            return super().start(plan, run, leg)
+
+    outcome = run_study(plan, paths, Careless(paths, dict(os.environ)), jobs=2, only=["start", "A-prime-s0", "C0-s0"])
+    assert set(outcome.stopped) == {"A-prime-s0"}
+    assert outcome.stopped["A-prime-s0"].startswith("refused by the guard")
+    assert "custom_checkpoint_0.pkl.orig" in outcome.stopped["A-prime-s0"]
+    assert "C0-s0" in outcome.complete
+    assert read_history(read_journal(paths.journal).entries).stopped == outcome.stopped

@@ -1,0 +1,262 @@
+"""The report on planted results: verdicts find them, broken controls refuse it, the same data give the same bytes."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chronicle.journal import read_journal
+from experiments.definition import Study, find_study
+from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
+from experiments.errors import GateFailed, NotRegistered, StudyError
+from experiments.gates import check_gates, count_ledger, find_treatment
+from experiments.history import REPORT
+from experiments.outcomes import bounce, read_study
+from experiments.paths import StudyPaths
+from experiments.report import build_report
+from experiments.runner import read_registered, run_study
+from experiments.text import read_shape
+from experiments.transients import find_transients
+from experiments.verdicts import Verdict, judge_contrasts, judge_factorial
+from tests.experiments.fakes import FakeLauncher
+
+SEEDS = 8
+PLANTED = {"A": 0.0, "A0": 0.0, "A-prime": 0.0, "B": 0.001, "C": 0.101, "C0": 0.1}  # bits per byte at the end
+Spoiled = tuple[StudyPaths, FakeLauncher]
+ABLATED = ("B-opt", "B-lr", "B-ratio", "B-skip")
+
+
+def small_study() -> Study:
+    study = find_study("restart-impact")
+    sizes = replace(study.profile("ci"), seeds=SEEDS, arms=("A0", "B", "C0", "A", "C"), once=("A-prime", *ABLATED))
+    return replace(study, profiles=(sizes,))
+
+
+@dataclass
+class Planted:
+    """Values of a run: a falling loss with the seed's noise, the planted end, and a jump where moments are lost."""
+
+    plan: StudyPlan
+
+    def noise(self, run: StudyRun, update: int) -> float:
+        return float(np.random.default_rng([run.seed, update + 1000]).normal(0, 0.01))
+
+    def values(self, run: StudyRun, leg: Leg, update: int) -> dict[str, float]:
+        treatment = None if run.arm == START else find_treatment(self.plan, self.plan.study.arm(run.arm), run.legs).first
+        treated = treatment is not None and update > treatment
+        own = PLANTED.get(run.arm, 0.0) * update / 60 if treated else 0.0
+        jump = 0.5 * 0.8 ** (update - leg.first) if run.arm == "B-opt" and leg.number > 1 else 0.0
+        loss = 1.0 - update / 200 + self.noise(run, update) + own + jump
+        values = {"loss": loss + (1e-6 if treated else 0.0), "bpb/code": 6 * loss, "ratio/code": 0.7}
+        if run.arm == "B-lr" and treated:
+            values["lr"] = 0.2
+        if update % 15 == 0:
+            values["eval/mixture"] = 6 * loss
+        return values
+
+    def final(self, run: StudyRun) -> dict[str, float]:
+        if run.arm == START:
+            return {"averaged/mixture": 4.0, "copy/0": 5.0, "copy/2": 4.0, "copy/4": 4.0, "recall/0": 8.0, "recall/1": 8.0}
+        spread = 0.05 if run.arm == "A" else 0.004
+        own = np.random.default_rng([run.seed, len(run.arm), ord(run.arm[0])]).normal(0, spread)
+        noise = 0.0 if run.arm in ("A0", "A-prime") else float(own)
+        return {"averaged/mixture": 4.0 + 0.1 * run.seed + PLANTED.get(run.arm, 0.0) + noise, "copy/0": 5.0, "copy/4": 4.5}
+
+
+@pytest.fixture(scope="module")
+def plan() -> StudyPlan:
+    return plan_study(small_study(), "ci")
+
+
+@pytest.fixture(scope="module")
+def finished(plan: StudyPlan, tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    paths = StudyPaths(tmp_path_factory.mktemp("study") / "planted")
+    run_study(plan, paths, launcher_for(plan, paths))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def built(finished: StudyPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("report")
+    build_report(finished, directory)
+    return directory
+
+
+def launcher_for(plan: StudyPlan, paths: StudyPaths) -> FakeLauncher:
+    planted = Planted(plan)
+    return FakeLauncher(paths, values=planted.values, final=planted.final, shape=read_shape(plan)[0])
+
+
+@pytest.fixture
+def spoiled(plan: StudyPlan, tmp_path: Path) -> Iterator[Spoiled]:
+    paths = StudyPaths(tmp_path / "spoiled")
+    small = plan_study(small_study(), "ci", seeds=1, arms=("B",))
+    yield paths, launcher_for(small, paths)
+
+
+def run_small(spoiled: Spoiled) -> StudyPaths:
+    paths, launcher = spoiled
+    run_study(plan_study(small_study(), "ci", seeds=1, arms=("B",)), paths, launcher)
+    return paths
+
+
+def test_verdicts_find_what_was_planted(plan: StudyPlan, finished: StudyPaths) -> None:
+    """+0.1 by repetition is a difference, +0.001 by restarts is equivalent, noise of 0.05 between orders settles nothing."""
+    data = read_study(*read_registered(finished), finished)
+    verdicts = {one.name: one for one in (*judge_contrasts(data), *judge_factorial(data))}
+    expected = {"repetition": Verdict.DIFFERENCE, "restart": Verdict.EQUIVALENT, "order": Verdict.INCONCLUSIVE,
+                "b-vs-c": Verdict.DIFFERENCE, "restart-on-repeated": Verdict.EQUIVALENT, "lost-moments": Verdict.NOT_TESTED,
+                "repetition, main effect": Verdict.DIFFERENCE, "restart, main effect": Verdict.EQUIVALENT,
+                "interaction": Verdict.EQUIVALENT}  # fmt: skip
+    assert {name: verdicts[name].verdict for name in expected} == expected
+    assert verdicts["repetition"].result is not None
+    assert verdicts["repetition"].result.mean == pytest.approx(0.1, abs=0.01)
+    assert verdicts["restart"].t_p is not None and verdicts["restart"].t_p >= verdicts["restart"].result.t_p  # Holm
+
+
+def test_every_question_is_answered_in_words_with_what_would_settle_it(built: Path) -> None:
+    text = (built / "report.md").read_text()
+    for question in ("A vs B: is it the simple fact of restarting?", "B vs C: is it the repetition of data?", "Or neither"):
+        assert question in text
+    order = next(line for line in text.splitlines() if line.startswith("**Does the order of the data alone"))
+    assert "**Inconclusive**" in order and "seeds would show equivalence" in order
+    assert "copy: the common checkpoint gains +1.000" in text
+    assert "recall: **not measurable at this size**" in text
+    assert "One seed only" in text
+
+
+def test_seven_plots_and_their_tables_are_written(built: Path) -> None:
+    plots = {path.stem for path in built.glob("*.png")}
+    assert plots == {"losses", "differences", "transients", "contrasts", "ratios", "ledger", "same-until-treated"}
+    for name in plots:
+        assert (built / f"{name}.png").stat().st_size > 2000
+        assert len((built / f"{name}.csv").read_text().splitlines()) > 2
+    assert (built / "report.html").read_text().count("data:image/png;base64") == 7
+
+
+def test_the_same_data_give_the_same_bytes_and_one_entry(finished: StudyPaths, built: Path, tmp_path: Path) -> None:
+    build_report(finished, tmp_path)
+    one, two = ({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in d.iterdir()} for d in (built, tmp_path))
+    assert one == two
+    entries = list(read_journal(finished.journal).of_kind(REPORT))
+    assert [dict(entry.data["files"]) for entry in entries] == [one]
+    assert entries[0].data["verdicts"]["repetition"] == "difference"
+
+
+def test_all_controls_hold_on_the_planted_study(plan: StudyPlan, finished: StudyPaths) -> None:
+    data = read_study(*read_registered(finished), finished)
+    checks = check_gates(data, read_shape(plan)[0])
+    assert [check.name for check in checks if not check.ok] == []
+    assert sum(check.name.startswith("A/A") for check in checks) == len(data.runs) - SEEDS
+
+
+def test_an_exact_restart_that_is_not_exact_refuses_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    _, launcher = spoiled
+    original = launcher.values
+    one_bit = 2**-50
+
+    def values(run: StudyRun, leg: Leg, update: int) -> dict[str, float]:
+        honest = dict(original(run, leg, update))
+        return {**honest, "loss": honest["loss"] + one_bit * (run.arm == "A-prime" and update == 41)}
+
+    launcher.values = values
+    with pytest.raises(GateFailed, match=r"exact restart, seed 0: `loss` differs from update 41 on"):
+        build_report(run_small(spoiled), tmp_path)
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_other_weights_after_an_exact_restart_refuse_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    spoiled[1].weights = lambda run: run.arm
+    with pytest.raises(GateFailed, match="weights at the end differ"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_data_that_differ_before_the_treatment_refuse_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    """The seed's accidental A/A test, which failed unseen: B and C differed before their first restart."""
+    _, launcher = spoiled
+    original = launcher.digests
+    launcher.digests = lambda plan, run, leg: [  # type: ignore[method-assign]
+        digest + (run.arm == "B" and position == 3) for position, digest in enumerate(original(plan, run, leg))]
+    with pytest.raises(GateFailed, match="A/A B-s0: data differ from update 4 on"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_a_treatment_that_did_not_take_place_refuses_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    _, launcher = spoiled
+    original = launcher.digests
+    launcher.digests = lambda plan, run, leg: original(  # type: ignore[method-assign]
+        plan, replace(run, arm="A-prime") if run.arm == "B" else run, replace(leg, restart=None))
+    with pytest.raises(GateFailed, match="the treatment did not take place"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_an_unequal_learning_rate_refuses_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    _, launcher = spoiled
+    original = launcher.values
+    launcher.values = lambda run, leg, update: {
+        **original(run, leg, update), "lr": 0.1 + 1e-12 * (run.arm == "B" and update > 50)}
+    with pytest.raises(GateFailed, match="learning rate: differs in B-s0"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_a_gate_that_was_not_run_refuses_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    spoiled[1].fate = lambda run, leg: 1 if run.arm == "A-prime" else 0
+    with pytest.raises(GateFailed, match="no seed at which both"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_a_study_without_results_is_no_report(spoiled: Spoiled, tmp_path: Path) -> None:
+    paths, launcher = spoiled
+    with pytest.raises(NotRegistered):
+        build_report(paths, tmp_path)
+    launcher.fate = lambda run, leg: 1
+    with pytest.raises(StudyError, match="no complete run"):
+        build_report(run_small(spoiled), tmp_path)
+
+
+def test_a_stopped_run_is_named_and_not_in_the_numbers(spoiled: Spoiled, tmp_path: Path) -> None:
+    spoiled[1].fate = lambda run, leg: 137 if (run.arm, leg.number) == ("B", 3) else 0
+    build_report(run_small(spoiled), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "Stopped, not in the numbers: B-s0: ended with code 137" in text
+    assert "**B**" not in text
+
+
+def test_lost_moments_leave_a_transient_of_the_planted_size(finished: StudyPaths) -> None:
+    """0.5 nats per bit, falling by a fifth each update: area 0.5·Σ0.8^k for k = 1 … 15, in bits per byte ×9/ln 2."""
+    data = read_study(*read_registered(finished), finished)
+    found = find_transients(data.runs["B-opt", 0], data.runs["A0", 0])
+    assert [one.after for one in found] == [15, 30, 45]
+    planted = 0.5 * sum(0.8**k for k in range(1, 16)) * 9 / np.log(2)
+    for one in found:
+        assert one.identical_batches
+        assert one.area == pytest.approx(planted, rel=1e-3)
+
+
+def test_an_exact_restart_has_no_transient(finished: StudyPaths) -> None:
+    data = read_study(*read_registered(finished), finished)
+    for one in find_transients(data.runs["A-prime", 0], data.runs["A0", 0]):
+        assert (one.area, one.peak, one.recovered_after) == (0.0, 0.0, 0)
+
+
+def test_the_ledger_counts_repeats_and_unread_samples(plan: StudyPlan, finished: StudyPaths) -> None:
+    data = read_study(*read_registered(finished), finished)
+    ledgers = {ledger.run: ledger for ledger in count_ledger(data, read_shape(plan)[0])}
+    drawn = 60 * 16
+    assert (ledgers["A0-s0"].repeats, ledgers["A0-s0"].unread) == (0, 0)
+    assert (ledgers["B-s0"].repeats, ledgers["B-s0"].unread) == (0, 0)
+    assert (ledgers["C0-s3"].repeats, ledgers["C0-s3"].unread) == (drawn * 3 // 4, drawn * 3 // 4)
+    assert (ledgers["B-skip-s0"].repeats, ledgers["B-skip-s0"].unread) == (0, 8 * 16)
+    assert all(ledger.as_planned for ledger in ledgers.values())
+
+
+def test_bounce_is_the_scatter_around_the_trend_only() -> None:
+    curve = np.full(100, np.nan)
+    curve[9::10] = 5.0 - 0.1 * np.arange(10)
+    assert bounce(curve) == pytest.approx(0.0, abs=1e-12)
+    curve[9::20] += 0.2
+    assert bounce(curve) == pytest.approx(np.sqrt(10 * 0.1**2 / 8), rel=0.05)
+    assert np.isnan(bounce(np.full(10, np.nan)))
