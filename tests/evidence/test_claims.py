@@ -20,7 +20,7 @@ def paths(tmp_path):
     return RunPaths(tmp_path / "demo")
 
 
-def write_launch(paths, number=1, *, ranks=2, counted=771_176_450, local=None, device=None, dataset="five texts", steps=10):
+def write_launch(paths, number=1, *, ranks=2, counted=771_176_450, local=None, device=None, dataset="five texts", steps=10, start=0):
     """What a launch of `ranks` ranks leaves, written by the interface trainers use."""
     for rank in range(ranks):
         environ = {"CHRONICLE_LAUNCH_DIR": str(paths.launch_dir(number)), "RANK": str(rank)}
@@ -32,9 +32,9 @@ def write_launch(paths, number=1, *, ranks=2, counted=771_176_450, local=None, d
         evidence.end(step=steps)
     with JournalWriter(paths) as writer:
         writer.append("launch.start", launch=number, data={"host": "h"})
-        writer.append("launch.end", launch=number, data={"exit_code": 0, "last_step": steps, "start_step": 0})
+        writer.append("launch.end", launch=number, data={"exit_code": 0, "last_step": steps, "start_step": start})
     with MetricsWriter(paths.metrics_path(number)) as log:
-        for step in range(1, steps + 1):
+        for step in range(start + 1, steps + 1):
             log.write(step, {"loss": 2.0 - 0.1 * step})
 
 
@@ -90,8 +90,17 @@ def test_a_device_idle_in_nearly_every_sample_does_not_count(paths):
 
 def test_one_launch_of_the_lineage_that_contradicts_is_enough(paths):
     write_launch(paths, 1, ranks=4, steps=10)
-    write_launch(paths, 2, ranks=2, steps=20)
+    write_launch(paths, 2, ranks=2, steps=20, start=10)
+    assert read_evidence(paths, read_journal(paths)).kept == (1, 2)
     assert verdicts(paths, "on 4 GPUs")["4 GPUs"] is Verdict.CONTRADICTED
+    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is Verdict.CONTRADICTED
+
+
+def test_a_launch_that_was_abandoned_whole_is_not_part_of_the_sentence(paths):
+    write_launch(paths, 1, ranks=4, steps=10)
+    write_launch(paths, 2, ranks=2, steps=20)
+    assert read_evidence(paths, read_journal(paths)).kept == (2,)
+    assert verdicts(paths, "on 2 GPUs")["2 GPUs"] is Verdict.SUPPORTED
 
 
 def test_loss_and_volume_are_held_against_the_log_and_the_loaders(paths):

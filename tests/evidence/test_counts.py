@@ -13,6 +13,13 @@ def test_tied_weights_count_once():
     assert (counts.local, counts.whole, counts.trainable) == (800, 800, 800)
 
 
+def test_two_parameter_objects_over_one_storage_count_once():
+    """What a careless load leaves: tied in memory, but no longer one object, so torch's own iteration sees two."""
+    embedding, head = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 100, bias=False)
+    head.weight = torch.nn.Parameter(embedding.weight.data)
+    assert count_parameters(torch.nn.ModuleDict({"embedding": embedding, "head": head})).whole == 800
+
+
 def test_two_slices_of_one_flat_storage_are_two_parameters():
     """FSDP keeps views into one flat parameter: same storage, other offsets."""
     flat = torch.zeros(30)

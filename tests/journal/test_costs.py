@@ -94,6 +94,12 @@ def test_every_number_follows_from_the_timeline(story):
     assert found.checkpoint_tax_fraction is None
 
 
+def test_an_event_that_is_told_twice_was_detected_once(story):
+    tell(story)
+    story.at(36, "incident", launch=2, step=19, data={"tier": "propose", "onset_step": 15, "id": 1})
+    assert len(story.costs().detect_seconds) == 1
+
+
 def test_unknown_stays_unknown(story):
     """A rollback whose "from" nobody logged did not cost nothing (most of seed 003)."""
     story.at(0, "rollback.receipt", step=1496, data={"step": 1496})
