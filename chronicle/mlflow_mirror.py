@@ -140,10 +140,13 @@ class Projection:
         self._done: dict[int, int] = {}  # launch -> bytes of its per-step log that MLflow has
         self._said: dict[str, dict[str, str]] = {}  # run id -> tags as last written
 
-    def feed(self) -> int:
-        """Send what is new; returns how many metric values went out. Raises `ChronicleError` when the store does not answer."""
+    def feed(self, only: int | None = None) -> int:
+        """Send what is new; returns how many metric values went out. Raises `ChronicleError` when the store does not answer.
+
+        With `only`, metrics of that launch alone: two mirrors may overlap, and each minds its own launch.
+        """
         try:
-            return self._feed()
+            return self._feed(only)
         except ChronicleError:
             raise
         except Exception as problem:
@@ -152,15 +155,19 @@ class Projection:
                 "training goes on; `chronicle mlflow sync` sends everything later",
             ) from problem
 
-    def _feed(self) -> int:
+    def _feed(self, only: int | None) -> int:
         story = read_story(self.paths)
         if not story.entries:
             return 0
         self._connect(story)
         sent = 0
         for launch in story.launches:
+            mine = only is None or launch.number == only
+            if not mine and launch.number not in self._nested:
+                continue
             run_id = self._launch_run(launch)
-            sent += self._metrics(launch.number, run_id)
+            if mine:
+                sent += self._metrics(launch.number, run_id)
             self._tag(run_id, _launch_tags(launch))
             self._finish(run_id, launch)
         self._tag(self._need_parent(), _run_tags(story))
@@ -352,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     while True:
         last = over.is_set()
         try:
-            projection.feed()
+            projection.feed(options.launch)
             wait = INTERVAL_SECONDS
         except ChronicleError as problem:
             if not complained:

@@ -99,9 +99,13 @@ class Replay:
         self.note("exp10: only now it was noticed that both last restarts had the LR issue", tag="replay")
 
     def exp10(self) -> None:
-        """The seed's own edit, by hand then, one command now: base LR 1.875e-05 at step 30500."""
+        """Their own edit, by hand then, one command now, on the 30500 of exp8, which exp9's rollback had put aside."""
+        self.command("chronicle rollback --to 30500 --yes", ok=(REFUSED,))  # it exists twice
+        (aside,) = self.directory.glob("abandoned/*/opt_step-30500")
         fields = "--set base_lrs=1.875e-05 --set last_epoch=30500 --set _step_count=30501 --set _last_lr=1.7677e-05"
-        self.rollback(30500, f"{fields} --set lr=1.7677e-05 --set initial_lr=1.875e-05")
+        fields += " --set lr=1.7677e-05 --set initial_lr=1.875e-05"
+        self.command(f"chronicle rollback --to 30500@{aside.parent.name} {fields} --yes")
+        self.here = 30500
 
     def train(
         self,

@@ -69,11 +69,10 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     accelerator.register_for_checkpointing(scheduler)
     if options.resume:
-        forgotten = list(accelerator._custom_objects) if options.forget else []
-        if forgotten:
-            accelerator._custom_objects.clear()
+        if options.forget:  # the accident: the file is read, and nothing of it arrives
+            scheduler.load_state_dict = lambda state: None
         accelerator.load_state(str(root / f"opt_step-{options.resume}" / "accelerator_state"))
-        accelerator._custom_objects.extend(forgotten)
+        vars(scheduler).pop("load_state_dict", None)
     with MetricsWriter(Path(os.environ["CHRONICLE_LAUNCH_DIR"]) / "metrics.jsonl") as log:
         for step in range(options.resume + 1, options.to + 1):
             worse = max(0, step - options.poison) / 150 if options.poison is not None else 0.0
