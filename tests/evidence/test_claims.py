@@ -20,7 +20,9 @@ def paths(tmp_path):
     return RunPaths(tmp_path / "demo")
 
 
-def write_launch(paths, number=1, *, ranks=2, counted=771_176_450, local=None, device=None, dataset="five texts", steps=10, start=0):
+def write_launch(
+    paths, number=1, *, ranks=2, counted=771_176_450, local=None, device=None, dataset="five texts", steps=10, start=0
+):
     """What a launch of `ranks` ranks leaves, written by the interface trainers use."""
     for rank in range(ranks):
         environ = {"CHRONICLE_LAUNCH_DIR": str(paths.launch_dir(number)), "RANK": str(rank)}
