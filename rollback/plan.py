@@ -19,7 +19,7 @@ from rollback.errors import PlanRefused
 from rollback.layout import Checkpoint
 from rollback.lr.fields import FieldEdit
 from rollback.plan_lr import plan_lr_edits
-from rollback.request import Cost, ExpectedLrs, InputFile, Later, PointerEdit, RollbackRequest
+from rollback.request import Cost, ExpectedLrs, InputFile, Later, PointerEdit, RollbackRequest, Source
 from rollback.state_values import CheckpointState
 
 VERSION = 1
@@ -89,8 +89,8 @@ class Plan:
             "step": self.step,
             "optimizer_step": self.optimizer_step,
             "groups": [{"lr": lr, "initial_lr": initial} for lr, initial in groups],
-            "next_lrs": None if expected.next_lrs is None else [list(row) for row in expected.next_lrs],
-            "next_lrs_source": str(expected.source),
+            "next_lrs": self.promised_lrs(),
+            "next_lrs_source": str(Source.UNKNOWN if self.promised_lrs() is None else expected.source),
             "lr_ratio": expected.ratio,
             "schedulers": [dict(scheduler) for scheduler in self.schedulers],
             "data": data,
@@ -98,6 +98,13 @@ class Plan:
             "world_size": self.world_size,
             "accept_change": list(request.accept_change),
         }
+
+    def promised_lrs(self) -> list[list[float]] | None:
+        """LRs the next launch is held to: not those that only hold if it is given the same arguments."""
+        rows = self.expected.next_lrs
+        if rows is None or self.expected.source is Source.CONFIGURED:
+            return None
+        return [list(row) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         return {

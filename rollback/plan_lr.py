@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rollback.errors import PlanRefused
-from rollback.lr.effect import Disproof, edited_tree, prove_ratio
-from rollback.lr.fields import FieldEdit, Keys, lr_edits, plain_number, scheduler_lr_leaves
-from rollback.lr.infer import CLOSED_FORM, SchedulerClass, infer_scheduler_class
-from rollback.lr.oracle import LrTable, Unknown, next_lrs
-from rollback.request import ExpectedLrs, RollbackRequest, Source
+from rollback.lr.effect import Disproof, prove_ratio
+from rollback.lr.fields import FieldEdit, lr_edits, plain_number
+from rollback.lr.infer import infer_scheduler_class
+from rollback.plan_forecast import forecast
+from rollback.plan_sets import plan_sets, sets_lr
+from rollback.request import ExpectedLrs, RollbackRequest
+from rollback.state_edits import edited_state, governed_by, of_first_rank
 from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
 
-FORECAST_STEPS = 20
 _SAME_LR = 1e-12
-_COUNTERS = ("last_epoch", "_step_count", "T_cur", "last_batch_iteration")
-# name given to --set -> (fields of the scheduler, fields of the optimizer's groups) that hold it
-_LR_NAMES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "lr": (("_last_lr",), ("lr",)),
-    "_last_lr": (("_last_lr",), ("lr",)),
-    "base_lrs": (("base_lrs",), ("initial_lr",)),
-    "initial_lr": (("base_lrs",), ("initial_lr",)),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +34,27 @@ class LrPlan:
 def plan_lr_edits(request: RollbackRequest, state: CheckpointState, memory: Mapping[str, Any] | None) -> LrPlan:
     """Plan the edits and prove their effect; raises `PlanRefused` with the reason when they would not have it."""
     scale = _scale_of(request, state.optimizers)
-    edits = _set_edits(request, state)
+    edits = plan_sets(request, state)
     ratio: float | None = None if request.sets else 1.0
     if scale is not None:
-        if _sets_lr(request):
+        if sets_lr(request):
             raise PlanRefused("an LR scale and an LR field were both given", remedy="use --lr-scale or --lr alone")
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
         _prove(state, scaled, scale)
-    edited = _after(state, edits)
-    table, source, reason = _forecast(edited, state, memory, ratio, moved=bool(request.sets))
-    groups = [group for optimizer in _first_rank(edited.optimizers) for group in optimizer.groups]
+    edited = edited_state(state, edits)
+    table, source, reason = forecast(edited, state, memory, ratio, moved=bool(request.sets))
+    groups = [group for optimizer in of_first_rank(edited.optimizers) for group in optimizer.groups]
+    lrs = tuple(lr for group in groups if (lr := _optional(group.get("lr"))) is not None)
+    lrs = lrs if len(lrs) == len(groups) else ()  # an LR that cannot be read promises nothing
     return LrPlan(
         # A sharded state names its index; the edit goes to the part on disk that holds the field.
         edits=tuple(replace(edit, file=state.file_holding(edit.file, edit.keys)) for edit in edits),
         classes={s.file: _describe(s) for s in state.schedulers},
         expected=ExpectedLrs(
-            lrs=tuple(float(group["lr"]) for group in groups),  # type: ignore[arg-type]
-            initial_lrs=tuple(_optional(group.get("initial_lr")) for group in groups),
+            lrs=lrs,
+            initial_lrs=tuple(_optional(group.get("initial_lr")) for group in groups)[: len(lrs)],
             ratio=ratio,
             next_lrs=table,
             source=source,
@@ -109,7 +104,7 @@ def _exact(edits: Sequence[FieldEdit], lr: float | None) -> tuple[FieldEdit, ...
 
 
 def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> None:
-    after = _after(state, edits)
+    after = edited_state(state, edits)
     pairs = list(zip(state.optimizers, after.optimizers, strict=True))
     if not pairs:
         raise PlanRefused(
@@ -120,20 +115,10 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
         if isinstance(answer, Disproof):
             raise _refusal(optimizer.file, answer)
     for scheduler, edited_scheduler in zip(state.schedulers, after.schedulers, strict=True):
-        for optimizer, edited in _governed(scheduler, pairs):
+        for optimizer, edited in governed_by(scheduler, pairs):
             answer = prove_ratio(scheduler.state, optimizer.groups, edited_scheduler.state, edited.groups, scale)
             if isinstance(answer, Disproof):
                 raise _refusal(scheduler.file, answer)
-
-
-def _governed(
-    scheduler: SchedulerState, pairs: Sequence[tuple[OptimizerState, OptimizerState]]
-) -> list[tuple[OptimizerState, OptimizerState]]:
-    """The optimizers (all rank shards of one) whose LRs this scheduler last wrote; by number of groups if none match."""
-    last = scheduler.state.get("_last_lr")
-    exact = [pair for pair in pairs if [group.get("lr") for group in pair[0].groups] == last]
-    sized = [pair for pair in pairs if isinstance(last, list) and len(pair[0].groups) == len(last)]
-    return exact or sized or list(pairs)
 
 
 def _refusal(file: str, answer: Disproof) -> PlanRefused:
@@ -144,195 +129,6 @@ def _way_out(answer: Disproof) -> str:
     if "DeepSpeed" in answer.reason:
         return "change the LR in the DeepSpeed config (`scheduler.params` or `optimizer.params.lr`)"
     return "set the LR in the training script, or scale all LR fields with --lr-scale alone"
-
-
-# --- single fields ----------------------------------------------------------------------------------------------------
-
-
-def _sets_lr(request: RollbackRequest) -> bool:
-    return any(name in _LR_NAMES for name in request.sets)
-
-
-def _set_edits(request: RollbackRequest, state: CheckpointState) -> tuple[FieldEdit, ...]:
-    sets = dict(request.sets)
-    if not sets:
-        return ()
-    if "last_epoch" in sets and "_step_count" not in sets:
-        sets["_step_count"] = (
-            int(sets["last_epoch"]) + 1
-        )  # torch keeps it one ahead; a wrapper compares it to total_steps
-    edits = [edit for name, value in sets.items() for edit in _set_one(name, value, state, request)]
-    _check_counters(sets, state, request)
-    _check_lr_sets(sets, state, edits)
-    return tuple(edits)
-
-
-def _set_one(name: str, value: float | int, state: CheckpointState, request: RollbackRequest) -> Iterator[FieldEdit]:
-    found = list(_places(name, state))
-    if not found:
-        known = sorted({*_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
-        raise PlanRefused(
-            f"--set {name}: no field of that name in this checkpoint, found {', '.join(known) or 'none that can be set'}",
-            remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
-        )
-    for file, keys, present in found:
-        before = plain_number(present, file=file, keys=keys)
-        after = float(value) if isinstance(before, float) else value
-        if isinstance(before, int) and int(after) != after:
-            raise PlanRefused(f"--set {name}={value}: the field is a whole number in `{file}`")
-        if after != before:
-            yield FieldEdit(
-                file=file, keys=keys, before=before, after=after if isinstance(before, float) else int(after)
-            )
-
-
-def _known_names(state: CheckpointState) -> Iterator[str]:
-    for scheduler in state.schedulers:
-        yield from scheduler.state
-    yield from state.counters
-    yield from (name for name in ("lr", "initial_lr") if state.optimizers)
-
-
-def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
-    """(file, keys, value) of every number that `name` means."""
-    if name in _LR_NAMES:
-        fields, group_fields = _LR_NAMES[name]
-        for scheduler in state.schedulers:
-            for keys, value in scheduler_lr_leaves(scheduler.state, scheduler.prefix):
-                if any(field in keys for field in fields):
-                    yield scheduler.file, keys, value
-        for optimizer in state.optimizers:
-            for index, group in enumerate(optimizer.groups):
-                for field in group_fields:
-                    if field in group:
-                        yield optimizer.file, (*optimizer.prefix, "param_groups", index, field), group[field]
-    elif name in _COUNTERS:
-        for scheduler in state.schedulers:
-            if name in scheduler.state:
-                yield scheduler.file, (*scheduler.prefix, name), scheduler.state[name]
-    else:
-        for full, value in state.counters.items():
-            file, _, dotted = full.partition(":")
-            if name in (full, dotted):
-                yield file, tuple(int(k) if k.isdigit() else k for k in dotted.split(".")), value
-
-
-def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, request: RollbackRequest) -> None:
-    moved = [name for name in ("last_epoch", "T_cur", "last_batch_iteration") if name in sets]
-    for scheduler in state.schedulers if moved else ():
-        name = infer_scheduler_class(scheduler.state)
-        if name not in CLOSED_FORM:
-            raise PlanRefused(
-                f"--set {moved[0]}: {name or 'this scheduler'} computes each LR from the one before, so moving its counter "
-                f"alone in `{scheduler.file}` would leave the LR of the old step",
-                remedy="go back to that step's own checkpoint with --to",
-            )
-    unit, value = state.scheduler_unit, sets.get("last_epoch")
-    if unit not in (None, 1) and value is not None and value == request.step:
-        raise PlanRefused(
-            f"--set last_epoch={value}: this scheduler counts {unit} per optimizer step (one per process), "
-            f"step {request.step} is last_epoch={request.step * (unit or 1)}",
-            remedy=f"--set last_epoch={request.step * (unit or 1)}",
-        )
-
-
-def _check_lr_sets(sets: Mapping[str, float | int], state: CheckpointState, edits: Sequence[FieldEdit]) -> None:
-    """Single LR fields: refused unless what they do to the LR is what they say."""
-    given = {_LR_NAMES[name][1][0] for name in sets if name in _LR_NAMES}
-    if not given:
-        return
-    for scheduler in state.schedulers:
-        name = infer_scheduler_class(scheduler.state)
-        if name is SchedulerClass.LAMBDA and given != {"lr", "initial_lr"}:
-            raise PlanRefused(
-                f"LambdaLR in `{scheduler.file}` takes the first step with `lr` and all later ones from `base_lrs`: "
-                f"setting only {'lr' if 'lr' in given else 'base_lrs'} would change the LR once",
-                remedy="set both, or use --lr-scale, which changes all of them",
-            )
-        if name is not SchedulerClass.LAMBDA:
-            raise PlanRefused(
-                f"{name or 'the scheduler'} in `{scheduler.file}` computes from several LR fields; "
-                "setting single ones does not change the LR as said",
-                remedy="use --lr-scale or --lr, which change all of them",
-            )
-
-
-# --- what follows -----------------------------------------------------------------------------------------------------
-
-
-def _after(state: CheckpointState, edits: Sequence[FieldEdit]) -> CheckpointState:
-    """The state as it will be read from the edited files."""
-    by_file: dict[str, list[FieldEdit]] = {}
-    for edit in edits:
-        by_file.setdefault(edit.file, []).append(edit)
-    schedulers = [replace(s, state=edited_tree(s.state, s.prefix, by_file.get(s.file, ()))) for s in state.schedulers]
-    optimizers = []
-    for o in state.optimizers:
-        tree = edited_tree({"param_groups": list(o.groups)}, o.prefix, by_file.get(o.file, ()))
-        optimizers.append(replace(o, groups=tuple(tree["param_groups"])))
-    return replace(state, schedulers=tuple(schedulers), optimizers=tuple(optimizers))
-
-
-def _first_rank(optimizers: Sequence[OptimizerState]) -> list[OptimizerState]:
-    """Every rank's shard repeats the same groups: one rank speaks for all."""
-    ranks = [o.rank for o in optimizers if o.rank is not None]
-    return [o for o in optimizers if o.rank is None or o.rank == min(ranks)]
-
-
-def _forecast(
-    edited: CheckpointState,
-    state: CheckpointState,
-    memory: Mapping[str, Any] | None,
-    ratio: float | None,
-    *,
-    moved: bool,
-) -> tuple[LrTable | None, Source, str]:
-    computed = _computed(edited, state)
-    stored = None if moved or ratio is None else _stored(memory, ratio)
-    if stored is not None and (isinstance(computed, Unknown) or not _agree(computed, stored)):
-        return stored, Source.STORED, ""
-    if isinstance(computed, Unknown):
-        return None, Source.UNKNOWN, computed.reason
-    return computed, Source.COMPUTED, ""
-
-
-def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unknown:
-    optimizers = list(zip(_first_rank(state.optimizers), _first_rank(edited.optimizers), strict=True))
-    if not edited.schedulers:
-        return Unknown("no scheduler was saved with this checkpoint")
-    if state.scheduler_unit is None:
-        return Unknown("how often the scheduler advances per optimizer step cannot be told from this checkpoint")
-    tables: list[LrTable] = []
-    for optimizer, edited_optimizer in optimizers:
-        table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")
-        for scheduler, edited_scheduler in zip(state.schedulers, edited.schedulers, strict=True):
-            if scheduler.authoritative and _governed(scheduler, [(optimizer, edited_optimizer)]):
-                table = next_lrs(
-                    edited_scheduler.state,
-                    edited_optimizer.groups,
-                    FORECAST_STEPS,
-                    scheduler_steps=state.scheduler_unit,
-                )
-                break
-        if isinstance(table, Unknown):
-            return table
-        tables.append(table)
-    return tuple(tuple(lr for row in rows for lr in row) for rows in zip(*tables, strict=True))
-
-
-def _stored(memory: Mapping[str, Any] | None, ratio: float) -> LrTable | None:
-    """The forecast made from live objects at save; none where the trainer sets its LR by hand."""
-    rows = (memory or {}).get("next_lrs")
-    if not rows or (memory or {}).get("lr_source") == "manual":
-        return None
-    return tuple(tuple(float(lr) * ratio for lr in row) for row in rows)
-
-
-def _agree(computed: LrTable, stored: LrTable) -> bool:
-    return all(
-        len(x) == len(y) and all(math.isclose(p, q, rel_tol=1e-6, abs_tol=1e-15) for p, q in zip(x, y, strict=True))
-        for x, y in zip(computed, stored, strict=False)
-    )
 
 
 def _counters(scheduler: SchedulerState) -> dict[str, Any]:

@@ -101,7 +101,10 @@ def _forecast(plan: Plan) -> Iterator[str]:
         yield f"LRs of the next steps unknown: {expected.reason}"
         yield f"first step: {_lrs(expected.lrs)}; the guard checks it"
         return
-    source = "computed from the checkpoint" if expected.source is Source.COMPUTED else "recorded at save"
+    source = {
+        Source.COMPUTED: "computed from the checkpoint",
+        Source.CONFIGURED: f"computed from the recorded arguments, {expected.reason}",
+    }.get(expected.source, "recorded at save")
     yield f"next steps ({source}):"
     rows = expected.next_lrs
     for number, row in enumerate(rows[:_SHOWN_STEPS], start=1):

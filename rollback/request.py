@@ -15,6 +15,7 @@ class Source(StrEnum):
     """Where the LRs of the coming steps come from."""
 
     COMPUTED = "computed"  # from scheduler state and groups
+    CONFIGURED = "configured"  # from recorded arguments, true only if the next launch has the same
     STORED = "stored"  # recorded in memory when the checkpoint was saved
     UNKNOWN = "unknown"  # no file can tell; the ratio is proved all the same
 

@@ -1,0 +1,141 @@
+"""Stepping a scheduler, composite ones included, over plain dictionaries; and what it would have come to from scratch.
+
+Source: the `step` methods in `torch/optim/lr_scheduler.py` (2.13), `accelerate/scheduler.py` (1.15). Pure, but for the
+dictionaries given, which are changed as torch changes its objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollback.lr.infer import SchedulerClass, infer_scheduler_class
+from rollback.lr.rules import (
+    CannotCompute,
+    Groups,
+    State,
+    closed_form,
+    keep_lrs,
+    move_warm_restart,
+    rule_of,
+    write_lrs,
+)
+
+_REPLAY_LIMIT_STEPS = 200_000
+
+
+def advance_optimizer_step(state: State, groups: Groups, scheduler_steps: int, metrics: Iterator[float]) -> None:
+    for _ in range(scheduler_steps):
+        # Accelerate's wrapper stops a scheduler that has `total_steps` once it has been stepped that often
+        if scheduler_steps > 1 and state.get("_step_count", 0) > state.get("total_steps", math.inf):
+            continue
+        step_once(state, groups, metrics)
+
+
+def step_once(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    """`scheduler.step()`: move the counter, write the new LRs into the groups and into `_last_lr`."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.SEQUENTIAL:
+        _step_sequential(state, groups, metrics)
+    elif name is SchedulerClass.CHAINED:
+        for child in state["_schedulers"]:
+            step_once(child, groups, metrics)
+    elif name is SchedulerClass.PLATEAU:
+        _step_plateau(state, groups, metrics)
+    else:
+        state["_step_count"] = state.get("_step_count", 0) + 1
+        state["last_epoch"] += 1
+        if name is SchedulerClass.WARM_RESTARTS:
+            move_warm_restart(state)
+        write_lrs(state, groups, rule_of(name)(state, groups))
+    state["_last_lr"] = [group["lr"] for group in groups]
+
+
+def _step_sequential(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    state["last_epoch"] += 1
+    index = bisect_right(state["_milestones"], state["last_epoch"])
+    child = state["_schedulers"][index]
+    if index > 0 and state["_milestones"][index - 1] == state["last_epoch"]:
+        child["last_epoch"] = 0  # torch starts the next scheduler by its closed form at zero
+        write_lrs(child, groups, closed_form(child, groups))
+        child["_last_lr"] = [group["lr"] for group in groups]
+    else:
+        step_once(child, groups, metrics)
+
+
+def _step_plateau(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    value = next(metrics, None)
+    if value is None:
+        raise CannotCompute("ReduceLROnPlateau follows a metric that is not known yet")
+    state["last_epoch"] += 1
+    if _better(state, value):
+        state["best"], state["num_bad_epochs"] = value, 0
+    else:
+        state["num_bad_epochs"] += 1
+    if state["cooldown_counter"] > 0:
+        state["cooldown_counter"] -= 1
+        state["num_bad_epochs"] = 0
+    if state["num_bad_epochs"] > state["patience"]:
+        _reduce(state, groups)
+        state["cooldown_counter"], state["num_bad_epochs"] = state["cooldown"], 0
+
+
+def _better(state: State, value: float) -> bool:
+    best, threshold = state["best"], state["threshold"]
+    if state["mode"] == "min":
+        return bool(value < (best * (1.0 - threshold) if state["threshold_mode"] == "rel" else best - threshold))
+    return bool(value > (best * (threshold + 1.0) if state["threshold_mode"] == "rel" else best + threshold))
+
+
+def _reduce(state: State, groups: Groups) -> None:
+    for group, floor in zip(groups, state["min_lrs"], strict=True):
+        reduced = max(group["lr"] * state["factor"], floor)
+        if group["lr"] - reduced > state["eps"]:
+            group["lr"] = reduced
+
+
+def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """What the class gives at the saved counter; `None` where only the past metrics could tell (Plateau)."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.PLATEAU:
+        return None
+    if name is SchedulerClass.CHAINED:
+        return _replay_chain(state["_schedulers"], groups)
+    if name is SchedulerClass.SEQUENTIAL:
+        active = state["_schedulers"][bisect_right(state["_milestones"], state["last_epoch"])]
+        return lr_from_scratch(active, groups)
+    return closed_form(state, groups)
+
+
+def _replay_chain(children: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`."""
+    live = [copy.deepcopy(dict(child)) for child in children]
+    steps = max(child["last_epoch"] for child in live)
+    if steps > _REPLAY_LIMIT_STEPS:
+        raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
+    live_groups = [dict(group) for group in groups]
+    write_lrs({}, live_groups, live[0]["base_lrs"])
+    for child in live:
+        if infer_scheduler_class(child) in (SchedulerClass.SEQUENTIAL, SchedulerClass.CHAINED):
+            raise CannotCompute("a scheduler nested twice in a ChainedScheduler cannot be replayed")
+        child.update(last_epoch=0, _step_count=1)
+        if infer_scheduler_class(child) is SchedulerClass.WARM_RESTARTS:
+            child.update(T_cur=0, T_i=child["T_0"])
+        write_lrs(child, live_groups, _initial(child, live_groups))
+    for _ in range(steps):
+        for child in live:
+            step_once(child, live_groups, iter(()))
+    return keep_lrs(live_groups)
+
+
+def _initial(child: State, groups: Groups) -> list[float]:
+    """The step a constructor takes: only the classes that act at `last_epoch == 0` change the LR there."""
+    name = infer_scheduler_class(child)
+    acting = (SchedulerClass.CONSTANT, SchedulerClass.LINEAR, SchedulerClass.WARM_RESTARTS, SchedulerClass.CYCLIC)
+    if name in acting or name is SchedulerClass.ONE_CYCLE:
+        return rule_of(name)(child, groups)
+    rule_of(name)  # raises for a class that cannot be computed
+    return keep_lrs(groups)
