@@ -64,6 +64,8 @@ def reduce_global(name: str, args: tuple[object, ...], text_place: TextPlace) ->
         return _ordered_dict(args)
     if name == "collections.defaultdict":
         return {}
+    if name in ("builtins.bytes", "__builtin__.bytes") and not args:
+        return b""  # protocols 0 to 2 have no literal for it
     if name.startswith("torch._utils._rebuild_") and name in _TENSORS:
         return _TENSORS[name](args) or Opaque(name, args)
     if name in _ENCODERS:

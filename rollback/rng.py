@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 
 from rollback.pickle_values import ArrayRef, TensorRef
 from rollback.torch_file import TorchFile
@@ -13,9 +13,10 @@ _NO_GENERATOR = {"step"}
 def rng_digest(file: TorchFile) -> str:
     """A short digest of every generator's state: numbers, arrays, and the checksums of tensor records.
 
-    Two ranks with equal digests will draw the same numbers. Counters that are no random state are left out.
+    Two ranks with equal digests will draw the same numbers. Counters that are no random state are left out. Two CRCs
+    rather than a cryptographic hash: ranks are told apart here, not attackers.
     """
-    digest = hashlib.sha256()
+    parts: list[bytes] = []
     checksums = _checksums(file)
     for leaf in file.leaves():
         if leaf.keys and leaf.keys[0] in _NO_GENERATOR:
@@ -23,12 +24,13 @@ def rng_digest(file: TorchFile) -> str:
         value = leaf.value
         if isinstance(value, TensorRef):
             key = value.storage.key if value.storage else ""
-            digest.update(f"{leaf.keys}{value.dtype}{value.shape}{checksums.get(key)}".encode())
+            parts.append(f"{leaf.keys}{value.dtype}{value.shape}{checksums.get(key)}".encode())
         elif isinstance(value, ArrayRef):
-            digest.update(f"{leaf.keys}{value.dtype}{value.shape}".encode() + (value.content or b""))
+            parts.append(f"{leaf.keys}{value.dtype}{value.shape}".encode() + (value.content or b""))
         else:
-            digest.update(f"{leaf.keys}{value!r}".encode())
-    return digest.hexdigest()[:16]
+            parts.append(f"{leaf.keys}{value!r}".encode("utf-8", "backslashreplace"))
+    content = b"\0".join(parts)
+    return f"{zlib.crc32(content):08x}{zlib.adler32(content):08x}"
 
 
 def _checksums(file: TorchFile) -> dict[str, int]:

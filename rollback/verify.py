@@ -14,7 +14,7 @@ going to guess which file is meant.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from typing import TYPE_CHECKING
 
 from rollback.checks import check_state
 from rollback.errors import Refused, RollbackError, UnknownFormat, UnreadableFile
@@ -23,6 +23,9 @@ from rollback.formats import format_named
 from rollback.integrity import Progress, check_file
 from rollback.layout import Checkpoint, Role, StateFile
 from rollback.manifest import Manifest, compare_manifest, read_manifest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["check_names", "check_retention", "passes", "root_stray_findings", "verify_checkpoint"]
 

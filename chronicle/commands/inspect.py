@@ -148,7 +148,7 @@ def _rng(rng: Mapping[str, Any]) -> str:
 
 def _mapping_lines(label: str, values: Mapping[str, Any]) -> Iterator[str]:
     shown = list(values.items())[:MAX_LINES]
-    width = min(40, max((len(key) for key, _ in shown), default=0))
+    width = min(64, max((len(key) for key, _ in shown), default=0))
     for index, (key, value) in enumerate(shown):
         yield _labelled(label if index == 0 else "", f"{key:<{width}}  {_values(value)}")
     if len(values) > MAX_LINES:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.commands.inspect import checkpoint_named, settings_root
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.quarantining import bring_back, move_strays
 from chronicle.commands.result import CommandResult, ExitCode
 from rollback.checkpoint import list_checkpoints, list_root_strays
 from rollback.errors import visible
@@ -34,6 +35,11 @@ def verify(
         bool, typer.Option("--all", help="Verify every checkpoint of the run, abandoned ones too.")
     ] = False,
     full: Annotated[bool, typer.Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Move strays out of every loader's sight.")] = False,
+    restore: Annotated[
+        str | None, typer.Option("--restore", help="Bring the strays of a quarantine back.", metavar="ID")
+    ] = None,
+    yes: YesOption = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -43,17 +49,23 @@ def verify(
 
     Example: chronicle verify --all
     """
+    if restore is not None:
+        return bring_back(restore, settings_from(run, logs, checkpoints), yes=yes)
     root = None if checkpoint and not all_ else settings_from(run, logs, checkpoints).need_checkpoints()
     if checkpoint and not all_:
         chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))]
     else:
         assert root is not None
         chosen = list_checkpoints(root)
+    if quarantine:
+        beside = list_root_strays(root) if root is not None else ()
+        where = root or chosen[0].path.parent
+        return move_strays(where, chosen, beside, settings_from(run, logs, checkpoints), yes=yes)
     found = _verified(chosen, full)
     if root is not None:
-        beside = root_stray_findings(list_root_strays(root))
-        if beside:
-            found.append((str(root), None, beside))
+        strays = root_stray_findings(list_root_strays(root))
+        if strays:
+            found.append((str(root), None, strays))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
     text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
     text = visible(text)

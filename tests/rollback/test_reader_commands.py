@@ -1,0 +1,112 @@
+"""`chronicle inspect`, `diff`, `verify` and `manifest` as people meet them: text, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.checkpoints import CheckpointFactory
+
+SEED = {"folder": "opt_step-{step}/accelerator_state", "scheduler": "register", "counter": True, "save_at": [5, 10]}
+
+
+def chronicle(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from chronicle.commands.main import run; c = run(sys.argv[1:]);"
+        "assert not {'torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib'} & set(sys.modules), 'slow import'; sys.exit(c)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+
+
+@pytest.fixture
+def seed_root(checkpoints: CheckpointFactory, root: Path) -> Path:
+    return checkpoints.accelerate(root, **SEED)
+
+
+INSPECTED = """\
+opt_step-10  accelerate · step 10 (by its name) · 1 rank · 5 files, {size}
+
+scheduler   accelerator_state/custom_checkpoint_0.pkl  LambdaLR · registered
+            last_epoch 10   _step_count 11
+            _last_lr   0.0009  0.00045
+            base_lrs   0.001  0.0005
+optimizer   accelerator_state/optimizer.bin  step 10 · 4 states · exp_avg, exp_avg_sq
+            group  lr       initial_lr  weight_decay  betas       eps
+            0      0.0009   0.001       0.01          0.9  0.999  1e-08
+            1      0.00045  0.0005      0.01          0.9  0.999  1e-08
+counters    accelerator_state/custom_checkpoint_1.pkl:samples  30
+            accelerator_state/random_states_0.pkl:step         0
+rng         rank 0
+data        no position saved
+topology    world_size  1
+"""
+
+
+def test_inspect_is_one_screen(seed_root: Path) -> None:
+    """The whole text: what it shows is a decision."""
+    done = chronicle("inspect", seed_root / "opt_step-10", cwd=seed_root)
+    assert (done.returncode, done.stderr) == (0, "")
+    size = done.stdout.splitlines()[0].rpartition(", ")[2]
+    assert done.stdout == INSPECTED.format(size=size)
+
+
+def test_inspect_by_step_and_as_json(seed_root: Path) -> None:
+    where = ("--checkpoints", seed_root, "--run", "r", "--logs", seed_root.parent / "logs")
+    done = chronicle("inspect", "5", "--json", *where, cwd=seed_root.parent)
+    told = json.loads(done.stdout)
+    assert (told["step"], told["format"], told["optimizers"][0]["steps"]) == (5, "accelerate", [5, 5])
+    missing = chronicle("inspect", "7", *where, cwd=seed_root.parent)
+    assert missing.returncode == 1 and "nearest are 5 and 10" in missing.stderr
+
+
+def test_diff_names_what_moved_on(seed_root: Path) -> None:
+    done = chronicle("diff", seed_root / "opt_step-5", seed_root / "opt_step-10", "--json", cwd=seed_root)
+    found = {d["name"]: (d["before"], d["after"]) for d in json.loads(done.stdout)["differences"]}
+    assert found["scheduler[0].state.last_epoch"] == (5, 10)
+    assert found["optimizer[0].groups[0].lr"] == (0.00095, pytest.approx(0.0009))
+    assert not any(name.startswith("files") for name in found)
+    same = chronicle("diff", seed_root / "opt_step-5", seed_root / "opt_step-5", cwd=seed_root)
+    assert same.stdout == "opt_step-5 and opt_step-5 say the same\n"
+
+
+def test_verify_exits_five_and_says_the_way_out(seed_root: Path) -> None:
+    assert chronicle("verify", seed_root / "opt_step-10", cwd=seed_root).returncode == 0
+    (seed_root / "opt_step-10" / "accelerator_state" / "custom_checkpoint_0.pkl.orig").write_bytes(b"")
+    done = chronicle("verify", seed_root / "opt_step-10", cwd=seed_root)
+    assert done.returncode == 5
+    assert "error F1  accelerator_state/custom_checkpoint_0.pkl.orig: stray" in done.stdout
+    assert "hint: move it out of the checkpoint, or let `chronicle verify --quarantine` do it" in done.stdout
+    both = chronicle("verify", "--checkpoints", seed_root, "--quick", "--json", cwd=seed_root.parent)
+    assert [c["passes"] for c in json.loads(both.stdout)["checkpoints"]] == [True, False]
+
+
+def test_manifest_is_written_and_then_closes_the_inventory(seed_root: Path) -> None:
+    path = seed_root / "opt_step-10"
+    assert chronicle("manifest", path, cwd=seed_root).stdout.startswith("written ")
+    assert chronicle("verify", path, cwd=seed_root).returncode == 0
+    weights = path / "accelerator_state" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    done = chronicle("verify", path, cwd=seed_root)
+    assert done.returncode == 5 and "content changed since it was saved" in done.stdout
+    assert chronicle("verify", path, "--quick", cwd=seed_root).returncode == 0
+
+
+def test_manifest_of_a_checkpoint_with_strays_is_refused(seed_root: Path) -> None:
+    (seed_root / "opt_step-10" / "accelerator_state" / "optimizer.bin.bak").touch()
+    done = chronicle("manifest", seed_root / "opt_step-10", cwd=seed_root)
+    assert done.returncode == 3 and not (seed_root / "opt_step-10" / "chronicle-manifest.json").exists()
