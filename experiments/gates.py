@@ -6,7 +6,7 @@ last bit, until their treatment, and other data or state after it. What was read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +56,9 @@ class Ledger:
     guard: tuple[str, ...]
 
 
-def check_gates(data: StudyData, shape: DataShape) -> tuple[GateCheck, ...]:
-    """Every control that the complete runs allow; the first that fails is the reason to refuse the report."""
-    return (*_check_exact(data), *_check_shared(data), *_check_rates(data), *_check_read(data, shape))
+def check_gates(data: StudyData, ledgers: Sequence[Ledger]) -> tuple[GateCheck, ...]:
+    """Every control that the complete runs allow; one that fails is the reason to refuse the report."""
+    return (*_check_exact(data), *_check_shared(data), *_check_rates(data), *_check_read(ledgers))
 
 
 def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatment:
@@ -160,9 +160,9 @@ def _check_rates(data: StudyData) -> Iterator[GateCheck]:
                     ok=not unequal, found=found)  # fmt: skip
 
 
-def _check_read(data: StudyData, shape: DataShape) -> Iterator[GateCheck]:
-    wrong = [ledger.run for ledger in count_ledger(data, shape) if not ledger.as_planned]
-    found = f"{len(data.runs)} runs as planned" if not wrong else f"other data than planned in {', '.join(wrong)}"
+def _check_read(ledgers: Sequence[Ledger]) -> Iterator[GateCheck]:
+    wrong = [ledger.run for ledger in ledgers if not ledger.as_planned]
+    found = f"{len(ledgers)} runs as planned" if not wrong else f"other data than planned in {', '.join(wrong)}"
     yield GateCheck(name="data as planned", what="the logged digest of every batch is that of the planned batch",
                     ok=not wrong, found=found)  # fmt: skip
 

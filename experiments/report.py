@@ -32,7 +32,6 @@ from experiments.words import answer, answer_for_the_seed, format_bpb, limits
 __all__ = ["Built", "build_report"]
 
 GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task
-SECONDARY = ("raw/mixture", "slice/1", "slice/4", "bounce", "copy-gain", "recall-gain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +49,14 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     if not data.seeds(plan.study.reference):
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "`chronicle experiment run` goes on")
     shape, corpora = read_shape(plan)
-    checks = check_gates(data, shape)
+    ledgers = count_ledger(data, shape)
+    checks = check_gates(data, ledgers)
     broken = [check for check in checks if not check.ok]
     if broken:
         told = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
         raise GateFailed(f"the study's own controls failed, so it has nothing to report: {told}",
                          "find the cause before anything else: an exact restart that is not exact is a bug")  # fmt: skip
-    judged, factorial, ledgers = judge_contrasts(data), judge_factorial(data), count_ledger(data, shape)
+    judged, factorial = judge_contrasts(data), judge_factorial(data)
     digests = {corpus.name: corpus.digest for corpus in corpora}
     directory.mkdir(parents=True, exist_ok=True)
     draw_plots(data, (*judged, *factorial), ledgers, directory)
@@ -209,9 +209,14 @@ def _transient_cells(one: Transient) -> tuple[str, ...]:
     )
 
 
+def _secondary_names(data: StudyData) -> tuple[str, ...]:
+    study = data.plan.study
+    slices = ("slice/1", f"slice/{len(study.arms[0].slices)}")
+    return (*(f"averaged/{source}" for source in study.sources), "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")
+
+
 def _outcome_table(data: StudyData) -> Table:
-    sources = tuple(data.plan.study.sources)
-    names = ("averaged/mixture", *(f"averaged/{source}" for source in sources), *SECONDARY)
+    names = ("averaged/mixture", *_secondary_names(data))
     rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.5f}" for name in names))
             for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
     return Table(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows), show=16)
@@ -220,7 +225,7 @@ def _outcome_table(data: StudyData) -> Table:
 def _secondary_table(data: StudyData) -> Table:
     """Differences on the other outcomes, without verdicts: they were not registered as primary."""
     study = data.plan.study
-    names = (*(f"averaged/{source}" for source in study.sources), *SECONDARY)
+    names = _secondary_names(data)
     rows = []
     for contrast in study.contrasts:
         for name in names:

@@ -1,6 +1,9 @@
 """Studies are data: what is registered, what is refused, and what a file of one's own needs."""
 
 import itertools
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +120,23 @@ def test_stock_order_is_what_the_seeds_arms_use() -> None:
     for name in ("B", "C"):
         restart = study.arm(name).restart
         assert restart is not None and restart.order is Order.STOCK
+
+
+def test_the_example_in_the_documentation_is_a_study() -> None:
+    """The indented block of docs/studies.md that begins with `v: 1`."""
+    text = (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
+    lines = text[text.index("    v: 1") :].splitlines()
+    block = list(itertools.takewhile(lambda line: line.startswith("    "), lines))
+    plan = plan_study(parse_study(textwrap.dedent("\n".join(block))), "small")
+    assert [leg.last for leg in plan.run("lost-s0").legs] == [50, 150, 200]
+
+
+def test_the_slurm_array_has_one_task_a_run_and_the_same_plan() -> None:
+    from experiments.plan_text import format_slurm
+
+    plan = plan_study(find_study("restart-impact"), "ci")
+    script = format_slurm(plan, "restart-impact", Path("/scratch/logs/ri"))
+    runs = re.search(r"^runs=\((.*)\)$", script, re.M)
+    assert runs is not None and runs[1].split() == [run.name for run in plan.runs]
+    assert "--array=1-7" in script
+    assert "--profile ci --seeds 2 --name ri --logs /scratch/logs" in script
