@@ -52,8 +52,8 @@ class EpochWatch:
         if not self._ended:
             return None
         self._ended = False
-        loader = self._state.active_dataloader
-        skipped = getattr(loader, "skip_batches", 0) or _skipped_by_sampler(loader)
+        loader: Any = self._state.active_dataloader
+        skipped = int(getattr(loader, "skip_batches", 0) or 0) or _skipped_by_sampler(loader)
         if not skipped:
             return None
         return failed(
@@ -69,10 +69,10 @@ class EpochWatch:
 def _skipped_by_sampler(loader: Any) -> int:
     sampler = getattr(loader, "batch_sampler", None)
     for _ in range(4):
-        if sampler is None or getattr(sampler, "skip_batches", 0):
+        if sampler is None or getattr(sampler, "skip_batches", None):
             break
         sampler = getattr(sampler, "batch_sampler", None)
-    return int(getattr(sampler, "skip_batches", 0) or 0)
+    return int(getattr(sampler, "skip_batches", None) or 0)
 
 
 def observe_accelerator(accelerator: Any) -> LiveState:
