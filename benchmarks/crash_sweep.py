@@ -290,25 +290,7 @@ def renumber(source: Path, target: Path) -> None:
             move["inode"] = numbers.get(move["inode"], move["inode"])
             if move["hidden"] is not None:
                 move["hidden"][2] = numbers.get(move["hidden"][2], move["hidden"][2])
-        record["receipt"]["inode"] = numbers.get(record["receipt"].get("inode"))
         ready.write_text(json.dumps(record))
-    for journal in target.rglob("*.jsonl"):
-        _renumber_receipts(journal, source, target)
-
-
-def _renumber_receipts(journal: Path, source: Path, target: Path) -> None:
-    """A receipt knows its checkpoint's inode too. The chain of hashes is not kept up: nothing here reads it."""
-    import json
-
-    lines = []
-    for line in journal.read_text().splitlines():
-        entry = json.loads(line)
-        data = entry.get("data", {})
-        if "inode" in data:
-            data["inode"] = (Path(data["root"]) / data["entry"]).lstat().st_ino
-            line = json.dumps(entry, separators=(",", ":"), ensure_ascii=False)
-        lines.append(line)
-    journal.write_text("".join(f"{line}\n" for line in lines))
 
 
 def sweep(every: int = 1, *, commands: Iterable[Command] = COMMANDS, say: Callable[[str], None] = print) -> list[str]:

@@ -66,11 +66,6 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
             f"`{place}` is gone: its edited files could be given back, the rest of it could not",
             remedy="the originals of the edited files are in the run's objects directory",
         )
-    if inode_of(place) != data["inode"]:
-        raise Refused(
-            f"`{place}` was replaced after the rollback: what is there now is another checkpoint",
-            remedy="abandon it and go back to another one with `chronicle rollback --to`",
-        )
     for name in data["abandoned"]:
         if inode_of(Path(data["abandoned_dir"]) / name) is None:
             raise Refused(

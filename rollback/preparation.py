@@ -94,7 +94,6 @@ def prepare_rollback(
             "entry": change.entry,
             "source": str(source),
             "displaced": displaced,
-            "inode": inode_of(twin),
             "files": [file.to_json() for file in files],
             "patched": [file.to_json() for file in patched],
             "directories": directories,
