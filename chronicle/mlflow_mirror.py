@@ -10,6 +10,7 @@ how far it has come stands in its own tags, so it can be rebuilt, fed again, or 
 """
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import re
@@ -134,19 +135,31 @@ class Projection:
         self.paths = paths
         self.uri = uri
         self._client: Any = None
+        self._lock: Any = None
         self._experiment: str | None = None
         self._parent: str | None = None
         self._nested: dict[int, str] = {}
         self._done: dict[int, int] = {}  # launch -> bytes of its per-step log that MLflow has
         self._said: dict[str, dict[str, str]] = {}  # run id -> tags as last written
 
-    def feed(self, only: int | None = None) -> int:
+    def close(self) -> None:
+        """Let the next process have its turn."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def feed(self) -> int:
         """Send what is new; returns how many metric values went out. Raises `ChronicleError` when the store does not answer.
 
-        With `only`, metrics of that launch alone: two mirrors may overlap, and each minds its own launch.
+        One process at a time feeds a run from a machine: the mirror of the last launch may still be at its last pass
+        when the next one begins, and what it has sent must be known before anything is sent again.
         """
+        self._wait_for_turn()
         try:
-            return self._feed(only)
+            return self._feed()
         except ChronicleError:
             raise
         except Exception as problem:
@@ -155,19 +168,25 @@ class Projection:
                 "training goes on; `chronicle mlflow sync` sends everything later",
             ) from problem
 
-    def _feed(self, only: int | None) -> int:
+    def _wait_for_turn(self) -> None:
+        """Held until this process ends; where the filesystem knows no locks, the store itself drops equal rows."""
+        if self._lock is not None or not self.paths.run_dir.is_dir():
+            return
+        try:
+            self._lock = (self.paths.run_dir / "mlflow.lock").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a read-only or strange filesystem
+
+    def _feed(self) -> int:
         story = read_story(self.paths)
         if not story.entries:
             return 0
         self._connect(story)
         sent = 0
         for launch in story.launches:
-            mine = only is None or launch.number == only
-            if not mine and launch.number not in self._nested:
-                continue
             run_id = self._launch_run(launch)
-            if mine:
-                sent += self._metrics(launch.number, run_id)
+            sent += self._metrics(launch.number, run_id)
             self._tag(run_id, _launch_tags(launch))
             self._finish(run_id, launch)
         self._tag(self._need_parent(), _run_tags(story))
@@ -320,7 +339,7 @@ def _run_tags(story: Story) -> dict[str, str]:
     head = story.headline
     tags = {"lineage.step": str(head.step), "lineage.launch": str(head.launch or "")}
     tags |= {f"lineage.{_key(name)}": f"{value:.6g}" for name, value in head.values.items()}
-    tags["lineage.lr_ledger"] = " -> ".join("?" if f is None else f"{f:g}" for f in story.ledger.factors())
+    tags["lineage.lr_ledger"] = " -> ".join("?" if f is None else f"{f:g}" for f in story.lr_path)
     note = render_markdown(story, picture=False)
     tags["mlflow.note.content"] = note if len(note) <= NOTE_CHARACTERS else note[:NOTE_CHARACTERS] + "\n\n… (cut)"
     return {key: value for key, value in tags.items() if value}
@@ -359,12 +378,13 @@ def main(arguments: list[str] | None = None) -> int:
     while True:
         last = over.is_set()
         try:
-            projection.feed(options.launch)
+            projection.feed()
             wait = INTERVAL_SECONDS
         except ChronicleError as problem:
             if not complained:
                 print(f"chronicle: {problem.message}; {problem.remedy or ''}".rstrip("; "), file=sys.stderr)
                 complained = True
+            projection.close()
             projection = Projection(RunPaths(options.run_dir), options.uri)
             wait = min(2 * wait, PATIENCE_SECONDS)
         if last:

@@ -108,7 +108,7 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
     else:
         counts = index.counts()
         drawn = [kind for kind, count in counts.items() if kind in BRIEF_KINDS or count <= DRAWN_ENTRIES]
-        story = read_story(paths, journal=index.journal(drawn))
+        story = read_story(paths, journal=index.journal(drawn), saved=index.last_saved())
         left_out = [f"{count} of kind {kind}" for kind, count in counts.items() if kind not in drawn]
         talk += [f"not drawn: {plain(', '.join(left_out))}; `chronicle log` lists them"] if left_out else []
         index.close()

@@ -83,7 +83,7 @@ def _values(head: Headline) -> Iterator[str]:
 
 def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
     value = story.headline.values.get("lr")
-    factors = story.ledger.factors()
+    factors = story.lr_path
     if value is None and len(factors) < 2:
         return
     line = story.ledger.line(story.headline.launch)

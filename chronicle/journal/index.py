@@ -220,6 +220,12 @@ class JournalIndex:
         )
         return next(iter(self._read(self._db.execute(query, (kind, launch, first, last)))), None)
 
+    def last_saved(self) -> dict[int, int]:
+        """Launch -> step of its last checkpoint."""
+        kind = self._kinds.get("checkpoint", -1)
+        query = "SELECT launch, max(step) FROM entries WHERE kind=? AND launch NOTNULL AND step NOTNULL GROUP BY launch"
+        return dict(self._db.execute(query, (kind,)))
+
     def problems(self) -> tuple[Problem, ...]:
         """What was wrong with lines when they were taken in."""
         query = 'SELECT files.name, "check", line, message FROM problems JOIN files ON files.id = problems.file ORDER BY 1, 3'

@@ -106,13 +106,24 @@ class _Link:
     older: "_Link | None"
 
 
-def compute_lineage(entries: Iterable[Entry], observed: Mapping[int, tuple[int, int]] | None = None) -> Lineage:
+def compute_lineage(
+    entries: Iterable[Entry],
+    observed: Mapping[int, tuple[int, int]] | None = None,
+    saved: Mapping[int, int] | None = None,
+) -> Lineage:
     """Fold launches, rollbacks and undos, in journal order.
 
-    `observed` maps a launch to the first and last step in its per-step log; it fills in what a killed launch could not say.
+    `observed` maps a launch to the first and last step in its per-step log, `saved` to the step of its last checkpoint
+    (beyond what `checkpoint` entries say); they fill in what a killed launch, or one that logs every tenth step, cannot say.
     """
-    relevant = [e for e in entries if e.kind in ("rollback.receipt", "undo.receipt") or _speaks_of_a_launch(e)]
-    fold = _Fold(_launch_facts(relevant, observed or {}))
+    reached = dict(saved or {})
+    relevant: list[Entry] = []
+    for entry in entries:
+        if entry.kind in ("rollback.receipt", "undo.receipt") or _speaks_of_a_launch(entry):
+            relevant.append(entry)
+        elif entry.kind == "checkpoint" and entry.launch is not None and entry.step is not None:
+            reached[entry.launch] = max(entry.step, reached.get(entry.launch, entry.step))
+    fold = _Fold(_launch_facts(relevant, observed or {}, reached))
     for entry in relevant:
         fold.take(entry)
     return fold.result()
@@ -122,7 +133,9 @@ def _speaks_of_a_launch(entry: Entry) -> bool:
     return entry.launch is not None and entry.kind in LAUNCH_KINDS
 
 
-def _launch_facts(entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]]) -> dict[int, LaunchSpan]:
+def _launch_facts(
+    entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]], reached: Mapping[int, int]
+) -> dict[int, LaunchSpan]:
     """What all entries and the per-step log together say of each launch."""
     spans: dict[int, LaunchSpan] = {}
     guarded: dict[int, int] = {}
@@ -138,15 +151,17 @@ def _launch_facts(entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]])
         if entry.kind == "launch.end":
             span = replace(span, ended=True, last_step=_whole(entry.data.get("last_step")))
         spans[entry.launch] = span
-    return {number: _observe(span, guarded.get(number), seen.get(number)) for number, span in spans.items()}
+    return {n: _observe(span, guarded.get(n), seen.get(n), reached.get(n)) for n, span in spans.items()}
 
 
-def _observe(span: LaunchSpan, guarded: int | None, seen: tuple[int, int] | None) -> LaunchSpan:
+def _observe(
+    span: LaunchSpan, guarded: int | None, seen: tuple[int, int] | None, saved: int | None
+) -> LaunchSpan:
     """An explicit start beats the guard's step, which beats the first logged step; the furthest last step counts."""
     first, last = seen if seen is not None else (None, None)
     if span.start_step is None:
         span = replace(span, start_step=guarded if guarded is not None else None if first is None else first - 1)
-    lasts = [step for step in (span.last_step, last) if step is not None]
+    lasts = [step for step in (span.last_step, last, saved) if step is not None]
     return replace(span, last_step=max(lasts) if lasts else None)
 
 

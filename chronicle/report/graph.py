@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from chronicle.journal import Entry
 from chronicle.story.assemble import Story
 from chronicle.story.branches import Stretch, tell_stretches
+from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
 
 __all__ = ["GraphLine", "draw_graph"]
 
 CHECKPOINTS_NAMED = 4
+REASON = 48  # characters of why an LR follows nothing
 MARKS = {
     "incident": "!",
     "rollback.receipt": "R",
@@ -33,11 +35,7 @@ MARKS = {
     "proposal": "?",
     "guard.verdict": "g",
 }
-# Bookkeeping between machines: in the journal for whoever asks (`chronicle log --kind …`), no part of the picture.
-SILENT = frozenset(
-    ("launch.start", "launch.end", "launch.step", "checkpoint", "rollback.intent", "undo.intent", "run.init")
-    + ("guard.batches", "data.start", "preflight", "plan", "evidence", "evidence.sealed")
-)
+SILENT = BOOKKEEPING | {"launch.start", "launch.end", "checkpoint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +147,7 @@ def _headline(stretch: Stretch, loss_at: Callable[[int, int], float | None]) -> 
 
 
 def _reason(factor: float | None, reason: str) -> str:
-    return f" ({plain(reason)})" if factor is None else ""
+    return f" ({plain(reason[:REASON])}{'…' if len(reason) > REASON else ''})" if factor is None else ""
 
 
 def _steps(stretch: Stretch) -> str:

@@ -51,7 +51,7 @@ def _front(story: Story, picture: bool) -> Iterator[str]:
     if "lr" in head.values:
         values.append(f"LR {format_number(head.values['lr'])}")
     yield ", ".join([place, *values]) + "."
-    factors = story.ledger.factors()
+    factors = story.lr_path
     if len(factors) > 1:
         yield f"LR ledger: {' → '.join(format_factor(f) for f in factors)} of the first schedule."
     if story.problems:

@@ -27,7 +27,7 @@ def page_header(story: Story) -> str:
     if last is not None:
         facts.append((f"launch {last.number}", last.outcome))
     items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
-    path = " → ".join(format_factor(factor) for factor in story.ledger.factors())
+    path = " → ".join(format_factor(factor) for factor in story.lr_path)
     out = f'<ul class="facts">{items}</ul><p class="soft">LR ledger: {html_text(path or "no launch yet")}</p>'
     if story.problems:
         out += f'<p class="warn">The journal has {len(story.problems)} problem(s): chronicle audit names them.</p>'

@@ -61,6 +61,16 @@ class Story:
         return next((launch for launch in self.launches if launch.number == number), None)
 
     @property
+    def lr_path(self) -> tuple[float | None, ...]:
+        """Cumulative LR factors along the lineage, a repeated one once: 1 → 0.75 → unknown → 0.375."""
+        kept = {interval.launch for interval in self.lineage.kept}
+        out: list[float | None] = []
+        for line in self.ledger.lines:
+            if line.launch in kept and (not out or out[-1] != line.factor):
+                out.append(line.factor)
+        return tuple(out)
+
+    @property
     def last_launch(self) -> LaunchStory | None:
         """The launch that was started last."""
         return self.launches[-1] if self.launches else None
@@ -88,9 +98,12 @@ def assemble(
     observed: Mapping[int, tuple[int, int]],
     points_until: PointsUntil,
     alive: Sequence[int] = (),
+    saved: Mapping[int, int] | None = None,
 ) -> Story:
-    """Put the story together. `observed` are first and last logged steps, `alive` the launches with a sign of life."""
-    lineage = compute_lineage(journal.entries, observed)
+    """Put the story together. `observed` are first and last logged steps, `alive` the launches with a sign of life,
+    `saved` the steps of last checkpoints whose entries are not among `journal`'s.
+    """
+    lineage = compute_lineage(journal.entries, observed, saved)
     ledger = compute_lr_ledger(journal.entries, lineage)
     return Story(
         run=journal.run,

@@ -14,11 +14,16 @@ from chronicle.story.assemble import Story
 from chronicle.story.launches import LaunchStory
 from chronicle.story.matters import event_of
 
-__all__ = ["Chapter", "tell_chapters"]
+__all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 
-FOLDED = frozenset(
-    ("launch.step", "launch.end", "checkpoint", "rollback.intent", "undo.intent", "close", "amend", "run.init", "plan")
+# Bookkeeping between machines: in the journal for whoever asks (`chronicle log --kind …`), no part of a person's story.
+BOOKKEEPING = frozenset(
+    (
+        *("run.init", "launch.step", "rollback.intent", "undo.intent", "plan", "preflight"),
+        *("guard.batches", "data.start", "evidence", "evidence.sealed"),
+    )
 )
+FOLDED = BOOKKEEPING | {"launch.end", "checkpoint", "close", "amend"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

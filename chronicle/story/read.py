@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from chronicle.journal import Journal, read_journal
 from chronicle.journal.index import open_index
@@ -23,7 +23,12 @@ LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
 def read_story(
-    paths: RunPaths, *, journal: Journal | None = None, signs_of_life: bool = True, clock: Callable[[], float] = time.time
+    paths: RunPaths,
+    *,
+    journal: Journal | None = None,
+    saved: Mapping[int, int] | None = None,
+    signs_of_life: bool = True,
+    clock: Callable[[], float] = time.time,
 ) -> Story:
     """The whole story; a run without anything is an empty story, not an error.
 
@@ -34,7 +39,8 @@ def read_story(
     def until(launch: int, step: int) -> Sequence[Point]:
         return points_until(paths.metrics_path(launch), step)
 
-    return assemble(journal, observed_steps(paths), until, _alive(paths, clock()) if signs_of_life else ())
+    alive = _alive(paths, clock()) if signs_of_life else ()
+    return assemble(journal, observed_steps(paths), until, alive, saved)
 
 
 def read_brief_story(paths: RunPaths) -> Story:
@@ -43,7 +49,7 @@ def read_brief_story(paths: RunPaths) -> Story:
     if index is None:
         return read_story(paths)
     try:
-        story = read_story(paths, journal=index.journal(BRIEF_KINDS))
+        story = read_story(paths, journal=index.journal(BRIEF_KINDS), saved=index.last_saved())
         for interval in reversed(story.lineage.kept):
             saved = index.last_checkpoint(interval.launch, interval.first, interval.last)
             if saved is not None:
