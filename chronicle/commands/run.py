@@ -20,6 +20,7 @@ from chronicle.settings import Settings
 __all__ = ["run"]
 
 DEFAULT_GRACE_SECONDS = 90.0
+MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is fed
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 
@@ -123,6 +124,8 @@ def _node_identity() -> tuple[str, int]:
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> MirrorHandle:
     """Feed MLflow where it is installed or asked for, from one node; a run never waits for it, nor needs it."""
+    if settings.mlflow_uri == MLFLOW_OFF:
+        return MirrorHandle()
     if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
         return MirrorHandle()
     return start_mirror(settings.paths, settings.mlflow_uri, talk=_say)

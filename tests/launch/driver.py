@@ -37,6 +37,7 @@ class Driver:
         self.mark = secrets.token_hex(8)
         self.environ = {key: value for key, value in os.environ.items() if not key.startswith("CHRONICLE_")}
         self.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        self.environ["CHRONICLE_MLFLOW_URI"] = "off"  # its feeder outlives a launch by a few seconds, on purpose
         self.process: subprocess.Popen[bytes] | None = None
         self.out = directory / "out.txt"
 
