@@ -23,6 +23,11 @@ def crc32_after(crc: int, size_bytes: int, changes: Iterable[tuple[int, bytes, b
     return crc
 
 
+def crc32_combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC-32 of two pieces put together, from the CRC-32 of each and the length of the second."""
+    return _times(first, _power(8 * second_bytes)) ^ second
+
+
 def _times(a: int, b: int) -> int:
     """Product of two polynomials modulo the CRC's."""
     product = 0

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rollback.checksums import ChecksumTarget, Progress, wrong_checksums
+from rollback.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.safetensors_file import read_safetensors_header
 from rollback.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file, read_torch_file
 from rollback.torch_zip import (
-    CHUNK_BYTES,
     LOCAL_HEADER,
     MAX_DIRECTORY_BYTES,
     Record,
@@ -28,56 +30,80 @@ from rollback.torch_zip import (
     read_record,
 )
 
-Progress = Callable[[int], None]
-TEXT_SUFFIXES = {".json", ".jsonl", ".txt", ".md", ".py", ".yaml", ".yml", ".toml", ".csv", ".log", ""}
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 TORCH_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+Problem = tuple[str, str | None]  # what was found, the way out
 
 
-def check_file(path: Path, name: str, *, full: bool, progress: Progress | None = None) -> list[Finding]:
-    """F3 for one file called `name`: structure, and with `full` the checksum of every record.
+def examine_file(path: Path, name: str, *, full: bool) -> tuple[list[Finding], list[ChecksumTarget]]:
+    """F3 for one file called `name`: its structure, and with `full` what its checksums are to be compared with.
 
-    `progress` is told the bytes that were read. A file of no known kind is only checked not to be empty.
+    A file of no known kind is only checked not to be empty.
     """
     try:
-        problems = list(_problems(path, full=full, progress=progress or (lambda _: None)))
+        problems, targets = _examine(path, name, full=full)
     except RollbackError as problem:
-        problems = [(problem.message.replace(f"`{path}`: ", ""), problem.remedy)]
+        problems, targets = [(problem.message.replace(f"`{path}`: ", ""), problem.remedy)], []
+    return [damage(name, message, remedy) for message, remedy in problems], targets
+
+
+def check_file(path: Path, name: str, *, full: bool) -> list[Finding]:
+    """F3 for one file, its checksums included, here and now."""
+    findings, targets = examine_file(path, name, full=full)
+    return findings + checksum_findings(targets)
+
+
+def checksum_findings(
+    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: Progress | None = None
+) -> list[Finding]:
+    """F3 for every target whose bytes are not what they were."""
     return [
-        Finding(
-            check="F3",
-            severity=Severity.ERROR,
-            path=name,
-            message=message,
-            remedy=remedy or "restore the file from a copy, or go back to another checkpoint",
+        damage(
+            target.name,
+            f"{target.label} has CRC {crc:08x}, stored is {target.expected:08x}: its bytes changed after they were written",
+            None,
         )
-        for message, remedy in problems
+        for target, crc in wrong_checksums(targets, executor, progress)
     ]
 
 
-def _problems(path: Path, *, full: bool, progress: Progress) -> list[tuple[str, str | None]]:
+def damage(name: str, message: str, remedy: str | None) -> Finding:
+    """An F3 finding."""
+    return Finding(
+        check="F3",
+        severity=Severity.ERROR,
+        path=name,
+        message=message,
+        remedy=remedy or "restore the file from a copy, or go back to another checkpoint",
+    )
+
+
+def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[ChecksumTarget]]:
     if path.suffix == ".safetensors":
         read_safetensors_header(path)
-        return []
+        return [], []
     if path.suffix == ".distcp":
-        return []  # entries are located by the `.metadata` beside it; the DCP reader checks them
+        return _examine_dcp(path, name) if full and (path.parent / METADATA_NAME).is_file() else ([], [])
     with open_state_file(path) as (fd, size_bytes), naming(path):
         head = os.pread(fd, 512, 0)
         if size_bytes == 0:
-            return [("the file is empty: a write was lost", None)] if path.suffix in TORCH_SUFFIXES else []
+            return ([("the file is empty: a write was lost", None)] if path.suffix in TORCH_SUFFIXES else []), []
         if head.startswith(b"PK\x03\x04"):
-            return _zip_problems(fd, read_layout(fd, 0, size_bytes), full=full, progress=progress)
+            return _examine_zip(fd, read_layout(fd, 0, size_bytes), path, name, full=full)
         if not any(head) or head.startswith(b"version https://git-lfs"):
-            return [describe_foreign(head, size_bytes)]
+            return [describe_foreign(head, size_bytes)], []
     if path.suffix == ".json":
-        return _json_problems(path)
+        return _json_problems(path), []
     if head[:1] == b"\x80" or head.startswith(LEGACY_MAGIC):
         read_torch_file(path)
     elif path.suffix in TORCH_SUFFIXES:
         raise UnknownFormat(*describe_foreign(head, size_bytes))
-    return []
+    return [], []
 
 
-def _json_problems(path: Path) -> list[tuple[str, str | None]]:
+def _json_problems(path: Path) -> list[Problem]:
     try:
         json.loads(path.read_bytes())
     except (ValueError, RecursionError) as problem:
@@ -85,41 +111,47 @@ def _json_problems(path: Path) -> list[tuple[str, str | None]]:
     return []
 
 
-def _zip_problems(fd: int, layout: ZipLayout, *, full: bool, progress: Progress) -> list[tuple[str, str | None]]:
-    """Every record whose local header or checksum disagrees with the directory."""
+def _examine_dcp(path: Path, name: str) -> tuple[list[Problem], list[ChecksumTarget]]:
+    """Every entry of a `.distcp` is a zip of its own, with checksums of its own."""
+    problems: list[Problem] = []
+    targets: list[ChecksumTarget] = []
+    with open_state_file(path) as (fd, size_bytes):
+        for entry in read_dcp_index(path.parent / METADATA_NAME):
+            for chunk in entry.chunks:
+                if chunk.file == path.name and chunk.offset + chunk.length <= size_bytes:
+                    layout = read_layout(fd, chunk.offset, chunk.length)
+                    found, more = _examine_zip(fd, layout, path, name, full=True)
+                    problems += [(f"entry `{entry.name}`: {message}", remedy) for message, remedy in found]
+                    targets += more
+    return problems, targets
+
+
+def _examine_zip(
+    fd: int, layout: ZipLayout, path: Path, name: str, *, full: bool
+) -> tuple[list[Problem], list[ChecksumTarget]]:
+    """Records whose local header disagrees with the directory, and those whose checksums are to be compared."""
     no_checksums = all(record.crc == 0 for record in layout.records)
-    problems: list[tuple[str, str | None]] = []
+    problems: list[Problem] = []
+    targets: list[ChecksumTarget] = []
     for record in layout.records:
         try:
-            _check_local_header(fd, layout, record)
-            if full and not no_checksums:
-                crc = record_crc(fd, layout, record, progress)
-                if crc != record.crc:
-                    problems.append((f"record `{record.name}` has CRC {crc:08x}, stored is {record.crc:08x}: its bytes "
-                                     "changed after they were written", None))  # fmt: skip
+            start = _checked_start(fd, layout, record)
+            if not full or no_checksums:
+                continue
+            if record.stored:
+                label = f"record `{record.name}`"
+                targets.append(ChecksumTarget(path=path, name=name, label=label, offset=start,
+                                              length=record.size_bytes, expected=record.crc))  # fmt: skip
+            elif zlib.crc32(read_record(fd, layout, record, max_bytes=MAX_DIRECTORY_BYTES)) != record.crc:
+                problems.append((f"record `{record.name}` has another CRC than is stored", None))
         except UnreadableFile as problem:
             problems.append((problem.message, problem.remedy))
-    return problems
+    return problems, targets
 
 
-def _check_local_header(fd: int, layout: ZipLayout, record: Record) -> None:
-    header = read_at(fd, layout.base + record.header_offset, LOCAL_HEADER.size + len(record.name.encode()))
-    if header[LOCAL_HEADER.size :] != record.name.encode() or header[:4] != b"PK\x03\x04":
+def _checked_start(fd: int, layout: ZipLayout, record: Record) -> int:
+    expected = record.name.encode("utf-8", "backslashreplace")
+    header = read_at(fd, layout.base + record.header_offset, LOCAL_HEADER.size + len(expected))
+    if header[LOCAL_HEADER.size :] != expected or header[:4] != b"PK\x03\x04":
         raise UnreadableFile(f"record `{record.name}`: its local header names something else")
-    data_offset(fd, layout, record)
-
-
-def record_crc(fd: int, layout: ZipLayout, record: Record, progress: Progress) -> int:
-    """CRC-32 of a record's content, read in chunks."""
-    if not record.stored:
-        data = read_record(fd, layout, record, max_bytes=MAX_DIRECTORY_BYTES)
-        progress(record.compressed_bytes)
-        return zlib.crc32(data)
-    offset, left, crc = data_offset(fd, layout, record), record.size_bytes, 0
-    while left:
-        part = read_at(fd, offset, min(left, CHUNK_BYTES))
-        crc = zlib.crc32(part, crc)
-        offset += len(part)
-        left -= len(part)
-        progress(len(part))
-    return crc
+    return data_offset(fd, layout, record)

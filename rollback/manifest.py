@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollback.checksums import ChecksumTarget, Progress, wrong_checksums
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.layout import Entry, EntryKind, scan_entries
@@ -193,22 +195,13 @@ def digest_file(path: Path) -> tuple[str, str]:
     return sha.hexdigest(), f"{crc:08x}"
 
 
-def crc_file(path: Path) -> str:
-    """CRC-32 of a file in hex: three times as fast as SHA-256, and enough against bit rot."""
-    crc = 0
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
-    try:
-        with open(path, "rb", buffering=0) as f:
-            while count := f.readinto(buffer):
-                crc = zlib.crc32(view[:count], crc)
-    except OSError as problem:
-        raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
-    return f"{crc:08x}"
-
-
 def compare_manifest(
-    directory: Path, manifest: Manifest, *, full: bool, executor: Executor | None = None
+    directory: Path,
+    manifest: Manifest,
+    *,
+    full: bool,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
 ) -> list[Finding]:
     """Compare a directory with its manifest: names and sizes (F1), with `full` also contents (F3)."""
     entries = {entry.path: entry for entry in listed_entries(directory)}
@@ -222,30 +215,49 @@ def compare_manifest(
         else:
             same_size.append(listed[path])
     if full:
-        findings += _compare_contents(directory, same_size, executor)
+        findings += _compare_contents(directory, same_size, executor, progress)
     return findings
 
 
-def _compare_contents(directory: Path, files: Sequence[ManifestFile], executor: Executor | None) -> list[Finding]:
-    with_digest = [file for file in files if file.crc32 or file.sha256]
-    paths = [directory / file.path for file in with_digest]
-    found = (executor.map if executor else map)(content_digest, paths, [file.crc32 is None for file in with_digest])
+def _compare_contents(
+    directory: Path, files: Sequence[ManifestFile], executor: Executor | None, progress: Progress | None
+) -> list[Finding]:
+    """By CRC-32 on all cores where the manifest has one: three times as fast as SHA-256, and enough against bit rot."""
+    targets = [
+        ChecksumTarget(
+            path=directory / file.path,
+            name=file.path,
+            label="content",
+            offset=0,
+            length=file.size_bytes,
+            expected=int(file.crc32, 16),
+        )
+        for file in files
+        if file.crc32 and _is_hex(file.crc32)
+    ]
+    wrong = [
+        (target.name, f"{crc:08x}", f"{target.expected:08x}")
+        for target, crc in wrong_checksums(targets, executor, progress)
+    ]
+    for file in files:
+        if file.sha256 and not (file.crc32 and _is_hex(file.crc32)):
+            digest = digest_file(directory / file.path)[0]
+            if digest != file.sha256:
+                wrong.append((file.path, digest[:12], file.sha256[:12]))
     return [
         Finding(
             check="F3",
             severity=Severity.ERROR,
-            path=file.path,
-            message=f"content changed since it was saved: digest {digest}, the manifest says {file.crc32 or file.sha256}",
+            path=name,
+            message=f"content changed since it was saved: digest {found}, the manifest says {expected}",
             remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
         )
-        for file, digest in zip(with_digest, found, strict=True)
-        if digest != (file.crc32 or file.sha256)
+        for name, found, expected in wrong
     ]
 
 
-def content_digest(path: Path, strong: bool) -> str:
-    """SHA-256 when `strong`, else CRC-32, both in hex."""
-    return digest_file(path)[0] if strong else crc_file(path)
+def _is_hex(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F]{8}", text) is not None
 
 
 def _vanished(path: str) -> Finding:

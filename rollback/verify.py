@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rollback.checks import check_state
+from rollback.checksums import ChecksumTarget, Progress
 from rollback.errors import Refused, RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.formats import format_named
-from rollback.integrity import Progress, check_file
+from rollback.integrity import checksum_findings, damage, examine_file
 from rollback.layout import Checkpoint, Role, StateFile
 from rollback.manifest import Manifest, compare_manifest, read_manifest
 
@@ -48,7 +49,7 @@ def verify_checkpoint(
     manifest, problem = _manifest_of(checkpoint)
     findings += problem
     if manifest is not None:
-        findings += compare_manifest(checkpoint.folder, manifest, full=full, executor=executor)
+        findings += compare_manifest(checkpoint.folder, manifest, full=full, executor=executor, progress=progress)
     covered = full and manifest is not None and manifest.digests == "complete"
     findings += _check_files(checkpoint.files, checkpoint, full and not covered, executor, progress)
     if not checkpoint.strays:
@@ -131,13 +132,17 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
 def _check_files(
     files: Sequence[StateFile], checkpoint: Checkpoint, full: bool, executor: Executor | None, progress: Progress | None
 ) -> list[Finding]:
-    chosen = [file for file in files if file.role is not Role.MANIFEST]
-
-    def check(file: StateFile) -> list[Finding]:
-        return check_file(checkpoint.folder / file.path, file.path, full=full, progress=progress)
-
-    results = executor.map(check, chosen) if executor else map(check, chosen)
-    return [finding for found in results for finding in found]
+    findings: list[Finding] = []
+    targets: list[ChecksumTarget] = []
+    for file in files:
+        if file.role is not Role.MANIFEST:
+            found, more = examine_file(checkpoint.folder / file.path, file.path, full=full)
+            findings += found
+            targets += more
+    try:
+        return findings + checksum_findings(targets, executor, progress)
+    except UnreadableFile as problem:
+        return [*findings, damage(".", problem.message, problem.remedy)]
 
 
 def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding]) -> list[Finding]:

@@ -15,9 +15,9 @@ from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption
 from chronicle.commands.quarantining import bring_back, move_strays
 from chronicle.commands.result import CommandResult, ExitCode
 from rollback.checkpoint import list_checkpoints, list_root_strays
+from rollback.checksums import Progress
 from rollback.errors import visible
 from rollback.findings import Finding, Severity
-from rollback.integrity import Progress
 from rollback.layout import Checkpoint
 from rollback.verify import root_stray_findings, verify_checkpoint
 
