@@ -59,7 +59,7 @@ def _write(name: str, draw: Callable[[Any], Table], directory: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.2))
-    figure.subplots_adjust(left=0.26 if name == "contrasts" else 0.1, right=0.98, top=0.97, bottom=0.14)
+    figure.subplots_adjust(left=0.3 if name == "contrasts" else 0.1, right=0.98, top=0.97, bottom=0.14)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # means over updates that no arm logged

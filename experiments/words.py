@@ -15,6 +15,11 @@ def format_bpb(value: float) -> str:
     return f"{value:+.4f}"
 
 
+def format_p(p: float | None) -> str:
+    """`p = 0.012`, `p < 0.001`."""
+    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
 def answer(one: Judged, margin: float) -> str:
     """One contrast in words: the question, the numbers, the verdict, and what would settle it."""
     if one.result is None:
@@ -24,7 +29,8 @@ def answer(one: Judged, margin: float) -> str:
     numbers = (
         f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {format_bpb(r.interval.low)} to {format_bpb(r.interval.high)}, "
         f"n = {r.num_pairs}, sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
-        f"paired t p = {one.t_p:.3f}, sign-flip p = {one.sign_flip_p:.3f}, equivalence (TOST at ±{margin:g}) p = {r.tost_p:.3f}"
+        f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}, "
+        f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}"
     )
     adjusted = " (Holm-adjusted over the main contrasts)" if one.family == "main" else ""
     return f"**{one.question}** {_verdict(one, margin)} {numbers}{adjusted}. {what_would_settle(one, margin)}".rstrip()
