@@ -72,7 +72,7 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
     """Newest first, without bookkeeping; of one incident only the last word (the detector writes each change of it)."""
     seen: set[tuple[int | None, str]] = set()
     for entry in reversed(entries):
-        if entry.kind in SILENT:
+        if entry.kind in SILENT or (entry.kind == "preflight" and entry.data.get("verdict") == "passed"):
             continue
         if entry.kind == "incident" and entry.data.get("id") is not None:
             incident = (entry.launch, str(entry.data["id"]))

@@ -19,7 +19,7 @@ __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 # Bookkeeping between machines: in the journal for whoever asks (`chronicle log --kind …`), no part of a person's story.
 BOOKKEEPING = frozenset(
     (
-        *("run.init", "launch.step", "rollback.intent", "undo.intent", "plan", "preflight"),
+        *("run.init", "launch.step", "rollback.intent", "undo.intent", "plan"),
         *("guard.batches", "data.start", "evidence", "evidence.sealed"),
     )
 )
@@ -67,7 +67,7 @@ def tell_chapters(story: Story) -> tuple[Chapter, ...]:
 
 
 def _is_chapter(entry: Entry) -> bool:
-    if entry.kind == "guard.verdict":
+    if entry.kind in ("guard.verdict", "preflight"):
         return entry.data.get("verdict") != "passed"
     return entry.kind not in FOLDED
 

@@ -14,6 +14,7 @@ from chronicle.story.plain import format_factor
 
 __all__ = ["LrCheck", "check_lr"]
 
+LOOKED_AT = 20  # steps behind the resume
 TOLERANCE = 0.01  # logs print LRs with three or four digits
 
 
@@ -37,7 +38,7 @@ def check_lr(story: Story, paths: RunPaths) -> LrCheck:
     should = line.factor if line.factor is not None else line.asked
     for earlier in reversed(story.launches[: story.launches.index(launch)]):
         other = story.ledger.line(earlier.number)
-        if other is None or other.factor is None or should is None:
+        if other is None or other.factor is None or should is None or not _shares_steps(launch, earlier):
             continue
         check = _compare(launch, earlier, should / other.factor, paths)
         if check is not None:
@@ -45,9 +46,14 @@ def check_lr(story: Story, paths: RunPaths) -> LrCheck:
     return LrCheck()
 
 
+def _shares_steps(launch: LaunchStory, earlier: LaunchStory) -> bool:
+    first = (launch.span.start_step or 0) + 1
+    return (earlier.span.start_step or 0) < first + LOOKED_AT and (earlier.span.last_step or 0) >= first
+
+
 def _compare(launch: LaunchStory, earlier: LaunchStory, ratio: float, paths: RunPaths) -> LrCheck | None:
     first, last = (launch.span.start_step or 0) + 1, min(launch.span.last_step or 0, earlier.span.last_step or 0)
-    step = min(last, first + 20)
+    step = min(last, first + LOOKED_AT)
     mine, theirs = _lrs(paths, launch.number, first, step), _lrs(paths, earlier.number, first, step)
     shared = sorted(set(mine) & set(theirs))
     if not shared or not theirs[shared[-1]]:
