@@ -260,3 +260,25 @@ def test_pointer_file_keeps_its_mode(top: Path) -> None:
     assert (pointer.read_text(), oct(pointer.stat().st_mode & 0o777)) == ("opt_step-10\n", oct(0o640))
     assert chronicle(top, "undo", "--yes") == 0
     assert picture(top / "checkpoints") == before
+
+
+def test_of_two_rollbacks_at_once_one_wins_and_the_other_changes_nothing(top: Path) -> None:
+    code = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+    words = [
+        ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes"],
+        ["rollback", "--to", "15", "--lr-scale", "0.5", "--yes"],
+    ]
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, *w, *places(top)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for w in words
+    ]
+    for process in running:
+        process.communicate(timeout=120)
+    codes = [process.returncode for process in running]
+    entries = read_journal(RunPaths(top / "logs" / "r"))
+    done = [entry.step for entry in entries.of_kind("rollback.receipt")]
+    assert set(codes) <= {0, 1, 3} and len(done) == codes.count(0) >= 1
+    assert chronicle(top, "recover") == 0
+    for _ in done:
+        assert chronicle(top, "undo", "--yes") == 0
+    assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10", "opt_step-15", "opt_step-20"]

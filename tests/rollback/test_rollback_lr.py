@@ -11,7 +11,7 @@ import pytest
 from chronicle.commands.main import run
 from tests.rollback.accelerate_runs import HOW, make_run, used_lrs
 from tests.rollback.disks import picture
-from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, hugging_face_cases
+from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, hugging_face_cases, lrs, train_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 ALL = [*COMPUTED, *FUNCTIONS, *hugging_face_cases()]
@@ -68,3 +68,49 @@ def test_lambda_without_guard_has_an_unknown_forecast_and_a_proved_ratio(tmp_pat
     assert rollback(tmp_path, "--to", "10", "--lr-scale", "0.5", "--yes") == 0
     contract = json.loads((tmp_path / "logs" / "r" / "contract.json").read_text())
     assert (contract["next_lrs"], contract["next_lrs_source"], contract["lr_ratio"]) == (None, "unknown", 0.5)
+
+
+@pytest.mark.parametrize("name", ["cosine", "lambda", "step"])
+def test_lrs_kept_as_tensors_are_found_and_halved(name: str, tmp_path: Path) -> None:
+    """A scanner for Python floats would miss them in silence; here they are edited as what they are."""
+    import torch
+
+    def case(optimizer: Any) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        return _case(name)(optimizer)
+
+    root = tmp_path / "checkpoints"
+    make_run(root, case, "registered")
+    control = used_lrs(root / "opt_step-10", case, "registered")
+    before = picture(root)
+    assert rollback(tmp_path, "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    used = used_lrs(root / "opt_step-10", case, "registered")
+    assert used == [tuple(x / 2 for x in row) for row in control]
+    assert run(["undo", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]) == 0
+    assert picture(root) == before
+
+
+@pytest.mark.parametrize("name", ["cosine", "step"])
+def test_lrs_kept_as_numpy_scalars_are_found_and_halved(name: str, tmp_path: Path) -> None:
+    """Accelerate itself refuses to load them; scripts that `torch.save` a dict keep them."""
+    import numpy as np
+    import torch
+
+    model, optimizer, scheduler = build(_case(name))
+    for group in optimizer.param_groups:
+        group["lr"] = np.float64(group["lr"])
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    path = root / "ckpt.pt"
+    torch.save({"optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict(), "step": 10}, path)
+    assert isinstance(torch.load(path, weights_only=False)["lr_scheduler"]["_last_lr"][0], np.float64)
+    before = picture(root)
+    assert rollback(tmp_path, "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    edited = torch.load(path, weights_only=False)
+    assert [float(lr) for lr in edited["lr_scheduler"]["_last_lr"]] == [lr / 2 for lr in lrs(optimizer)]
+    assert [float(g["lr"]) for g in edited["optimizer"]["param_groups"]] == [lr / 2 for lr in lrs(optimizer)]
+    assert run(["undo", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]) == 0
+    assert picture(root) == before
