@@ -4,11 +4,21 @@ Codes are the primitives of the evidence table: M1 fingerprint, M2 LR oracle, M3
 Nothing is compared that was not recorded; nothing that was recorded is left out silently: `Check.ok` rows say what held.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from chronicle.resume.contract import COMPUTED, Expectation, close, close_rows
-from chronicle.resume.memory import Memory, Scheduler
+from chronicle.resume.likely_causes import (
+    forecast_cause,
+    lr_cause,
+    moment_cause,
+    moments_cause,
+    position_cause,
+    rng_cause,
+    step_cause,
+    weights_cause,
+)
+from chronicle.resume.memory import Memory
 from chronicle.resume.refusal import Check
 
 __all__ = ["check_memory", "check_rng"]
@@ -55,7 +65,7 @@ def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]
             expected="state of the generators at save",
             found=f"{', '.join(wrong)} differ" if wrong else "equal",
             where=f"rank {rank}",
-            cause=_rng_cause(memory, own.rng, rank) if wrong else "",
+            cause=rng_cause(memory, own.rng, rank) if wrong else "",
         )
     ]
 
@@ -73,7 +83,7 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
             expected=_show(lrs),
             found=_show(own) or "no optimizer",
             where="optimizer param_groups",
-            cause="" if ok else _lr_cause(expected, found, lrs, own),
+            cause="" if ok else lr_cause(expected, found, lrs, own),
         )
     rows = expected.next_lrs()
     if rows is None or found.next_lrs is None or by_hand or _other_world(expected, found):
@@ -87,7 +97,7 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
         expected=f"step +{bad + 1}: {_show(rows[bad])}" if bad is not None else f"{count} steps",
         found=f"step +{bad + 1}: {_show(found.next_lrs[bad])}" if bad is not None else "equal",
         where="scheduler and optimizer, stepped on copies",
-        cause="" if bad is None else _forecast_cause(expected, found),
+        cause="" if bad is None else forecast_cause(expected, found),
     )
 
 
@@ -133,7 +143,7 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
 
 def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.step is not None and found.step is not None:
-        yield _equal("step", "M1", memory.step, found.step, "the trainer's own counter", _step_cause(memory, found))
+        yield _equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(memory, found))
     if memory.optimizer_steps is not None:
         yield _equal(
             "optimizer step",
@@ -168,7 +178,7 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 saved.last_epoch,
                 own.last_epoch,
                 f"{where} last_epoch, {saved.unit} per optimizer step",
-                _position_cause(saved, own),
+                position_cause(saved, own),
             )
         if not _other_world(expected, found):
             yield _equal(
@@ -213,7 +223,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 expected=f"norm {saved.moment_norm:.9g}",
                 found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
                 where=where,
-                cause="" if ok else _moment_cause(own.moment_norm),
+                cause="" if ok else moment_cause(own.moment_norm),
             )
         yield _equal(
             "parameters with state",
@@ -275,7 +285,7 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
             saved.weights,
             own.weights,
             f"sample of every tensor, rank {rank}",
-            _weights_cause(memory, own.weights),
+            weights_cause(memory, own.weights),
         )
     if saved.moments:
         yield _equal(
@@ -284,7 +294,7 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
             saved.moments,
             own.moments,
             f"sample of every tensor, rank {rank}",
-            _moments_cause(memory, own.moments, rank),
+            moments_cause(memory, own.moments, rank),
         )
 
 
@@ -327,88 +337,3 @@ def _show(row: Sequence[float]) -> str:
 def _text(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 160 else text[:157] + "…"
-
-
-def _lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Sequence[float]) -> str:
-    if not own:
-        return "no optimizer is known to the guard: load after prepare()"
-    if len(own) != len(lrs):
-        return "the number of parameter groups changed"
-    restarted = _restarted_scheduler(expected.memory, found.schedulers)
-    if restarted:
-        return restarted
-    contract = expected.contract
-    if contract is not None and contract.lr_ratio and expected.memory is not None:
-        old = tuple(group.lr for group in expected.memory.groups)
-        if close_rows((old,), (tuple(own),), COMPUTED):
-            return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
-    if all(lr == 0 for lr in own):
-        return "LR is zero: the warm-up starts again"
-    return "the optimizer's groups were not restored, or something set their LR after the load"
-
-
-def _forecast_cause(expected: Expectation, found: Memory) -> str:
-    restarted = _restarted_scheduler(expected.memory, found.schedulers)
-    if restarted:
-        return restarted
-    if expected.memory and [s.unit for s in expected.memory.schedulers] != [s.unit for s in found.schedulers]:
-        return "the scheduler advances at another speed: the number of processes changed"
-    return "the schedule has another shape than at save: other arguments (warm-up, horizon), class, or bound optimizer"
-
-
-def _restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
-    saved = memory.schedulers if memory else ()
-    if saved and not schedulers:
-        return "the scheduler is not prepared or registered in this launch: its saved state was not loaded"
-    for index, own in enumerate(schedulers):
-        if own.last_epoch == 0 and (index >= len(saved) or saved[index].last_epoch):
-            return (
-                f"scheduler {index} ({own.name}) was not restored: it stands at its beginning and would warm up again"
-            )
-    return ""
-
-
-def _position_cause(saved: Scheduler, own: Scheduler) -> str:
-    if not own.last_epoch:
-        return "the scheduler was not restored: it stands at its beginning"
-    if not saved.last_epoch:
-        return "the scheduler was stepped during the load"
-    for factor in (2, 3, 4, 8, 16):
-        if own.last_epoch in (saved.last_epoch * factor, saved.last_epoch // factor):
-            return f"off by a factor of {factor}: stepped twice, or counted in another number of processes"
-    if abs(own.last_epoch - saved.last_epoch) <= saved.unit:
-        return "stepped once too often or too seldom around the save or the load"
-    return "state of another step was loaded"
-
-
-def _step_cause(memory: Memory, found: Memory) -> str:
-    if not found.step:
-        return "the step counter was not restored: training would start from zero"
-    return "state of another step was loaded, or the counter is not in optimizer steps"
-
-
-def _moment_cause(norm: float | None) -> str:
-    if norm is None or norm == 0:
-        return "the optimizer state was not restored: its moments are empty"
-    return "moments of another step, or of other parameters"
-
-
-def _weights_cause(memory: Memory, own: str) -> str:
-    for name, digest in memory.averages.items():
-        if own and digest == own:
-            return f"these are the averaged weights `{name}`, not the weights that were trained"
-    return "the model was not restored, or changed after the load"
-
-
-def _moments_cause(memory: Memory, own: str, rank: int) -> str:
-    for digest in memory.ranks:
-        if digest.rank != rank and own and digest.moments == own:
-            return f"this rank holds the optimizer shard of rank {digest.rank}"
-    return "the optimizer state was not restored, or belongs to other parameters"
-
-
-def _rng_cause(memory: Memory, own: Mapping[str, str], rank: int) -> str:
-    for digest in memory.ranks:
-        if digest.rank != rank and digest.rng.get("torch") == own.get("torch"):
-            return f"this rank holds the generators of rank {digest.rank}"
-    return "the random state was not restored: its file is missing, unreadable or of another world size, skipped in silence"

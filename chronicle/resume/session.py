@@ -7,13 +7,11 @@ where unverified state would be trained on, they refuse.
 
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError
 from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
@@ -31,11 +29,11 @@ from chronicle.resume.identity import (
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.options import Mode, Options, effective_options, launch_number
 from chronicle.resume.ranks import Ranks
-from chronicle.resume.refusal import Check, ResumeRefused, failed, format_table
+from chronicle.resume.refusal import Check, failed
+from chronicle.resume.ruling import Beginning, Ruling, guarded, reason_of
 from chronicle.resume.sealing import Sealer
 from chronicle.resume.story import Story, find_run_dir
 from chronicle.resume.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
-from rollback.errors import RollbackError
 
 __all__ = ["GuardSession"]
 
@@ -60,17 +58,14 @@ class GuardSession:
         self.batches = BatchWitness(self._record_batches)
         if run_dir is None:
             self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
-        self.expectation: Expectation | None = None
-        self.loaded_from: Path | None = None
+        self.begun = Beginning()
+        self.ruling = Ruling(self.ranks, self.story, self.options, self.begun)
         self.mid_epoch: bool | None = None  # whether the checkpoint lies inside an epoch, where the adapter can tell
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
-        self._loaded_state = False  # a plain loop loaded an optimizer state: there is no directory
-        self._refusal: ResumeRefused | None = None
         self._stepped = False
         self._loading = False
         self._data_met = False
-        self._start_step: int | None = None
         self._steps_here = 0
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._recent: deque[tuple[float, ...]] = deque(maxlen=NUM_FORECAST)
@@ -80,7 +75,7 @@ class GuardSession:
     @property
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard can tell without a transfer from the device."""
-        return None if self._start_step is None else self._start_step + self._steps_here
+        return None if self.begun.start_step is None else self.begun.start_step + self._steps_here
 
     def known_checkpoints(self) -> tuple[tuple[int | None, str], ...]:
         """(step, path) of every save the journal knows, oldest first."""
@@ -102,7 +97,7 @@ class GuardSession:
             self.sealer.seal(root, self.describe())
             self.batches.after_save(str(root))
         except Exception as problem:  # noqa: BLE001 a save that succeeded must not kill the run through its guard
-            text = f"`{directory}` was saved but could not be sealed ({_reason(problem)}); training goes on"
+            text = f"`{directory}` was saved but could not be sealed ({reason_of(problem)}); training goes on"
             self.story.say("save", text)
 
     def describe(self) -> Memory:
@@ -123,14 +118,14 @@ class GuardSession:
             return
         self.sealer.finish()
         root = checkpoint_root(directory)
-        found = self._guarded(lambda: self._check_before_load(root, memory))
-        self._settle([*checks, *found], "before load", root)
+        found = guarded(lambda: self._check_before_load(root, memory))
+        self.ruling.settle([*checks, *found], "before load", root)
         self._loading = True
 
     def _check_before_load(self, root: Path, memory: Memory | None) -> list[Check]:
         history, contract = self.story.read(), self._contract()
         memory = memory or read_memory(root)
-        self.expectation = self._expect(root, memory, contract)
+        self.begun.expectation = self._expect(root, memory, contract)
         files = check_files(root) if self.ranks.rank == 0 else []  # once is enough: the verdict is exchanged
         return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
 
@@ -142,28 +137,30 @@ class GuardSession:
         if self.off:
             return
         self._loading = False
-        self.loaded_from = checkpoint_root(directory)
-        self._settle(self._guarded(self._check_after_load), "after load", self.loaded_from)
+        self.begun.loaded_from = checkpoint_root(directory)
+        self.ruling.settle(guarded(self._check_after_load), "after load", self.begun.loaded_from)
         if generators:
             self.generators_restored()
 
     def generators_restored(self) -> None:
         """The framework has put the random generators back, and nothing has drawn from them yet."""
-        if self.off or self.expectation is None:
+        if self.off or self.begun.expectation is None:
             return
-        expectation, rank = self.expectation, self.ranks.rank
+        expectation, rank = self.begun.expectation, self.ranks.rank
         found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=self._observe().topology)
-        self._settle(self._guarded(lambda: check_rng(expectation, found, rank=rank)), "after load", self.loaded_from)
+        self.ruling.settle(
+            guarded(lambda: check_rng(expectation, found, rank=rank)), "after load", self.begun.loaded_from
+        )
 
     def load_failed(self, problem: BaseException) -> None:
         """The framework's own load raised on this rank: the others must hear of it instead of waiting for ever."""
         self._loading = False
         if not self.off and self.ranks.world_size > 1:
             where = f"rank {self.ranks.rank}"
-            self.ranks.gather(self._report([failed("load", "F2", found=_reason(problem), where=where)]))
+            self.ruling.tell([failed("load", "F2", found=reason_of(problem), where=where)])
 
     def _check_after_load(self) -> list[Check]:
-        expectation = self.expectation or Expectation(basis="none")
+        expectation = self.begun.expectation or Expectation(basis="none")
         live = self._live()
         found = fingerprint_memory(live)
         self._data_met = self._data_equal(live.data)
@@ -173,25 +170,22 @@ class GuardSession:
         """A plain loop is loading an optimizer state; `memory` is what travelled in it. Compared at the first step."""
         if self.off:
             return
-        self._loaded_state = True
-        contract = self._contract()
-        step = memory.step if memory else None
+        self.begun.state_loaded = True
+        contract, step = self._contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
-        basis = "contract" if bound else ("manifest" if memory else "none")
-        accepted = accepted_changes(bound, self.options.accept_change)
-        self.expectation = Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
+        self.begun.expectation = self._expectation(memory, bound)
 
     # ---- the first step, and the fifty after it --------------------------------------------------------------------
 
     def before_step(self, optimizer: Any) -> None:
         """Called before every optimizer step; checks once, then watches the LR. None: an engine's whole step."""
-        if self._loading or (self._stepped and not self._refusal and not self._is_first(optimizer)):
+        if self._loading or (self._stepped and not self.ruling.refusal and not self._is_first(optimizer)):
             return
-        if not self._stepped or self._refusal:
+        if not self._stepped or self.ruling.refusal:
             if not self._concerns(optimizer):
                 return
-            if self._refusal:
-                raise self._refusal  # caught by somebody who meant to go on
+            if self.ruling.refusal:
+                raise self.ruling.refusal  # caught by somebody who meant to go on
             self._stepped = True
             self._first_step(optimizer)
         if self.off or not self._is_first(optimizer):
@@ -202,9 +196,9 @@ class GuardSession:
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
             self._trip(lrs)
-        resumed = self.loaded_from is not None
+        resumed = self.begun.loaded_from is not None
         if resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
-            self._refuse([check], f"step {self._steps_here} of this launch", self.loaded_from, local=True)
+            self.ruling.refuse([check], f"step {self._steps_here} of this launch", self.begun.loaded_from, local=True)
 
     def _is_first(self, optimizer: Any) -> bool:
         return optimizer is None or bool(self._known and optimizer is self._known[0])
@@ -214,37 +208,37 @@ class GuardSession:
         if optimizer is None:
             return True
         live = self._observe()
-        if not live.optimizers and self.loaded_from is not None and self._refusal is None:
+        if not live.optimizers and self.begun.loaded_from is not None and self.ruling.refusal is None:
             return True
         return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
 
     def _first_step(self, optimizer: Any) -> None:
         if self.off:
-            self._record("off", (), "before the first step")
+            self.ruling.record("off", (), "before the first step")
             return
-        checks = self._guarded(lambda: self._check_first_step(optimizer))
-        self._settle(checks, "before the first step", self.loaded_from)
+        checks = guarded(lambda: self._check_first_step(optimizer))
+        self.ruling.settle(checks, "before the first step", self.begun.loaded_from)
         if all(check.ok for check in checks):
-            self._record("passed", checks, "before the first step")
+            self.ruling.record("passed", checks, "before the first step")
 
     def _check_first_step(self, optimizer: Any) -> list[Check]:
         live = self._live()
         self._known = tuple(live.optimizers)
         found = fingerprint_memory(live)
-        self._start_step = found.step or 0
+        self.begun.start_step = found.step or 0
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
         checks = check_identity(live, optimizer)
-        if self.loaded_from is None and not self._loaded_state:
+        if self.begun.loaded_from is None and not self.begun.state_loaded:
             checks += self._check_nothing_loaded(found)
-        if self.expectation is None:
+        if self.begun.expectation is None:
             return checks
-        checks += check_memory(self.expectation, found, rank=live.rank, at_first_step=True)
+        checks += check_memory(self.begun.expectation, found, rank=live.rank, at_first_step=True)
         if not (self._data_met or self._data_equal(live.data)):
             checks.append(self._data_check(live.data))
         checks += self._check_next_batch()
         own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.expectation, own)
+        self._tripwire = LrTripwire.after(self.begun.expectation, own)
         return checks
 
     def _check_nothing_loaded(self, found: Memory) -> list[Check]:
@@ -261,28 +255,28 @@ class GuardSession:
         if root is None or memory is None:
             return check_fresh_start(found, history, pending)
         # the trainer loads by itself: hold it to the checkpoint it stands at
-        self.loaded_from, self.expectation = root, self._expect(root, memory, contract)
+        self.begun.loaded_from, self.begun.expectation = root, self._expect(root, memory, contract)
         return check_contract(contract, root, history)
 
     def _check_next_batch(self) -> list[Check]:
         """M4: the first batch of this launch against the one that followed the checkpoint."""
-        expectation = self.expectation
+        expectation = self.begun.expectation
         if not self.batches.first or expectation is None or self.ranks.rank != 0:
             return []
         if expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data):
             return []
         history = self.story.read()
         step = expectation.memory.step if expectation.memory else None
-        followed = history.followed.get(str(self.loaded_from) if self.loaded_from else f"step {step}")
+        followed = history.followed.get(str(self.begun.loaded_from) if self.begun.loaded_from else f"step {step}")
         return check_next_batch(
             self.batches.first[0], followed, history.starts, promised=self.options.same_data, mid_epoch=self.mid_epoch
         )
 
     def _record_batches(self, key: str, digests: tuple[str, ...]) -> None:
         after = None if key == "start" else key
-        step = self.step if after else self._start_step
+        step = self.step if after else self.begun.start_step
         data = {"digests": list(digests)} | ({"after": after} if after else {})
-        if after is not None or (self.loaded_from is None and not self._loaded_state):
+        if after is not None or (self.begun.loaded_from is None and not self.begun.state_loaded):
             self.story.write("guard.batches", step=step, title="batches seen", data=data)
 
     def _trip(self, lrs: tuple[float, ...]) -> None:
@@ -292,71 +286,7 @@ class GuardSession:
         if self._tripwire.done:
             self._tripwire = None
         if check is not None:
-            self._refuse([check], f"step {position} of this launch", self.loaded_from, local=True)
-
-    # ---- settling --------------------------------------------------------------------------------------------------
-
-    def _guarded(self, work: Callable[[], list[Check]]) -> list[Check]:
-        """A failure of the guard itself, where state is at stake, is a failed check."""
-        try:
-            return work()
-        except (ChronicleError, RollbackError) as problem:
-            found, cause = problem.message, problem.remedy or ""
-        except Exception as problem:  # noqa: BLE001 unverified state must not be trained on, whatever broke the check
-            found, cause = _reason(problem), "the check itself failed"
-        return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
-
-    def _settle(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
-        """Exchange with the other ranks; refuse everywhere when anything failed anywhere."""
-        reports = self.ranks.gather(self._report(checks))
-        own = [check for check in checks if not check.ok]
-        others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self.ranks.rank]
-        if own or others:
-            self._refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
-
-    def _report(self, checks: Sequence[Check]) -> dict[str, Any]:
-        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        return {"rank": self.ranks.rank, "failed": bad}
-
-    def _refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
-        """Say it (the main process, or this rank when no other was asked), record it, raise unless only warning."""
-        warned = self.options.mode is Mode.WARN
-        place = f"`{root}`" if root is not None else "nothing was loaded"
-        headline = f"{'warning, let pass by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
-        remedy = None if warned else _remedy(bad)
-        if self.ranks.rank == 0 or local:
-            sys.stderr.write(format_table(headline, bad, remedy))
-            sys.stderr.flush()
-        self._record("warned" if warned else "refused", bad, moment)
-        if not warned:
-            first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
-            text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
-            self._refusal = ResumeRefused(text, remedy, bad)
-            raise self._refusal
-
-    def _record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
-        expectation, contract = self.expectation, self.expectation.contract if self.expectation else None
-        resumed = self.loaded_from is not None or self._loaded_state
-        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
-        data: dict[str, Any] = {
-            "verdict": verdict,
-            "moment": moment,
-            "mode": str(self.options.mode),
-            "basis": basis,
-            "verified": verdict == "passed" and basis != "none",
-            "checks": [check.to_json() for check in checks],
-        }
-        if self.loaded_from is not None:
-            data["checkpoint"] = str(self.loaded_from)
-        if contract is not None:
-            data["contract"] = contract.rollback
-        if expectation and expectation.accepted:
-            data["accepted"] = dict(expectation.accepted)
-        if self.options.fresh_start:
-            data["fresh_start"] = True
-        promised = expectation.memory.step if expectation and expectation.memory else None
-        step = self._start_step if self._start_step is not None else promised
-        self.story.write("guard.verdict", step=step, title=f"guard: {verdict} {moment}", data=data)
+            self.ruling.refuse([check], f"step {position} of this launch", self.begun.loaded_from, local=True)
 
     # ---- small readings --------------------------------------------------------------------------------------------
 
@@ -374,12 +304,15 @@ class GuardSession:
 
     def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
         bound = contract if contract is not None and same_checkpoint(contract, root) else None
+        return self._expectation(memory, bound)
+
+    def _expectation(self, memory: Memory | None, bound: Contract | None) -> Expectation:
         basis = "contract" if bound else ("manifest" if memory else "none")
         accepted = accepted_changes(bound, self.options.accept_change)
         return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
 
     def _data_equal(self, data: Any) -> bool:
-        expectation = self.expectation
+        expectation = self.begun.expectation
         if self.options.data_state is None or expectation is None or expectation.memory is None:
             return True
         if expectation.memory.data is None or expectation.accepts("data"):
@@ -389,7 +322,8 @@ class GuardSession:
         return _plain(expectation.memory.data) == _plain(data)
 
     def _data_check(self, data: Any) -> Check:
-        saved = self.expectation.memory.data if self.expectation and self.expectation.memory else None
+        memory = self.begun.expectation.memory if self.begun.expectation else None
+        saved = memory.data if memory else None
         return failed(
             "data position",
             "M4",
@@ -402,35 +336,3 @@ class GuardSession:
 
 def _plain(data: Any) -> str:
     return json.dumps(data, sort_keys=True, default=str)
-
-
-def _reason(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}"[:300]
-
-
-def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:
-    """Failures of another rank that this rank has not itself."""
-    names = {check.name for check in own}
-    where = f"rank {report['rank']}"
-    checks = [
-        failed(name, code, expected=expected, found=found, where=f"{where}: {place}", cause=cause)
-        for name, code, expected, found, place, cause in report["failed"]
-        if name not in names
-    ]
-    if report.get("more"):
-        checks.append(failed("more checks", "M1", found=f"{report['more']} further mismatches", where=where))
-    return checks
-
-
-def _remedy(bad: Sequence[Check]) -> str:
-    names = {check.name for check in bad}
-    if "resume" in names:
-        return (
-            "load a checkpoint before training; a fresh start says CHRONICLE_FRESH_START=1, or takes another run name"
-        )
-    if "open transaction" in names:
-        return "`chronicle recover` finishes or reverts it"
-    return (
-        "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
-        "CHRONICLE_GUARD=warn lets it pass, journalled"
-    )

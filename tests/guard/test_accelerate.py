@@ -461,3 +461,28 @@ def halve_lr(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     write_manifest(checkpoint, step=manifest.step, memory=manifest.memory, run=manifest.run, launch=manifest.launch)
+
+
+@pytest.mark.parametrize("name", ["contract.json", "manifest"])
+def test_damaged_promise_is_refused_not_ignored(run_dir: Path, checkpoint: Path, name: str) -> None:
+    """Fails closed: what cannot be read cannot be compared, and state is at stake."""
+    first_launch(run_dir, checkpoint)
+    damaged = checkpoint / MANIFEST_NAME if name == "manifest" else run_dir / name
+    damaged.write_text('{"v": 1, "half')
+    with pytest.raises(ResumeRefused):
+        start(run_dir, seed=1).accelerator.load_state(str(checkpoint))
+    assert "guard" in failed_names(run_dir)
+
+
+def test_refusal_that_is_swallowed_comes_again_at_the_step(run_dir: Path, checkpoint: Path) -> None:
+    first_launch(run_dir, checkpoint)
+    launch = start(run_dir, seed=1, prepare_scheduler=False)
+    with pytest.raises(ResumeRefused):
+        launch.accelerator.load_state(str(checkpoint))
+    with pytest.raises(ResumeRefused):
+        launch.train(1)
+
+
+def test_refusal_is_no_exception_that_a_broad_handler_could_swallow() -> None:
+    assert not issubclass(ResumeRefused, Exception)
+    assert issubclass(ResumeRefused, SystemExit)
