@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, UnknownFormat
-from rollback.formats import find_format, format_named
+from rollback.formats import FORMATS, find_format, format_named
 from rollback.formats.format import CheckpointFormat
 from rollback.layout import Checkpoint, Entry, EntryKind, Role, StateFile, scan_entries
 from rollback.manifest import Manifest, is_manifest_name, read_manifest
@@ -97,7 +97,7 @@ def list_root_strays(root: Path | str) -> tuple[str, ...]:
 
 def is_checkpoint_copy(name: str) -> bool:
     """Whether a name carries a step like a checkpoint's, with more around it: `30500.orig`, `step-500_keep`."""
-    return _COPY.fullmatch(name) is not None
+    return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
 
 
 def _is_copy_of_newest(name: str) -> bool:

@@ -24,12 +24,14 @@ from rollback.formats import format_named
 from rollback.integrity import checksum_findings, damage, examine_file
 from rollback.layout import Checkpoint, Role, StateFile
 from rollback.manifest import Manifest, compare_manifest, read_manifest
+from rollback.moments import check_moments
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 __all__ = ["check_names", "check_retention", "passes", "root_stray_findings", "verify_checkpoint"]
 
+MOMENT_FILES = 8  # looked into without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
 
 
@@ -53,7 +55,7 @@ def verify_checkpoint(
     covered = full and manifest is not None and manifest.digests == "complete"
     findings += _check_files(checkpoint.files, checkpoint, full and not covered, executor, progress)
     if not checkpoint.strays:
-        findings += _check_contents(checkpoint, findings)
+        findings += _check_contents(checkpoint, findings, full)
     return sorted(findings, key=lambda f: (_ORDER[f.severity], f.check, f.path))
 
 
@@ -109,7 +111,7 @@ def check_retention(
             check="F10",
             severity=Severity.INFO,
             path=".",
-            message=f"{good} other checkpoints pass: two were expected before anything is deleted",
+            message=f"{good} other checkpoint{'s' if good != 1 else ''} pass: keep two before anything is deleted",
         )
     ]
 
@@ -145,11 +147,13 @@ def _check_files(
         return [*findings, damage(".", problem.message, problem.remedy)]
 
 
-def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding]) -> list[Finding]:
+def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool) -> list[Finding]:
     known = format_named(checkpoint.format)
     assert known is not None
     try:
-        return check_state(known.read_state(checkpoint))
+        state = known.read_state(checkpoint)
+        sampled = len(state.optimizers) if full else MOMENT_FILES
+        return check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
     except (UnreadableFile, UnknownFormat, Refused) as problem:
         if any(finding.severity is Severity.ERROR for finding in so_far):
             return []  # what is missing or damaged has been named; its consequence is no second finding

@@ -19,7 +19,7 @@ from rollback.checksums import Progress
 from rollback.errors import visible
 from rollback.findings import Finding, Severity
 from rollback.layout import Checkpoint
-from rollback.verify import root_stray_findings, verify_checkpoint
+from rollback.verify import check_retention, passes, root_stray_findings, verify_checkpoint
 
 __all__ = ["verify"]
 
@@ -63,9 +63,9 @@ def verify(
         return move_strays(where, chosen, beside, settings_from(run, logs, checkpoints), yes=yes)
     found = _verified(chosen, full)
     if root is not None:
-        strays = root_stray_findings(list_root_strays(root))
-        if strays:
-            found.append((str(root), None, strays))
+        beside_them = root_stray_findings(list_root_strays(root)) + _retention(found)
+        if beside_them:
+            found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
     text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
     text = visible(text)
@@ -76,6 +76,15 @@ def _verified(chosen: Sequence[Checkpoint], full: bool) -> Found:
     total = sum(checkpoint.size_bytes for checkpoint in chosen)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as executor, _progress(total if full else 0) as progress:
         return [(str(c.path), c, verify_checkpoint(c, full=full, executor=executor, progress=progress)) for c in chosen]
+
+
+def _retention(found: Found) -> list[Finding]:
+    """F10 for the newest checkpoint: how many others there are to go back to."""
+    standing = [(c, passes(findings)) for _, c, findings in found if c is not None and not c.abandoned]
+    if not standing:
+        return []
+    good = {c.path for c, passed in standing if passed}
+    return check_retention(standing[-1][0], [c for c, _ in standing], lambda c: c.path in good)
 
 
 @contextmanager

@@ -209,9 +209,9 @@ def _absent(name: str, what: str) -> Finding:
     )
 
 
-def pointer_findings(folder: Path, tag: str | None, where: str) -> list[Finding]:
+def pointer_findings(folder: Path, tag: str | None, where: str, name: str = "latest") -> list[Finding]:
     """F9: `latest` in `folder` names a tag directory that is there; without it DeepSpeed starts from scratch."""
-    pointer = folder / "latest"
+    pointer = folder / name
     try:
         named = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
     except OSError:
@@ -230,7 +230,7 @@ def pointer_findings(folder: Path, tag: str | None, where: str) -> list[Finding]
         Finding(
             check="F9",
             severity=Severity.WARN if tag is not None else Severity.ERROR,
-            path=f"{where}latest",
+            path=f"{where}{name}",
             message=message,
             remedy=f"write `{tag}` into it, or let `chronicle rollback` do it" if tag else None,
         )
@@ -378,7 +378,9 @@ class UniversalFormat(DeepSpeedFormat):
         )
         # The ranks that saved are history: any number may load.
         loose = [finding for finding in engine.findings if finding.check != "F2"]
-        return _with_engines(state, [replace(engine, findings=tuple(loose))], [])
+        above = checkpoint.path.parent
+        pointers = pointer_findings(above, checkpoint.path.name, "../", "latest_universal")
+        return _with_engines(state, [replace(engine, findings=tuple(loose))], [] if checkpoint.abandoned else pointers)
 
 
 def _read_step(job: tuple[Path, StateFile]) -> int | None:

@@ -78,3 +78,11 @@ def run_script(script: str, arguments: list[str], *, processes: int = 1, environ
     if done.returncode:
         talk = "\n".join(line for line in done.stderr.splitlines() if "[rank" not in line or "rank0" in line)
         raise RuntimeError(f"{script} failed with {done.returncode}:\n{done.stdout[-1000:]}\n{talk[-4000:]}")
+
+
+def convert_to_universal(root: Path, tag: str) -> None:
+    """DeepSpeed's own converter; clients other than Megatron need the missing state injected."""
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", tag,
+               "--output_folder", f"{tag}_universal", "--inject_missing_state"]  # fmt: skip
+    variables = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=root, env=variables, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)

@@ -17,7 +17,7 @@ from rollback.formats.deepspeed import role_in_tag
 from rollback.layout import Role
 from rollback.state import read_state
 from rollback.verify import verify_checkpoint
-from tests.builders.checkpoints import CheckpointFactory
+from tests.builders.checkpoints import CheckpointFactory, convert_to_universal
 from tests.rollback.test_formats_files import halve_lr
 
 
@@ -93,6 +93,23 @@ def test_pointer_that_leads_nowhere(
     if text is not None:
         (root / "latest").write_text(text)
     assert ("F9", severity, "../latest") in findings(root / "global_step10")
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_universal_checkpoint(checkpoints: CheckpointFactory, root: Path) -> None:
+    """One directory a parameter; the ranks that saved no longer matter, the parameters do."""
+    checkpoints.deepspeed(root, stage=1, save_at=[5, 10])
+    convert_to_universal(root, "global_step10")
+    path = root / "global_step10_universal"
+    assert [c.format for c in list_checkpoints(root) if c.step == 10] == ["deepspeed", "deepspeed universal"]
+    assert findings(path) == set()
+    state = halve_lr(path)
+    assert (state.optimizer_step, state.optimizers[0].num_states, state.scheduler_unit) == (10, 4, 1)
+    groups = torch.load(path / "zero" / "optimizer_state.pt", weights_only=False)["param_groups"]
+    assert [group["initial_lr"] for group in groups] == [5e-4, 2.5e-4]
+    (path / "zero" / "1.bias" / "exp_avg.pt").unlink()
+    assert ("F2", "error", "zero/1.bias/exp_avg.pt") in findings(path)
 
 
 @pytest.mark.slow
