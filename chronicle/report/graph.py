@@ -83,7 +83,7 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _event_line(entry: Entry, lanes: "_Lanes", column: int | None) -> GraphLine:
-    mark = MARKS.get(entry.kind, "·")
+    mark = MARKS.get(entry.kind, "·") if entry.kind != "note" or not _about_hardware(entry) else MARKS["hardware"]
     drawn = mark if column is None else lanes.row(column, mark)
     return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=entry.id)
 
@@ -160,6 +160,11 @@ def _checkpoints(steps: Sequence[int]) -> str:
     if len(steps) <= CHECKPOINTS_NAMED:
         return ("checkpoint " if len(steps) == 1 else "checkpoints ") + ", ".join(map(str, steps))
     return f"{len(steps)} checkpoints {steps[0]}, {steps[1]}, … {steps[-1]}"
+
+
+def _about_hardware(entry: Entry) -> bool:
+    tags = entry.data.get("tags")
+    return isinstance(tags, list | tuple) and "hardware" in tags
 
 
 def _event_text(entry: Entry) -> str:

@@ -186,9 +186,8 @@ def _marks(panels: _Panels, story: Story) -> None:
         step = event_of(matter.entry).get("onset_step", matter.entry.step)
         if isinstance(step, int):
             _pin(panels.loss, step, "v", ALARM)
-    for entry in story.entries:
-        if entry.kind == "hardware" and entry.step is not None:
-            _pin(panels.loss, entry.step, "D", "#7a3fb0")
+    for entry in story.hardware:
+        _pin(panels.loss, entry.step or 0, "D", "#7a3fb0")
 
 
 def _pin(axes: Any, step: int, marker: str, colour: str) -> None:
@@ -212,7 +211,7 @@ def _words(panels: _Panels, story: Story) -> None:
         handles.append(Line2D([], [], color="#7c828b", linestyle=(0, (1, 2)), linewidth=1, label="restart"))
     if story.matters:
         handles.append(Line2D([], [], color=ALARM, marker="v", linestyle="none", label="incident"))
-    if any(e.kind == "hardware" for e in story.entries):
+    if story.hardware:
         handles.append(Line2D([], [], color="#7a3fb0", marker="D", linestyle="none", label="hardware"))
     panels.lr.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=5, frameon=False, fontsize=8)
     _factors(panels, story)

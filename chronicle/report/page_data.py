@@ -49,9 +49,7 @@ def build_page_data(story: Story, series: Sequence[LaunchSeries], lost_seconds: 
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
         "incidents": [_incident(matter) for matter in story.matters],
-        "hardware": [
-            {"step": e.step, "title": plain(e.title)} for e in story.entries if e.kind == "hardware" and e.step is not None
-        ],
+        "hardware": [{"step": entry.step, "title": plain(entry.title)} for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
         "cards": _cards(story, series),
         "groups": {"sources": _sources(names), "health": _health(names)},

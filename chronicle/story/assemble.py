@@ -82,6 +82,11 @@ class Story:
         return max(kept, key=lambda saved: saved.step, default=None)
 
     @property
+    def hardware(self) -> tuple[Entry, ...]:
+        """Entries about hardware that name a step: the machine's own, and notes that people tagged so."""
+        return tuple(e for e in self.entries if e.step is not None and (e.kind == "hardware" or _tagged(e, "hardware")))
+
+    @property
     def unverified(self) -> tuple[LaunchStory, ...]:
         """Resumed launches of the lineage that trained without a guard having passed them."""
         kept = {interval.launch for interval in self.lineage.kept}
@@ -153,6 +158,11 @@ def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
 def loss_of(values: Mapping[str, float]) -> float | None:
     """The training loss among channels, by its usual names."""
     return next((values[name] for name in LOSS_NAMES if name in values), None)
+
+
+def _tagged(entry: Entry, tag: str) -> bool:
+    tags = entry.data.get("tags")
+    return isinstance(tags, list | tuple) and tag in tags
 
 
 def _tier(matter: Matter) -> str:
