@@ -143,6 +143,7 @@ def propose(
 ) -> Proposal | None:
     """Return the proposal for the newest cluster that calls for one, or None when nothing does."""
     history, budgets = history or History(), budgets or Budgets()
+    events = _standing(events)
     calling = [event for event in events if event.tier is Tier.PROPOSE and event.status is not Status.RECOVERED]
     if not calling:
         return None
@@ -178,6 +179,17 @@ def propose(
         reasons=tuple(reasons), exhausted=exhausted,
         command=_command(target, checkpoints, action, lr_scale, history, onset) if target else None,
     )  # fmt: skip
+
+
+def _standing(events: Sequence[Event]) -> list[Event]:
+    """Leave out what a later step back has undone: events that began at or after the step it went back to."""
+    standing: list[Event] = []
+    for event in events:
+        if event.kind is Kind.RESTART_REWIND and event.onset_step is not None:
+            back_to = event.onset_step
+            standing = [known for known in standing if known.onset_low_step is None or known.onset_low_step < back_to]
+        standing.append(event)
+    return standing
 
 
 def _counts(event: Event) -> bool:

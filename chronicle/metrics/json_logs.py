@@ -28,12 +28,14 @@ def read_json_lines(path: Path) -> Iterator[Point]:
 
 
 def read_trainer_state(path: Path) -> Iterator[Point]:
-    """Yield the points of `log_history`; raises ValueError when the file has none."""
-    state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    """Yield the points of `log_history`, or of a list of records; a file that holds neither has none."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return
     history = state.get("log_history") if isinstance(state, dict) else state
-    if not isinstance(history, list):
-        raise ValueError(f"`{path}` has no `log_history`")
-    yield from _points(record for record in history if isinstance(record, dict) and SUMMARY not in record)
+    if isinstance(history, list):
+        yield from _points(record for record in history if isinstance(record, dict) and SUMMARY not in record)
 
 
 def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:

@@ -19,6 +19,7 @@ from collections import deque
 
 from rollback.detect.calibrate import calibrate_inflation
 from rollback.detect.channel_events import (
+    abandon_events,
     close_non_finite,
     confirm_non_finite,
     feed_drop,
@@ -174,6 +175,7 @@ class Channel(ChannelState):
         self.block_size += 1
         if not count & 15:
             lagged.append(self.middle)
+            self.history.append((step, self.level, self.middle, self.slow))
             if self.block_size >= config.block_points:
                 self._end_block()
             if row - self.restart_row <= config.too_good_points + 16:
@@ -189,16 +191,22 @@ class Channel(ChannelState):
         )
         self.inflation = max(self.inflation, self.wander)
 
-    def begin_segment(self, row: int, *, new_interval: bool) -> None:
-        """A launch begins with the next point, or the log interval changed; the latter starts new baselines."""
+    def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool) -> list[ChannelEvent]:
+        """A launch begins with the next point, or the log interval changed; the latter starts new baselines.
+
+        Where the steps go back, an open event ends with them, and the next point is judged by the levels that were
+        known at its step when it was logged before. Returns the events that this closed.
+        """
         if not new_interval:
             self.restart_row = row
             self.before = self._descent()
+            return abandon_events(self, row, step) if rewound else []
         elif self.excursion is None:
             self.sorted, self.warm, self.cusum, self.pairs, self.hot = [], [], 0.0, 0, 0
             self.order.clear()
             self.lagged.clear()
             self.buffer.clear()
+        return []
 
     def _descent(self) -> tuple[float, float] | None:
         """The level of the last 64 points and by how much it fell over the 256 before; None with less history."""

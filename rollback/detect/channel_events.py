@@ -195,6 +195,29 @@ def close_event(channel: ChannelState, row: int, *, recovered: bool) -> None:
     channel.relapse = 0.0
 
 
+def abandon_events(channel: ChannelState, row: int, step: int) -> list[ChannelEvent]:
+    """The steps in which these events happened were taken back: close them as they stand, forget what they taught."""
+    closed = [event for event in channel.events if event.shape != "nan"]
+    for event in closed:
+        event.closed = True
+        if event.status is Status.OPEN and (event.unresolved or event.lasting):
+            event.status = Status.DIVERGING
+    excursion = channel.excursion
+    if excursion is not None:
+        channel.level = channel.middle = channel.slow = excursion.reference
+        channel.excursion = None
+    while channel.history and channel.history[-1][0] >= step:
+        channel.history.pop()
+    if channel.history:
+        _, channel.level, channel.middle, channel.slow = channel.history[-1]
+    channel.lagged.clear()
+    channel.events = [event for event in channel.events if event.shape == "nan"]
+    channel.respikes, channel.cusum, channel.frozen, channel.last_end = [], 0.0, 0, row
+    channel.hot = channel.far = channel.pairs = 0
+    channel.relapse = 0.0
+    return closed
+
+
 def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
     """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
     if event.shape == "gradual" and not event.after_restart:

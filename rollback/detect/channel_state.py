@@ -15,7 +15,7 @@ SCALARS = (
     "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
 )  # fmt: skip
 PARTS = (
-    "before", "buffer", "config", "events", "excursion", "gains", "grid", "lagged", "name", "order", "residuals",
+    "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
     "respikes", "sorted", "warm",
 )  # fmt: skip
 
@@ -59,6 +59,7 @@ class ChannelState:
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // 16))
         self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=config.buffer_points)
         self.residuals: deque[float] = deque(maxlen=config.residual_points)
+        self.history: deque[tuple[int, float, float, float]] = deque(maxlen=512)  # (step, level, middle, slow)
         self.grid = GridSense()
         self.excursion: Excursion | None = None
         self.respikes: list[ChannelEvent] = []

@@ -158,9 +158,13 @@ class Detector:
         if placement.segment_start:
             self._segment_row = row
             self._rewound = placement.rewound_from is not None
-        for channel in (*self._channels.values(), *self._evidence.values()):
-            channel.begin_segment(row, new_interval=placement.new_interval)
+        for name, channel in (*self._channels.items(), *self._evidence.items()):
+            items = channel.begin_segment(
+                row, step, new_interval=placement.new_interval, rewound=placement.rewound_from is not None
+            )
+            self._fuse(self._roles[name], items, row, step, launch, changed)
         if placement.rewound_from is not None:
+            self._fusion.forget_after(step)
             sentence = f"step goes back from {placement.rewound_from} to {step}"
             changed.append(self._add(Kind.RESTART_REWIND, Tier.NOTICE, row, step, launch, (), sentence, closed=True))
 
@@ -174,6 +178,7 @@ class Detector:
         )
         if finding is None:
             return
+        self._fusion.lr_wrong = finding.begins
         if finding.begins:
             event = self._add(Kind.LR_MISMATCH, lr_tier(finding), row, step, launch, ("lr",), finding.sentence)
             self._lr_event = event.id

@@ -48,6 +48,14 @@ class Fusion:
         self.groups: list[Group] = []  # open or recent ones
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
+        self.lr_wrong = False  # the LR watch has an open mismatch: a rise now needs no long proof
+
+    def forget_after(self, step: int) -> None:
+        """The log went back to `step`: what began later was undone and starts no cluster any more."""
+        self.loss_events = [
+            number for number in self.loss_events if (self.events[number].onset_low_step or 0) < step
+        ]  # fmt: skip
+        self.groups = [group for group in self.groups if group.is_open]
 
     def feed(
         self, role: Role, item: ChannelEvent, *, row: int, step: int, interval: float, launch: int | None
@@ -184,6 +192,8 @@ class Fusion:
 
     def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
+        if leader.lasting and self.lr_wrong:
+            return Tier.PROPOSE
         if leader.shape in ("drop", "too-good"):
             return Tier.WARN if leader.shape == "too-good" else Tier.NOTICE
         if leader.unresolved or self._kind(leader) is Kind.REINIT:

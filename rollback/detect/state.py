@@ -25,6 +25,7 @@ def channel_to_json(channel: Channel) -> dict[str, Any]:
     record["name"] = channel.name
     record["before"] = None if channel.before is None else list(channel.before)
     record["warm"] = [list(item) for item in channel.warm]
+    record["history"] = [list(item) for item in channel.history]
     record["residuals"] = list(channel.residuals)
     record["order"], record["lagged"] = list(channel.order), list(channel.lagged)
     record["buffer"] = [list(item) for item in channel.buffer]
@@ -46,6 +47,7 @@ def channel_from_json(config: ChannelConfig, record: Mapping[str, Any]) -> Chann
     channel.sorted = sorted(channel.order)
     channel.lagged.extend(record["lagged"])
     channel.buffer.extend((row, step, z, value) for row, step, z, value in record["buffer"])
+    channel.history.extend((step, level, middle, slow) for step, level, middle, slow in record["history"])
     channel.residuals.extend(record["residuals"])
     channel.grid = GridSense(*record["grid"])
     channel.events = [ChannelEvent.from_json(event) for event in record["events"]]
@@ -62,6 +64,7 @@ def fusion_to_json(fusion: Fusion) -> dict[str, Any]:
         "events": [event.to_json() for event in fusion.events],
         "loss_events": list(fusion.loss_events),
         "first_loss": fusion.first_loss,
+        "lr_wrong": fusion.lr_wrong,
         "groups": [_group_to_json(group) for group in fusion.groups],
     }
 
@@ -70,7 +73,7 @@ def fusion_from_json(record: Mapping[str, Any], channels: Mapping[str, Channel])
     fusion = Fusion()
     fusion.events = [Event.from_json(event) for event in record["events"]]
     fusion.loss_events = list(record["loss_events"])
-    fusion.first_loss = record["first_loss"]
+    fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
     fusion.groups = [_group_from_json(group, channels) for group in record["groups"]]
     return fusion
 

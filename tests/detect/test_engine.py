@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.detector.generate import generate, healthy
 from benchmarks.detector.golden import draw_bloom
 from rollback.detect import Detector, Kind, Status, Tier, UnknownState
+from rollback.propose import CandidateCheckpoint, propose
 from tests.detect.series import fold, fold_curve, noise
 
 
@@ -254,3 +255,30 @@ def test_state_is_bounded() -> None:
             detector.feed(part * 6_000 + row, {"loss": loss})
         sizes.append(len(json.dumps(detector.to_json())))
     assert sizes[-1] < 1.3 * sizes[0] + 20_000
+
+
+def test_rollback_in_the_log_ends_the_event_and_restores_the_baseline() -> None:
+    """What happened after the step that it went back to was undone: no cluster, no proposal, no false relapse."""
+    detector = Detector()
+    diverging = [x + min(2.0, max(0.0, 0.02 * (row - 500))) for row, x in enumerate(noise(700))]
+    for step, loss in enumerate(diverging):
+        detector.feed(step, {"loss": loss}, launch=1)
+    assert detector.events[0].tier is Tier.PROPOSE
+    seen = len(detector.events)
+    for step, loss in enumerate(noise(400, seed=3), 400):
+        detector.feed(step, {"loss": loss}, launch=2)
+    first, later = detector.events[0], detector.events[seen:]
+    assert (first.status, first.recovered_row) == (Status.DIVERGING, None)
+    assert {event.kind for event in later} == {Kind.RESTART_REWIND}
+    assert propose(detector.events, [CandidateCheckpoint(step=300, verified=True)]) is None
+
+
+def test_rise_under_a_raised_lr_is_proposed_without_long_proof() -> None:
+    """The LR jumped, the loss jumped and stays: 150 points of patience are for spikes without a cause."""
+    detector, proposed = Detector(), None
+    for step, x in enumerate(noise(600)):
+        values = {"loss": x + (0.7 if step >= 302 else 0.0), "lr": 0.01 if step < 301 else 0.03}
+        for event in detector.feed(step, values):
+            if event.tier is Tier.PROPOSE and proposed is None:
+                proposed = step
+    assert proposed is not None and proposed < 350
