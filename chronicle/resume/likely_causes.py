@@ -29,10 +29,9 @@ def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Se
     if restarted:
         return restarted
     contract = expected.contract
-    if contract is not None and contract.lr_ratio and expected.memory is not None:
-        old = tuple(group.lr for group in expected.memory.groups)
-        if close_rows((old,), (tuple(own),), COMPUTED):
-            return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
+    ratio = contract.lr_ratio if contract is not None else None
+    if contract is not None and ratio and close_rows((tuple(lr * ratio for lr in own),), (tuple(lrs),), COMPUTED):
+        return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
     if all(lr == 0 for lr in own):
         return "LR is zero: the warm-up starts again"
     return "the optimizer's groups were not restored, or something set their LR after the load"

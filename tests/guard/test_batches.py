@@ -110,3 +110,21 @@ def test_tracker_logs_into_the_launch_with_one_line_of_adoption(
     accelerator.end_training()
     points = list(read_metrics(tmp_path / "launch" / "metrics.jsonl"))
     assert [(point.step, dict(point.values)) for point in points] == [(4, {"loss": 2.5, "lr": 1e-3})]
+
+
+def test_model_under_guard_can_be_copied_and_pickled_and_the_copy_is_not_watched(
+    run_dir: Path, checkpoint: Path
+) -> None:
+    """EMA copies are made by `copy.deepcopy(model)`: a hook that held the guard would drag the whole process along."""
+    import copy
+    import io
+
+    launch = start(run_dir)
+    average = copy.deepcopy(launch.model)
+    torch.save(launch.model, io.BytesIO())
+    average(torch.ones(4, 8))
+    train(launch, batches(0), 4)
+    entry = next(read_journal(RunPaths(run_dir)).of_kind("guard.batches"))
+    source = batches(0)
+    assert list(entry.data["digests"]) == [batch_digest((next(source),), {}) for _ in range(3)]
+    assert not launch.model._forward_pre_hooks
