@@ -14,6 +14,8 @@ from chronicle.journal import JournalWriter, read_journal
 
 __all__ = ["claim"]
 
+LONGEST_SENTENCE = 4000
+
 
 def claim(
     sentence: Annotated[str, typer.Argument(help="What is said about the run.", show_default=False)],
@@ -27,6 +29,8 @@ def claim(
 
     SUPPORTED, CONTRADICTED or UNSUPPORTED line by line; exit code 5 unless all of it is supported.
     """
+    if len(sentence) > LONGEST_SENTENCE:
+        raise UsageProblem(f"{len(sentence)} characters are no sentence", "claim one thing at a time")
     paths = need_run(settings_from(run, logs)).paths
     evidence = read_evidence(paths, read_journal(paths))
     judgements = judge_claim(sentence, evidence)

@@ -16,6 +16,7 @@ from chronicle.paths import RunPaths
 
 __all__ = ["lint_note", "recheck_claims"]
 
+LONGEST_NOTE = 4000  # characters looked at: a note with a pasted log is still written at once
 FROM_RANKS = frozenset(
     (Kind.PARAMETERS, Kind.DEVICES, Kind.RANKS, Kind.HOSTS, Kind.DATASET, Kind.PRECISION, Kind.WRAPPER)
 )
@@ -38,6 +39,7 @@ def recheck_claims(evidence: RunEvidence) -> Iterator[tuple[str, str]]:
 
 def lint_note(paths: RunPaths, text: str) -> tuple[str, ...]:
     """Warnings about numbers in a note that the ranks' own records contradict; empty for nearly every note."""
+    text = text[:LONGEST_NOTE]
     if not any(one.kind in FROM_RANKS for one in parse_claim(text)) or not paths.launches_dir.is_dir():
         return ()
     evidence = read_evidence(paths, read_journal(paths), metrics=False)

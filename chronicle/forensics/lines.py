@@ -52,6 +52,13 @@ PROCESS = re.compile(
 GROUPED = r"(\d{1,3}(?:,\d{3})+|\d{4,})"
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
+LONGEST_LINE = 2000
+# every pattern below needs one of these words: most lines of a log are passed over with one look
+TELLING = re.compile(
+    r"param|gpu|worker|memory|oom-kill|killed|training|loss|checkpoint|error|exception|traceback|critical|configuration"
+    r"|exits|signal",
+    re.IGNORECASE,
+)
 # order matters: the first pattern that matches names the line
 PATTERNS: tuple[tuple[Kind, re.Pattern[str], tuple[str, ...]], ...] = (
     (Kind.TARGET, re.compile(rf"\btarget:?\s+{GROUPED}\s+param", re.IGNORECASE), ("params",)),
@@ -80,12 +87,15 @@ PATTERNS: tuple[tuple[Kind, re.Pattern[str], tuple[str, ...]], ...] = (
 
 
 def parse_line(text: str, source: str, line: int) -> Observed | None:
-    """The observation in a line, or None when it says nothing that is looked for."""
-    listed = PROCESS.fullmatch(text.rstrip())
+    """The observation in a line, or None when it says nothing that is looked for; only its first 2,000 characters count."""
+    text = text[:LONGEST_LINE].rstrip()
+    listed = PROCESS.fullmatch(text)
     if listed is not None:
         numbers = {"pid": float(listed["pid"])}
         stamp = _clock_time(listed["month"], listed["day"], listed["clock"], None)
         return Observed(kind=Kind.PROCESS, source=source, line=line, text=_short(text), time=stamp, numbers=numbers)
+    if TELLING.search(text) is None:
+        return None
     for kind, pattern, names in PATTERNS:
         match = pattern.search(text)
         if match is not None:

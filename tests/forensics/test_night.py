@@ -133,6 +133,13 @@ def test_line_is_read_as(text, kind, numbers):
     assert (found.kind, found.numbers) == (kind, numbers)
 
 
+@pytest.mark.timeout(60)
+def test_one_endless_line_does_not_hold_the_reader_up():
+    """A log with a progress bar or a dumped tensor: patterns with two gaps would need hours for it."""
+    for text in ("total " * 30_000, "step " * 30_000, "model " + "x" * 200_000, "1 " * 100_000):
+        assert parse_line(text + "loss", "a.log", 1) is None
+
+
 def test_times_without_a_year_only_order():
     assert parse_time("May 29 01:37:38 host kernel:") == datetime(1900, 5, 29, 1, 37, 38)
     assert parse_time("nothing here") is None
