@@ -197,8 +197,13 @@ def state(top: Path) -> dict[str, Any]:
 
 
 def visible(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what a failed clean-up after the receipt may leave: a hidden workspace that the next command removes."""
-    return {name: what for name, what in found.items() if not name.startswith(".chronicle")}
+    """Without what a failed clean-up after the receipt may leave, out of every loader's sight, for the next command to
+    remove: a hidden workspace, and the empty directories that abandoned checkpoints came back from."""
+    return {
+        name: what
+        for name, what in found.items()
+        if not name.startswith(".chronicle") and name not in ("abandoned", "abandoned/ID")
+    }
 
 
 class Sweep:

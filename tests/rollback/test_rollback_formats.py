@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureW
 
 # name -> (builder, options, number of files that hold LRs)
 QUICK: dict[str, tuple[str, dict[str, Any], int]] = {
-    "trainer": ("framework", {"writer": "trainer"}, 2),
-    "lightning": ("framework", {"writer": "lightning"}, 1),
     "dcp": ("framework", {"writer": "dcp"}, 1),
     "plain": ("framework", {"writer": "plain"}, 1),
     "plain legacy": ("framework", {"writer": "plain", "legacy": True}, 1),
 }
 SLOW: dict[str, tuple[str, dict[str, Any], int]] = {
+    "trainer": ("framework", {"writer": "trainer"}, 2),
+    "lightning": ("framework", {"writer": "lightning"}, 1),
     "deepspeed zero1": ("deepspeed", {"stage": 1, "processes": 2}, 3),
     "deepspeed zero3": ("deepspeed", {"stage": 3, "processes": 2}, 4),
     "accelerate deepspeed": ("deepspeed", {"stage": 2, "processes": 2, "accelerate": True}, 3),
