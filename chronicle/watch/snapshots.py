@@ -20,7 +20,7 @@ from chronicle.paths import RunPaths
 from rollback.detect import Detector, UnknownState
 
 TAKE_EVERY = 25  # points
-KEEP = 40  # states in memory: a checkpoint is journalled at most so many points after its step
+KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many takes after its step
 NAME = re.compile(r"(\d+)\.json")
 VERSION = 1
 

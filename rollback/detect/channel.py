@@ -119,7 +119,7 @@ class Channel(ChannelState):
 
         # slow layer: winsorised CUSUM against a reference that suspicion freezes
         scale = self.scale
-        unit = scale * math.sqrt(math.sqrt(self.inflation))
+        unit = scale * self.widening
         reference = self.slow
         lagged = self.lagged
         if count >= 192 and lagged and lagged[0] < reference:
@@ -146,7 +146,7 @@ class Channel(ChannelState):
         elif self.cusum == 0.0:
             self.cusum_row = row
         self.cusum = cusum
-        height = self.height * math.sqrt(self.inflation)
+        height = self.height * self.root
         if count < 600:
             height *= 1.5 if count >= 192 else 2.0 if count >= 64 else 3.0
         if sudden or cusum >= height:
@@ -189,7 +189,7 @@ class Channel(ChannelState):
         self.wander = calibrate_inflation(
             self.residuals, self.wander, height=config.cusum_height, slack=config.cusum_slack, limit=config.max_inflation
         )
-        self.inflation = max(self.inflation, self.wander)
+        self.set_inflation(max(self.inflation, self.wander))
 
     def begin_segment(self, row: int, step: int, *, new_interval: bool, rewound: bool) -> list[ChannelEvent]:
         """A launch begins with the next point, or the log interval changed; the latter starts new baselines.
@@ -235,7 +235,8 @@ class Channel(ChannelState):
         self.scale = max(sigma, floor, 1e-300)
         tail = values[len(values) // 2 :]
         self.middle = self.slow = sum(tail) / len(tail)
-        self.inflation, self.blocks, self.block_sum, self.block_size = 1.5, 0, 0.0, 0
+        self.set_inflation(1.5)
+        self.blocks, self.block_sum, self.block_size = 0, 0.0, 0
         self.buffer.extend((row, step, 0.0, value) for row, step, value in self.warm)
         self.warm = []
 
@@ -262,7 +263,7 @@ class Channel(ChannelState):
             prior = self.long_run if self.long_run > 0.0 else 1.5 * self.scale * self.scale
             self.long_run = prior + weight * (power - prior)
             ratio = self.long_run / (self.scale * self.scale)
-            self.inflation = min(self.config.max_inflation, max(self.wander, ratio))
+            self.set_inflation(min(self.config.max_inflation, max(self.wander, ratio)))
             self.healthy += self.block_size
             if self.healthy >= self.next_calibration:
                 self._calibrate()

@@ -32,7 +32,7 @@ def feed_restarted(
     base, natural = channel.before
     recent = [item[3] for item in list(channel.buffer)[-48:]]
     mean = math.fsum(recent) / len(recent)
-    unit = channel.scale * math.sqrt(channel.inflation)
+    unit = channel.scale * channel.root
     gain = base - mean - 2.0 * natural * (row - channel.restart_row) / 256.0
     if gain < channel.config.too_good_sigmas * max(unit, 0.5 * channel.marginal * channel.scale):
         return changed
@@ -56,7 +56,7 @@ def open_event(
     """Open the event of an alarm: where it began, what it is judged against, whether it is sudden."""
     tail = suspects(channel, row)
     residuals = [item[2] for item in tail]
-    onset = find_onset(residuals, inflation=math.sqrt(channel.inflation))
+    onset = find_onset(residuals, inflation=channel.root)
     first, low = tail[onset.index], tail[onset.low_index]
     local = sudden and value - reference < 3.0 * unit
     if local:  # sudden against the fast level only: the slow reference lies higher (early descent)
@@ -134,13 +134,13 @@ def feed_relapse(channel: ChannelState, row: int, step: int, value: float, excur
     channel.relapse = max(0.0, before + max(-4.0, min(4.0, deviation)) - channel.config.cusum_slack)
     if channel.relapse > 0.0 and before == 0.0:
         channel.relapse_row = row
-    height = channel.height * math.sqrt(channel.inflation)
+    height = channel.height * channel.root
     if channel.relapse < 0.34 * height:
         channel.plateau += (value - channel.plateau) * 0.02
     if channel.relapse < height:
         return None
     tail = [item for item in channel.buffer if item[0] >= channel.relapse_row - 16]
-    onset = find_onset([(item[3] - channel.plateau) / excursion.unit for item in tail], inflation=math.sqrt(channel.inflation))
+    onset = find_onset([(item[3] - channel.plateau) / excursion.unit for item in tail], inflation=channel.root)
     first, low = tail[onset.index], tail[onset.low_index]
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
@@ -222,7 +222,7 @@ def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
     """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
     if event.shape == "gradual" and not event.after_restart:
         channel.wander = min(channel.config.max_inflation, 1.6 * max(channel.wander, event.inflation))
-        channel.inflation = max(channel.inflation, channel.wander)
+        channel.set_inflation(max(channel.inflation, channel.wander))
 
 
 def feed_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelEvent] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from rollback.detect.config import ChannelConfig
@@ -9,10 +10,10 @@ from rollback.detect.excursion import ChannelEvent, Excursion
 from rollback.detect.quantum import GridSense
 
 SCALARS = (
-    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "cusum", "cusum_row", "tail_u", "tail_beta",
-    "pairs", "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration", "healthy", "block_sum",
-    "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row", "non_finite", "next_id",
-    "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
+    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",
+    "tail_u", "tail_beta", "pairs", "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration",
+    "healthy", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
+    "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
 )  # fmt: skip
 PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
@@ -32,7 +33,7 @@ class ChannelState:
         self.last_step: int | None = None
         self.warm: list[tuple[int, int, float]] = []
         self.level = self.middle = self.slow = self.scale = 0.0
-        self.inflation = 1.0
+        self.inflation = self.root = self.widening = 1.0  # long-run over one point's variance, its roots
         self.wander = 1.0  # the least inflation that the run's own residuals ask for
         self.healthy = 0  # points folded outside events
         self.next_calibration = config.calibrate_points
@@ -65,6 +66,11 @@ class ChannelState:
         self.respikes: list[ChannelEvent] = []
         self.before: tuple[float, float] | None = None  # level and natural fall before the last restart
         self.events: list[ChannelEvent] = []  # open ones only
+
+    def set_inflation(self, inflation: float) -> None:
+        """Keep the two roots that every point needs beside it."""
+        self.inflation, self.root = inflation, math.sqrt(inflation)
+        self.widening = math.sqrt(self.root)
 
     def take_id(self) -> int:
         self.next_id += 1
