@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import selectors
 import shutil
@@ -28,6 +27,7 @@ from chronicle.launch.devices import DeviceSampler
 from chronicle.launch.environment import build_environment, count_requested_ranks
 from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, title_of_end, was_refused
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
+from chronicle.launch.numbers import take_number
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
@@ -40,7 +40,6 @@ from chronicle.paths import RunPaths
 
 __all__ = ["LaunchEnd", "LaunchRequest", "launch"]
 
-NUMBER = re.compile(r"\d{4,}")
 TAIL_LINES = 12
 
 
@@ -84,9 +83,9 @@ def launch(
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
         ensure_startable(paths, journal, now=clock(), force=request.force)
-        number = _take_number(paths)
+        number = take_number(paths)
     else:  # the other nodes of this very launch may be running already
-        number = share_number(paths, request.node[0], lambda: _take_number(paths))
+        number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     token = secrets.token_hex(16)
     writer = JournalWriter(paths)
@@ -95,25 +94,6 @@ def launch(
     except JournalError:
         pass  # said below, with the first entry of this launch
     return _Launch(request, number, token, writer, live_watch, clock).run()
-
-
-def _take_number(paths: RunPaths) -> int:
-    """The next launch number, taken by creating its directory: two launches never share one."""
-    try:
-        paths.launches_dir.mkdir(parents=True, exist_ok=True)
-        taken = [int(p.name) for p in paths.launches_dir.iterdir() if NUMBER.fullmatch(p.name)]
-        number = max(taken, default=0) + 1
-        while True:
-            try:
-                paths.launch_dir(number).mkdir()
-                return number
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise LaunchRefused(
-            f"cannot create a launch directory in `{paths.launches_dir}`: {error.strerror or error}",
-            "free space or name another place with --logs DIR",
-        ) from error
 
 
 class _Launch:
