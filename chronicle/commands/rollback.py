@@ -68,9 +68,9 @@ def rollback(
 ) -> CommandResult:
     """Go back to a checkpoint: scale its LR everywhere it lives, move later checkpoints aside, all or nothing.
 
-    Examples:
-      chronicle rollback --to 30500 --lr-scale 0.5
-      chronicle rollback --to 30500@8 --dry-run
+    Example: chronicle rollback --to 30500 --lr-scale 0.5
+
+    The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
     """
     step, launch, abandoned_by = _target(to)
     if verify not in ("quick", "full"):

@@ -22,7 +22,7 @@ EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_cou
 
 
 def checkpoint(step: int, *, abandoned: str | None = None, launch: int | None = None) -> Checkpoint:
-    folder = Path("/work") / ("abandoned/" + abandoned if abandoned else "checkpoints")
+    folder = Path("/data") / ("abandoned/" + abandoned if abandoned else "checkpoints")
     return Checkpoint(
         path=folder / f"opt_step-{step}",
         step=step,
@@ -52,7 +52,7 @@ def plan(request: RollbackRequest, *others: Checkpoint, **more: Any) -> Plan:
     state = more.pop("state", state_of(target))
     inputs = (InputFile(path="optimizer.bin", fingerprint="sha256:ab"),)
     return plan_rollback(
-        request, target, [target, *others], state, run="tr", root="/work/checkpoints", inputs=inputs, **more
+        request, target, [target, *others], state, run="tr", root="/data/checkpoints", inputs=inputs, **more
     )
 
 
@@ -160,7 +160,7 @@ def test_pointer_keeps_the_white_space_of_its_writer() -> None:
 def test_bringing_back_an_abandoned_checkpoint_makes_its_launch_the_parent() -> None:
     target = checkpoint(500, abandoned="X", launch=8)
     made = plan(RollbackRequest(step=500, launch=8), checkpoint(500, launch=9), target=target, state=state_of(target))
-    assert (made.parent_launch, made.displaces, made.source) == (8, True, "/work/abandoned/X/opt_step-500")
+    assert (made.parent_launch, made.displaces, made.source) == (8, True, "/data/abandoned/X/opt_step-500")
 
 
 def test_digest_tells_plans_apart_and_survives_json() -> None:
@@ -195,7 +195,7 @@ def test_plan_reads_like_this() -> None:
 GOLDEN = """\
 rollback of run tr to step 500
 
-  checkpoint  /work/checkpoints/opt_step-500  (accelerate)
+  checkpoint  /data/checkpoints/opt_step-500  (accelerate)
   edit        scheduler.bin  (ExponentialLR, prepared)
                 base_lrs.0  1 → 0.5
                 base_lrs.1  0.5 → 0.25
