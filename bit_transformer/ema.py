@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import torch
@@ -25,8 +24,8 @@ class Ema:
             self.averages[name].lerp_(value.detach().float(), 1 - self.decay)
 
     def averaged(self, model: BitTransformer) -> BitTransformer:
-        """Return a copy of the model with the averaged weights."""
-        result = copy.deepcopy(model)
+        """Return another model with the averaged weights; built anew, since a wrapped one cannot be copied."""
+        result = BitTransformer(model.config).to(next(model.parameters()).device)
         result.load_state_dict({**model.state_dict(), **self.averages})
         return result
 

@@ -29,7 +29,7 @@ from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict,
 
 _MAX_PREDICTED_LRS = 100_000
 _DIGEST_BELOW = 50_000_000
-_NOT_PART_OF_THE_PLAN = ("log_every", "eval_every", "eval_windows", "checkpoint_every")
+_NOT_PART_OF_THE_PLAN = ("log_every", "summary", "eval_every", "eval_windows", "checkpoint_every")
 
 
 def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
@@ -93,7 +93,9 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
         dataset="+".join(recipe.data.sources),
         dataset_bytes=sum(store.num_samples for store in stores) * recipe.data.window_bytes,
         num_samples=sum(store.num_samples for store in stores), num_workers=recipe.data.num_workers,
-        samples=tuple(_decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
+        # a window in run-length form is no text: its bits are not looked at as bytes
+        samples=() if recipe.data.compress_end else tuple(
+            _decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
         future_leak=_future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None,
         planned_steps=recipe.schedule.total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})",

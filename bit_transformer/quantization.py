@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
         y = product * row_scale * self.scale
         if self.bias is not None:
             y = y + self.bias
-        return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
+        return y.view(*x.shape[:-1], -1)
 
 
 class FakeQuantise4(torch.autograd.Function):
@@ -91,7 +91,8 @@ def convert_qat(model: BitTransformer) -> BitTransformer:
     for parent, name, layer in _linears(result):
         if isinstance(layer, QatLinear):
             linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-            linear.load_state_dict({**layer.state_dict(), "weight": FakeQuantise4.apply(layer.weight.detach())})
+            rounded = FakeQuantise4.apply(layer.weight.detach())  # type: ignore[no-untyped-call]
+            linear.load_state_dict({**layer.state_dict(), "weight": rounded})
             setattr(parent, name, linear)
     return result
 

@@ -65,6 +65,8 @@ class Recipe:
     eval_every: int
     eval_windows: int
     log_every: int = 10
+    summary: bool = True
+    compile: bool = False
     accumulation_steps: int = 1
     mixed_precision: str = "no"
     sharding: str = "ddp"

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer import report
 from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.compiling import compile_where_possible
 from bit_transformer.ema import Ema
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
@@ -95,6 +96,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     set_seed(recipe.seed)
     model = bare_model = BitTransformer(recipe.model)
     counted = count_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
+    not_compiled = compile_where_possible(model, accelerator.device) if recipe.compile else None
     sharded = recipe.sharding == "fsdp2"
     if sharded:
         shard_model(model, world_size=world_size, device=accelerator.device.type, bf16=recipe.mixed_precision == "bf16")
@@ -137,7 +139,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         stores=stores, batch=dataset[progress.step], first_step=progress.step,
         learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
     log = report.StepLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
-    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path, warnings=warnings)
+    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path,
+              warnings=[*warnings, *([f"not compiled: {not_compiled}"] if not_compiled else [])])
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(data.sources), accelerator.device)
@@ -188,7 +191,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             log.saved(progress, path)
         if last:
             break
-    if progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
+    if recipe.summary and progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
         final_model = bare_model if ema is None else ema.averaged(bare_model)
         log.summary(final_model, stores, held_out, averaged=ema is not None)
     log.end(progress, stopped=bool(stop_asked))
