@@ -46,6 +46,7 @@ def describe_end(
         "duration_seconds": round(outcome.duration_seconds, 3),
         "launcher_code": outcome.launcher_code,
         "stopped_by": outcome.stopped_by,
+        "stop_signal": outcome.stop_signal,
         "ended_processes": {
             "terminated": outcome.ended.terminated,
             "killed": outcome.ended.killed,
@@ -95,6 +96,8 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     """One line for `chronicle log`."""
     if data["stopped_by"] == "proposal":
         how = "stopped on a proposal"
+    elif data["stopped_by"] == "signal" and data.get("launcher_code") == 0:
+        how = f"saved and ended on {data['stop_signal']}"
     elif data["signal"]:
         how = f"ended by {data['signal']}"
     else:

@@ -44,6 +44,7 @@ class Outcome:
     launcher_code: int
     signal: str | None
     stopped_by: str | None  # "signal", "proposal", or None
+    stop_signal: str | None  # what was forwarded, whatever came of it
     duration_seconds: float
     ended: EndReport
     first_death: RankDeath | None
@@ -235,8 +236,10 @@ class Supervisor:
         launcher = self._launcher_code if self._launcher_code is not None else -signal.SIGKILL
         by_signal = -launcher if launcher < 0 else None
         code = 128 + by_signal if by_signal is not None else launcher
-        if self._stopped_by is not None and launcher not in (0, DO_NOT_REQUEUE):
-            # torchrun turns every signal into exit code 1: what stopped the launch says more
+        warned = self._stopped_by == "signal" and self._stop_signal == signal.SIGUSR1
+        if (self._stopped_by is not None and launcher not in (0, DO_NOT_REQUEUE)) or (warned and launcher == 0):
+            # torchrun turns every signal into exit code 1: what stopped the launch says more. USR1 is a scheduler's
+            # warning: a trainer that saved and ended with 0 has not finished its run, and wants to be requeued.
             assert self._stop_signal is not None
             by_signal = self._stop_signal
             code = 128 + by_signal
@@ -247,6 +250,7 @@ class Supervisor:
             launcher_code=launcher,
             signal=None if by_signal is None else _signal_name(by_signal),
             stopped_by=self._stopped_by,
+            stop_signal=_signal_name(self._stop_signal) if self._stopped_by and self._stop_signal else None,
             duration_seconds=time.monotonic() - self._started,
             ended=ended,
             first_death=self._ranks.first_death(),

@@ -70,6 +70,18 @@ def test_a_save_within_the_grace_is_finished(driver):
     assert driver.left() == []
 
 
+@pytest.mark.parametrize("name, expected", [("USR1", 128 + signal.SIGUSR1), ("TERM", 0)])
+def test_a_trainer_that_saved_and_ended_with_0_wants_a_requeue_only_after_a_schedulers_warning(driver, name, expected):
+    """USR1 comes before a time limit: 0 would tell the batch script that the run is finished."""
+    driver.start_launcher("python", "save", "--grace", "30")
+    driver.process.send_signal(getattr(signal, f"SIG{name}"))
+    assert driver.wait() == expected
+    assert (driver.directory / "saved-0").exists()
+    end = driver.entries("launch.end")[0]
+    assert (end.data["launcher_code"], end.data["stop_signal"]) == (0, f"SIG{name}")
+    assert end.title == f"launch 1 saved and ended on SIG{name}"
+
+
 def test_second_interrupt_ends_the_grace(driver):
     """A person who presses Ctrl-C twice does not want to wait for a minute."""
     pids = driver.start_launcher("python", "ignore", "--grace", "600")
