@@ -117,17 +117,19 @@ class GuardSession:
         if self.off:
             return
         self.sealer.finish()
+        self.ruling.tell(())  # no rank looks for a manifest that the main process is still writing
         root = checkpoint_root(directory)
         found = guarded(lambda: self._check_before_load(root, memory))
         self.ruling.settle([*checks, *found], "before load", root)
         self._loading = True
 
     def _check_before_load(self, root: Path, memory: Memory | None) -> list[Check]:
-        history, contract = self.story.read(), self._contract()
-        memory = memory or read_memory(root)
+        contract, memory = self._contract(), memory or read_memory(root)
         self.begun.expectation = self._expect(root, memory, contract)
-        files = check_files(root) if self.ranks.rank == 0 else []  # once is enough: the verdict is exchanged
-        return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
+        if self.ranks.rank != 0:
+            return []  # one rank reads files and journal, all hear the verdict
+        history = self.story.read()
+        return [*check_files(root), *check_contract(contract, root, history), *check_run_state(root, memory, history)]
 
     def after_load(self, directory: Path, *, generators: bool = True) -> None:
         """Memory next: everything the manifest or contract promises, on every rank.
@@ -243,6 +245,8 @@ class GuardSession:
 
     def _check_nothing_loaded(self, found: Memory) -> list[Check]:
         """No load was seen: right for a first launch or a declared fresh start, the worst accident otherwise."""
+        if self.ranks.rank != 0:
+            return []
         history, contract = self.story.read(), self._contract()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         if self.options.fresh_start or (pending is None and not history.checkpoints):
