@@ -152,7 +152,8 @@ def propose(
     reasons = [_story(cluster, onset, low)]
     relapses = _relapses(history, onset)
     action = _choose_action(events, history, relapses, onset, low, reasons)
-    usable = sorted((c for c in checkpoints if c.healthy and c.verified is not False), key=lambda c: c.step)
+    sound = (c for c in checkpoints if c.healthy and c.verified is not False and not _was_in_trouble(c.step, events))
+    usable = sorted(sound, key=lambda c: c.step)
     if relapses:
         previous = relapses[-1].target_step
         usable = [c for c in usable if c.step < previous]
@@ -190,6 +191,15 @@ def _standing(events: Sequence[Event]) -> list[Event]:
             standing = [known for known in standing if known.onset_low_step is None or known.onset_low_step < back_to]
         standing.append(event)
     return standing
+
+
+def _was_in_trouble(step: int, events: Sequence[Event]) -> bool:
+    """Whether this step lies inside an event that passed: what was saved in a spike carries its moments."""
+    return any(
+        event.kind in (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.NAN) and event.onset_step is not None
+        and event.recovered_step is not None and event.onset_step <= step < event.recovered_step
+        for event in events
+    )  # fmt: skip
 
 
 def _counts(event: Event) -> bool:

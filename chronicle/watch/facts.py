@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rollback.checkpoint import Checkpoint
 
 VERIFIED_AT_MOST = 6
-HARDWARE_KINDS = ("hardware",)
 
 
 def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
@@ -87,11 +86,17 @@ def collect_history(
     factor, raised = _lr_factors(ledger, lineage, launch)
     return History(
         run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
-        hardware=tuple((entry.step, entry.title) for entry in entries if entry.kind in HARDWARE_KINDS
-                       and entry.step is not None),
+        hardware=tuple((e.step, e.title) for e in entries if e.step is not None and is_about_hardware(e)),
         lr_factor=factor, lr_raised=raised, data_addressable=_is_addressable(entries),
         discarded_steps=_discarded(lineage), day=today().toordinal(),
     )  # fmt: skip
+
+
+def is_about_hardware(entry: Entry) -> bool:
+    """A hardware event that is not harmless, or a person's note with that tag."""
+    if entry.kind == "hardware":
+        return entry.data.get("serious") is not False
+    return entry.kind == "note" and "hardware" in (entry.data.get("tags") or ())
 
 
 def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:

@@ -69,6 +69,13 @@ def test_unverified_and_unhealthy_checkpoints_are_passed_over() -> None:
     assert [other.step for other in proposal.alternatives] == [500, 250]
 
 
+def test_checkpoint_saved_inside_a_spike_is_passed_over() -> None:
+    """The spike went away; the optimizer's moments of that checkpoint remember it."""
+    spike = event(740, kind=Kind.INSTANT_SPIKE, tier=Tier.NOTICE, status=Status.RECOVERED, recovered_step=760, cluster=7)
+    proposal = propose([spike, event(1_000)], grid(0, 1_000))
+    assert proposal is not None and proposal.target_step == 500
+
+
 def test_notices_warnings_and_recovered_events_propose_nothing() -> None:
     quiet = [event(500, tier=Tier.NOTICE), event(600, tier=Tier.WARN), event(700, status=Status.RECOVERED)]
     assert propose(quiet, grid(0, 1_000)) is None

@@ -117,3 +117,15 @@ def test_propose_command_agrees_with_the_live_watch(stage: Stage, monkeypatch: p
     result = propose(run="tiny", logs=stage.paths.run_dir.parent, checkpoints=stage.checkpoints)
     assert isinstance(result.data, dict) and result.data["proposal"]["target_step"] == entry.step
     assert f"--to {entry.step} " in result.text and f"--checkpoints {stage.checkpoints}" in result.text
+
+
+def test_hardware_event_before_the_onset_is_named_and_chosen(stage: Stage) -> None:
+    """exp3: Xid 64 forty steps before; replay the same data elsewhere before touching the LR."""
+    with stage.start(1, 0) as log:
+        stage.train(log, 1, 560, diverges_at=400)
+    stage.writer.append("hardware", step=380, title="Xid 64 on node-7: row remapping failure", data={"serious": True})
+    watch(stage).finish()
+    (entry,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
+    assert entry.data["action"] == "replace-hardware"
+    assert any("Xid 64 on node-7" in reason for reason in entry.data["reasons"])
+    assert entry.data["command"] == f"chronicle rollback --to {entry.step} --run tiny"
