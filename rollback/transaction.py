@@ -96,14 +96,18 @@ def recover(intent: str, data: Mapping[str, Any], *, record: Record, disk: Disk 
     Returns the receipt when it was finished, `None` when it was reverted. May itself be interrupted and repeated.
     """
     traces = _Traces.of(intent, data)
-    ready = traces.workspace / READY
-    if not ready.is_file():
-        traces.remove(disk)
-        record("recover.receipt", {"intent": intent, "outcome": "reverted"})
-        return None
-    prepared = Prepared.from_json(json.loads(ready.read_bytes()))
-    receipt = _finish(prepared, traces.workspace, record, disk)
-    record("recover.receipt", {"intent": intent, "outcome": "finished", "receipt": receipt.id})
+    try:
+        if not (traces.workspace / READY).is_file():
+            traces.remove(disk)
+            record("recover.receipt", {"intent": intent, "outcome": "reverted"})
+            return None
+        prepared = Prepared.from_json(json.loads((traces.workspace / READY).read_bytes()))
+        receipt = _finish(prepared, traces.workspace, record, disk)
+        record("recover.receipt", {"intent": intent, "outcome": "finished", "receipt": receipt.id})
+    except OSError as problem:
+        raise StoppedPartWay(
+            f"recovery stopped: {_words(problem)}", remedy="remove the cause, then run `chronicle recover` again"
+        ) from problem
     return receipt
 
 

@@ -180,6 +180,37 @@ def test_recover_killed_at_every_operation_can_be_repeated(name: str, tmp_path: 
     assert tried > 60
 
 
+@pytest.mark.parametrize("name", ["rollback", "patched undo"])
+def test_an_error_at_every_operation_of_recover_can_be_repeated(name: str, tmp_path: Path) -> None:
+    """The disk is still full: said as such, exit 4, and the next `recover` ends it."""
+    prepare, act = SCENARIOS[name]
+    before, after, _, _ = _ends(name, tmp_path / "ends")
+    points = count_points(name, tmp_path / "count", DyingDisk())
+    stopped = 0
+    for first in (points // 4, points * 2 // 3):
+        at = 0
+        while True:
+            at += 1
+            top = tmp_path / f"{first}-{at}"
+            journal = Journal()
+            prepare(top, journal)
+            journal.disk = dying = DyingDisk(first)
+            with pytest.raises(Killed):
+                act(top, journal, dying)
+            journal.disk = None
+            failing = FailingDisk(at, errno.ENOSPC)
+            try:
+                for intent, data in journal.open_intents():
+                    recover(intent, data, record=journal.record, disk=failing)
+            except StoppedPartWay as problem:
+                stopped += 1
+                assert "recover" in (problem.remedy or "")
+            recovered_state(top, journal, before, after, f"{first}, recovery at {at}")
+            if failing.count < at:
+                break
+    assert stopped > 5
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EXDEV])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_error_at_every_operation(name: str, code: int, tmp_path: Path) -> None:
