@@ -35,6 +35,16 @@ def test_sample_is_stopped_before_the_first_step_and_healthy_resumes_pass(rig: s
     assert Outcome.HEALTHY in {result.outcome for result in results}
 
 
+def test_causes_that_act_later_are_stopped_at_the_first_step_they_act() -> None:
+    """Batches skipped in every epoch act when the second epoch begins (220 batches, 12 of them before the save)."""
+    later = [item for item in EVERYTHING if item[1].acts is Acts.LATER]
+    results = play_here("accelerate", later, guarded=True)
+    assert {result.name: (result.outcome, result.step) for result in results} == {
+        "skip_first_batches applied in every epoch": (Outcome.ACTING, 220 - 12 + 1),
+        "LR set by hand from the second step on": (Outcome.ACTING, 2),
+    }
+
+
 def test_bare_framework_goes_on_without_a_word() -> None:
     """The benchmark can fail: without the guard the seed's accident is only a curve in the log."""
     item = next(item for item in EVERYTHING if item[1].name == "scheduler neither prepared nor registered")
