@@ -22,6 +22,7 @@ __all__ = ["PALETTE", "draw_lineage"]
 PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BUCKETS = 900
+SPARSE_POINTS = 200  # of all channels of one launch
 FOREVER = 1 << 62
 LABELS = 24  # more launches than this are drawn without words
 RC = {
@@ -53,7 +54,7 @@ def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path
         panels = _panels(Figure, min(max(len(story.launches), 2), 40))
         by_launch = {s.launch: s for s in series}
         for launch in story.launches:
-            _launch(panels, launch, by_launch.get(launch.number))
+            _launch(panels, launch, by_launch.get(launch.number), dots=_is_sparse(series))
         _scale(panels.loss, story, series, _loss_name(series))
         _scale(panels.lr, story, series, "lr")
         _tree(panels, story)
@@ -84,16 +85,21 @@ def _colour(launch: LaunchStory) -> str:
     return PALETTE[(launch.number - 1) % len(PALETTE)]
 
 
-def _launch(panels: _Panels, launch: LaunchStory, series: LaunchSeries | None) -> None:
+def _is_sparse(series: Sequence[LaunchSeries]) -> bool:
+    """So few points that a line alone would hide how few."""
+    return max((sum(len(c.steps) for c in s.channels.values()) for s in series), default=0) < SPARSE_POINTS
+
+
+def _launch(panels: _Panels, launch: LaunchStory, series: LaunchSeries | None, *, dots: bool) -> None:
     if series is None:
         return
     for axes, name in ((panels.lr, "lr"), (panels.loss, _loss_name([series]))):
         curve = series.channels.get(name) if name else None
         if curve is not None:
-            _curve(axes, launch, curve)
+            _curve(axes, launch, curve, dots=dots)
 
 
-def _curve(axes: Any, launch: LaunchStory, curve: Curve) -> None:
+def _curve(axes: Any, launch: LaunchStory, curve: Curve, *, dots: bool = False) -> None:
     """The kept part in the launch's colour above, the abandoned part grey below; one point each is a dot."""
     limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
     for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
@@ -101,7 +107,7 @@ def _curve(axes: Any, launch: LaunchStory, curve: Curve) -> None:
             continue
         thinned = thin(part, BUCKETS)
         style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
-        marker = {"marker": "o", "markersize": 2.6} if len(part.steps) < 30 else {}
+        marker = {"marker": "o", "markersize": 2.6} if dots or len(part.steps) == 1 else {}
         axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", **style, **marker)
 
 

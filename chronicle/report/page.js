@@ -48,8 +48,8 @@
     const out = {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, family: "system-ui, DejaVu Sans, sans-serif", size: 12 },
-      margin: { l: 60, r: 16, t: 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") }, dragmode: "zoom",
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, ...extra,
+      margin: { l: 60, r: 16, t: extra.height > 250 ? 28 : 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") }, dragmode: "zoom",
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 }, ...extra,
     };
     for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...axis, ...out[key] };
     return out;
@@ -58,13 +58,14 @@
   const react = (element, traces, extra) => Plotly.react(element, traces, layout(extra), { ...config, displayModeBar: extra.height > 250 && "hover" });
 
   function lines(name, axes, options = {}) {
-    const traces = [];
-    for (const curve of data.curves[name] || []) {
+    const traces = [], curves = data.curves[name] || [];
+    const few = curves.reduce((sum, c) => sum + c.kept.s.length + c.gone.s.length, 0) < 120;
+    for (const curve of curves) {
       const l = launches.get(curve.launch);
       for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
         if (!curve[part].s.length) continue;
         traces.push({
-          type: "scatter", mode: curve[part].s.length < 30 ? "lines+markers" : "lines", ...axes,
+          type: "scatter", mode: few || curve[part].s.length === 1 ? "lines+markers" : "lines", ...axes,
           x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
           line: { color: abandoned ? GREY : l.colour, width: abandoned ? 1 : 1.4 }, marker: { size: 4 },
           name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,

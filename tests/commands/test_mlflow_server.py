@@ -46,7 +46,8 @@ def mlflow_server(directory: Path, store: str) -> Iterator[str]:
             time.sleep(0.2)
         yield url
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
 
 
@@ -78,7 +79,7 @@ def postgres(directory: Path) -> Iterator[str]:
         while subprocess.run(ask, check=False).returncode:
             assert server.poll() is None and time.monotonic() < deadline, (directory / "postgres.log").read_text()[-2000:]
             time.sleep(0.1)
-        yield f"postgresql://mlflow@127.0.0.1:{port}/postgres"
+        yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
