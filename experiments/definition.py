@@ -129,6 +129,7 @@ class Profile:
     eval_windows: int = 64  # per source, during the run; the final evaluation takes four times as many
     stock_buffer: int = 1000
     stock_initial: int = 100
+    sources: Mapping[str, int] = field(default_factory=dict)  # instead of the study's, where more text is needed
     device: str = "cpu"
     mixed_precision: str = "no"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,11 @@ class StudyPlan:
     def plan_hash(self) -> str:
         """Hex sha256 of what decides the numbers: definition, profile, seeds and arms."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def sources(self) -> Mapping[str, int]:
+        """The mixture: the profile's own where it has one."""
+        return self.profile.sources or self.study.sources
 
     @property
     def num_updates(self) -> int:
@@ -166,8 +171,9 @@ def _cut_legs(restart: Restart, points: list[int], total: int, back: int, skip: 
 
 
 def _check_sizes(study: Study, profile: Profile) -> None:
-    total = sum(study.sources.values())
-    for source, weight in study.sources.items():
+    sources = profile.sources or study.sources
+    total = sum(sources.values())
+    for source, weight in sources.items():
         samples = profile.slice_updates * profile.batch_size * weight
         if samples % (total * profile.shard_samples):
             raise BadStudy(

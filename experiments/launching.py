@@ -74,6 +74,7 @@ class ChronicleLauncher:
         output = self.paths.output_path(run.name, leg.number)
         output.parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
+        environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches: the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         if leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first):
             self._roll_back(plan, run, leg, environ, output)

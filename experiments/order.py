@@ -8,6 +8,7 @@ over-drawn data. Stock orders follow webdataset 1.0.2: shards shuffled, then a s
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,22 +51,28 @@ class DataShape:
         return self.profile.slice_updates * self.profile.batch_size * weights[source] // sum(weights)
 
     def pool(self, source: int) -> tuple[Ids, Ids]:
-        """Window numbers of the start phase, and those left for slices; both in the study's fixed order."""
-        windows = _study_order(self.num_windows[source], tuple(self.sources)[source])
+        """Window numbers of the start phase, and those left for slices; both in the study's fixed order.
+
+        The start takes what it needs, but leaves the slices and a reserve as large (or half of what the slices leave):
+        a start longer than its share reads it again, in a new order each time.
+        """
+        size, slices = self.num_windows[source], self.per_slice(source) * self.num_slices
+        windows = _study_order(size, tuple(self.sources)[source])
         needed = int(self.counts(self.profile.start_updates)[:, source].sum())
-        return windows[:needed], windows[needed:]
+        share = min(needed, max(size - 2 * slices, (size - slices) // 2, 0))
+        if needed and not share:
+            raise NoData(
+                f"source `{tuple(self.sources)[source]}` has {size} windows of {self.profile.window_bytes} bytes, "
+                f"the slices alone need {slices}",
+                "fewer or shorter slices, or more text",
+            )
+        return windows[:share], windows[share:]
 
     def shard_list(self, source: int, block: int) -> Ids:
         """The shuffled list of data shards of a block of seeds; rows of `shard_samples` windows."""
         _, rest = self.pool(source)
         usable = len(rest) // self.profile.shard_samples * self.profile.shard_samples
         shards = rest[:usable].reshape(-1, self.profile.shard_samples)
-        if not len(shards):
-            raise NoData(
-                f"source `{tuple(self.sources)[source]}` has {self.num_windows[source]} windows of "
-                f"{self.profile.window_bytes} bytes and the start takes them all",
-                "a shorter start, or more text",
-            )
         return shards[_list_order(len(shards), source, block)]
 
 
@@ -81,15 +88,14 @@ def _list_order(num_shards: int, source: int, block: int) -> Ids:
 
 def start_order(shape: DataShape) -> Ids:
     """Ids of the start phase: (updates, batch, 2) of (source, window)."""
-    for source, name in enumerate(shape.sources):
-        needed = int(shape.counts(shape.profile.start_updates)[:, source].sum())
-        if needed > shape.num_windows[source]:
-            raise NoData(
-                f"source `{name}` has {shape.num_windows[source]} windows, the start needs {needed}",
-                "a shorter start, or more text",
-            )
-    streams = [iter(shape.pool(source)[0].tolist()) for source in range(len(shape.sources))]
-    return _fill(shape.counts(shape.profile.start_updates), streams)
+    counts = shape.counts(shape.profile.start_updates)
+    return _fill(counts, [_again_and_again(shape.pool(source)[0], source) for source in range(len(shape.sources))])
+
+
+def _again_and_again(windows: Ids, source: int) -> Iterator[int]:
+    yield from windows.tolist()
+    for epoch in itertools.count(1) if len(windows) else ():
+        yield from _shuffled(windows, derive_key("start", source, epoch)).tolist()
 
 
 def slice_samples(shape: DataShape, source: int, seed: int, logical: int) -> Ids:
@@ -117,7 +123,7 @@ def leg_order(shape: DataShape, arm: Arm, leg: Leg, seed: int, *, entropy: str |
             _chain(_slice_stream(shape, arm, number, source, seed, leg, entropy), reserve[source])
             for source in range(len(shape.sources))
         ]
-        counts = _counts_of_slice(shape, number * size, leg)
+        counts = _counts_of_slice(shape, number * size, leg)[: position.stop - number * size]
         whole = _fill(counts, streams)
         rows.append(whole[position.start - number * size : position.stop - number * size])
     return np.concatenate(rows)

@@ -82,7 +82,7 @@ def _losses(axes: Any, data: StudyData) -> Table:
     rows = []
     styles = ["-", "--", ":", "-."]
     for arm in data.arms:
-        for number, source in enumerate(data.plan.study.sources):
+        for number, source in enumerate(data.plan.sources):
             curves = np.stack([_smooth(run.channel(f"bpb/{source}"), 15) for run in data.of_arm(arm)])
             mean, updates = np.nanmean(curves, axis=0), np.arange(1, curves.shape[1] + 1)
             colour, style = _colour(data, arm), styles[number % 4]
@@ -202,7 +202,7 @@ def _contrasts(axes: Any, data: StudyData, judged: Sequence[Judged]) -> Table:
 
 
 def _ratios(axes: Any, data: StudyData) -> Table:
-    source, rows = next(iter(data.plan.study.sources)), []
+    source, rows = next(iter(data.plan.sources)), []
     for arm in data.arms:
         run = data.of_arm(arm)[0]
         curve = _smooth(run.channel(f"ratio/{source}"), 5)

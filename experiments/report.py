@@ -165,7 +165,7 @@ def _contrast_row(one: Judged) -> tuple[str, ...]:
 
 def _transient_tables(data: StudyData) -> Iterator[Table]:
     reference = data.plan.study.reference
-    channels = ("loss", *(f"bpb/{source}" for source in data.plan.study.sources))
+    channels = ("loss", *(f"bpb/{source}" for source in data.plan.sources))
     found: dict[str, list[Transient]] = {}
     for arm in data.arms:
         for seed in data.seeds(arm, reference):
@@ -210,9 +210,9 @@ def _transient_cells(one: Transient) -> tuple[str, ...]:
 
 
 def _secondary_names(data: StudyData) -> tuple[str, ...]:
-    study = data.plan.study
-    slices = ("slice/1", f"slice/{len(study.arms[0].slices)}")
-    return (*(f"averaged/{source}" for source in study.sources), "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")
+    slices = ("slice/1", f"slice/{len(data.plan.study.arms[0].slices)}")
+    sources = tuple(f"averaged/{source}" for source in data.plan.sources)
+    return (*sources, "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")
 
 
 def _outcome_table(data: StudyData) -> Table:

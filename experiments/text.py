@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bit_transformer.corpora import Corpus, read_corpus
+from bit_transformer.errors import TrainerError
+from chronicle.data.errors import DataError
 from experiments.design import StudyPlan
 from experiments.errors import NoData
 from experiments.order import DataShape, Ids
@@ -26,13 +28,20 @@ def cut_windows(text: bytes, window_bytes: int, name: str) -> Windows:
 
 def read_shape(plan: StudyPlan) -> tuple[DataShape, tuple[Corpus, ...]]:
     """The corpora of the study, and how many windows each holds."""
-    corpora = tuple(read_corpus(name) for name in plan.study.sources)
+    corpora = tuple(_read(name) for name in plan.sources)
     return DataShape(
-        sources=plan.study.sources,
+        sources=plan.sources,
         num_windows=tuple(len(corpus.train) // plan.profile.window_bytes for corpus in corpora),
         profile=plan.profile,
         num_slices=len(plan.study.arms[0].slices),
     ), corpora
+
+
+def _read(name: str) -> Corpus:
+    try:
+        return read_corpus(name)
+    except (DataError, TrainerError) as problem:
+        raise NoData(str(problem), problem.remedy) from problem
 
 
 def spread(number: int, count: int) -> Ids:

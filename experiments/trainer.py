@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, checkpoints: Path) -> None:
     """Train the updates of one leg, save where the plan says, and write the result as the last act."""
-    profile, weights = plan.profile, plan.study.sources
+    profile, weights = plan.profile, plan.sources
     began = time.perf_counter()
     torch.set_num_threads(1)
     entropy = os.urandom(8).hex() if leg.restart and leg.restart.order is Order.STOCK_UNSEEDED else None
@@ -93,6 +93,8 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         accept_change=accepted(run, leg),
         mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
     set_seed(0)
+    if accelerator.device.type == "cuda":
+        torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
     model: Any = BitTransformer(model_config(profile))
     optimizer: Any = AdamW(parameter_groups(model), lr=profile.lr, betas=(0.9, 0.95))
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -153,7 +155,7 @@ def measure(
     stores: Sequence[Windows],
 ) -> dict[str, float]:  # fmt: skip
     """The outcomes of a finished run: `raw/…`, `averaged/…`, `slice/…`, `copy/…`, `recall/…`, all in bits per byte."""
-    weights = plan.study.sources
+    weights = plan.sources
     found = {f"raw/{name}": bpb for name, bpb in held_out_bpb(model, windows, weights).items()}
     averaged = average.copy_to(BitTransformer(model_config(plan.profile)).to(next(model.parameters()).device)).eval()
     found |= {f"averaged/{name}": bpb for name, bpb in held_out_bpb(averaged, windows, weights).items()}
@@ -170,7 +172,7 @@ def slice_windows(
 ) -> dict[str, Tensor]:
     """The first windows of a slice of this seed, by source: text that an arm may have been trained on."""
     found = {}
-    for source, name in enumerate(plan.study.sources):
+    for source, name in enumerate(plan.sources):
         chosen = slice_samples(shape, source, seed, logical).ravel()[: 2 * plan.profile.eval_windows]
         found[name] = to_bits(stores[source][chosen])
     return found

@@ -169,8 +169,17 @@ def test_a_cold_buffer_begins_in_the_order_of_the_shards() -> None:
 
 
 def test_a_source_that_is_too_short_is_no_data(study: Study) -> None:
-    short = DataShape(sources=study.sources, num_windows=(40_000, 800), profile=study.profile("ci"), num_slices=4)
-    with pytest.raises(NoData, match="slice"):
+    short = DataShape(sources=study.sources, num_windows=(40_000, 250), profile=study.profile("ci"), num_slices=4)
+    with pytest.raises(NoData, match="the slices alone need 288"):
         whole_order(study, short, "A0", 3)
-    with pytest.raises(NoData, match="the start needs 576"):
-        start_order(DataShape(sources=study.sources, num_windows=(40_000, 500), profile=short.profile, num_slices=4))
+    with pytest.raises(NoData, match="the slices alone need 288"):
+        start_order(short)
+
+
+def test_a_start_longer_than_its_share_reads_it_again_and_leaves_the_slices_alone(study: Study) -> None:
+    """800 windows, slices of 288 in all: the start gets 256 of the 576 it needs, and reads them 2¼ times."""
+    short = DataShape(sources=study.sources, num_windows=(40_000, 800), profile=study.profile("ci"), num_slices=4)
+    drawn = [window for source, window in samples(start_order(short)) if source == 1]
+    assert (len(drawn), len(set(drawn))) == (576, 256)
+    in_slices = {window for source, window in samples(whole_order(study, short, "B-skip")) if source == 1}
+    assert not in_slices & set(drawn)
