@@ -96,7 +96,8 @@ def main() -> None:
         base = cost_of(INSPECT, "--version")
         per_file = (many.seconds - base.seconds) / (chosen.ranks + 1)
         print(f"{chosen.ranks} ranks of ZeRO 1, {sum(f.stat().st_size for f in tag.iterdir()) / 1e6:.1f} MB")
-        print(f"  inspect            {many.seconds * 1e3:7.0f} ms CPU  {many.memory_mb:7.0f} MB  {per_file * 1e3:.2f} ms a file")
+        cost = f"{many.seconds * 1e3:7.0f} ms CPU  {many.memory_mb:7.0f} MB  {per_file * 1e3:.2f} ms a file"
+        print(f"  {'inspect':<18} {cost}")
 
 
 if __name__ == "__main__":
