@@ -227,7 +227,7 @@ def test_text_and_missing_fields_are_not_edited(tmp_path: Path) -> None:
         plan_patch(file, {("name",): 1})
     with pytest.raises(PlanRefused, match="cannot be edited"):
         plan_patch(file, {("flag",): 1})
-    with pytest.raises(UnknownFormat, match="no field `lr`.*name, flag"):
+    with pytest.raises(UnknownFormat, match=r"no field `lr`.*name, flag"):
         plan_patch(file, {("lr",): 1})
 
 
