@@ -24,7 +24,8 @@ def why_not_compile(config: ModelConfig, device: torch.device) -> str | None:
             compiled = torch.compile(model)
             compiled(torch.zeros(1, config.max_bits, dtype=torch.long, device=device)).logits_BTV.sum().backward()
     except Exception as problem:  # noqa: BLE001 whatever the compiler throws means: not here
-        return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0][:200]}" if str(problem) else type(problem).__name__
+        first_line = next(iter(str(problem).strip().splitlines()), "")
+        return f"{type(problem).__name__}: {first_line[:200]}"
     return None
 
 

@@ -69,7 +69,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
           accident: str | None = None) -> None:
     """Train `recipe` to its last step, to `stop_at` or until SIGTERM; a checkpoint is saved in each case."""
     stop_asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stop_asked.append(number))
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # USR1: a scheduler's warning before its time limit
+        signal.signal(number, lambda number, frame: stop_asked.append(number))
     torch.set_num_threads(1)  # two torch threads on a shared machine measured 2-7x slower than one
 
     # Ranks ---------------------------------------------------------------------------------------------------------

@@ -141,3 +141,13 @@ def test_sigterm_finishes_the_step_saves_and_ends(tmp_path: Path) -> None:
     steps = [line["step"] for line in read_lines(tmp_path / "launch/metrics.jsonl")]
     assert steps == list(range(1, stopped + 1)) and stopped >= 20
     assert (tmp_path / f"checkpoints/opt_step-{stopped}/chronicle-manifest.json").is_file()
+
+
+def test_non_finite_gradients_stop_both_ranks_and_keep_the_last_frames(tmp_path: Path) -> None:
+    """An LR that blows the weights up: every rank ends, one sentence, the frames before it lie beside the metrics."""
+    done = run_jobs([job(tmp_path, "total_steps=40", "optimizer.lr=1e25", "warmup_steps=0")], num_processes=2, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("error: gradients of step") == 2 and "NonFiniteGradients" not in done.stderr
+    frames = json.loads((tmp_path / "launch/non_finite.json").read_text())
+    assert [frame["step"] for frame in frames] == list(range(1, len(frames) + 1)) and len(frames) >= 2
+    assert not list((tmp_path / "checkpoints").glob("*"))
