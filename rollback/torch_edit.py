@@ -3,14 +3,10 @@
 Two ways, both planned before a byte is written and both checked by reading the planned pickle again:
 `plan_patch` overwrites constants where they lie (equal width) and mends the CRCs; `write_edited_copy` makes a new file
 with a new inode, in which constants may change width, and copies tensor bytes from file to file without holding them.
-
-When `data.pkl` changes its length, the zip behind it moves by a multiple of 64 bytes, the difference being padded in
-the record's own extra field ("FB", as PyTorch pads), so that tensors keep the alignment `mmap` wants.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -20,16 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.errors import PlanRefused, UnreadableFile
+from rollback.errors import PlanRefused
+from rollback.new_file import Piece, write_new
 from rollback.number_bytes import encode_number
 from rollback.pickle_reader import Limits, read_pickle
 from rollback.pickle_values import Encoding, Place, StoredFloat
 from rollback.torch_tree import Container, Keys, Segment, TorchFile, place_of, walk_leaves
-from rollback.torch_zip import CENTRAL_ENTRY, CHUNK_BYTES, LOCAL_HEADER, Record, ZipLayout, data_offset, read_at
-
-ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
-FICLONE = 0x40049409
-_FULL32 = 0xFFFFFFFF
+from rollback.torch_zip import CHUNK_BYTES, ZipLayout, data_offset, read_at
+from rollback.zip_splice import spliced_zip
 
 Edits = Mapping[Keys, int | float]
 
@@ -72,7 +66,7 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
     Raises PlanRefused as `plan_patch` does, except that widths may change where the file has one pickle.
     """
     if file.container is Container.JSON:
-        _write_new(destination, file.path, [_edited_json(file, edits)], -1)
+        write_new(destination, file.path, [_edited_json(file, edits)], -1)
         return
     changes = _changes(file, edits)
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -81,7 +75,7 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
             patches = _patches(fd, file, changes)
         except _WidthChanges:
             pieces = list(_spliced(fd, file, changes))
-            _write_new(destination, file.path, pieces, fd)
+            write_new(destination, file.path, pieces, fd)
         else:
             _write_patched(destination, file, patches, fd)
     finally:
@@ -320,8 +314,6 @@ def _same(expected: object, found: object) -> bool:
 
 # --- a new file
 
-Piece = bytes | range  # new bytes, or a range of bytes copied from the old file
-
 
 def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece]:
     if file.container is Container.DCP or len(file.segments) != 1:
@@ -343,7 +335,7 @@ def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece
         yield new
         yield range(segment.pickle_bytes, file.size_bytes)
     else:
-        yield from _spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
+        yield from spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
 
 
 def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> bytes:
@@ -368,97 +360,6 @@ def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> byt
         moved = sum(gain for offset, gain in grown if offset < frame.start)
         struct.pack_into("<Q", spliced, frame.start + moved - 8, frame.length + gained)
     return bytes(spliced)
-
-
-def _spliced_zip(fd: int, segment: Segment, layout: ZipLayout, new: bytes, size_bytes: int) -> Iterator[Piece]:
-    record = segment.record
-    assert record is not None
-    shift = -(-(len(new) - record.size_bytes) // ALIGNMENT) * ALIGNMENT
-    padding = shift - (len(new) - record.size_bytes)
-    if 0 < padding < 4:  # an extra field has a header of four bytes
-        shift, padding = shift + ALIGNMENT, padding + ALIGNMENT
-    behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
-    next_offset = min([*behind, layout.directory_offset])
-    crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)
-    yield range(record.header_offset)
-    yield _local_header(fd, segment.pickle_offset, record, len(new), crc, padding)
-    yield new
-    yield _descriptor(read_at(fd, segment.pickle_offset + record.size_bytes, _descriptor_bytes(segment, next_offset)),
-                      record, len(new), crc)  # fmt: skip
-    yield range(next_offset, layout.directory_offset)
-    yield _directory(fd, layout, record, shift, len(new), crc)
-    yield _end_records(read_at(fd, layout.directory_offset + layout.directory_bytes,
-                               size_bytes - layout.directory_offset - layout.directory_bytes), shift)  # fmt: skip
-
-
-def _has_no_checksums(layout: ZipLayout) -> bool:
-    return all(record.crc == 0 for record in layout.records)
-
-
-def _local_header(fd: int, pickle_offset: int, record: Record, size: int, crc: int, padding: int) -> bytes:
-    header = bytearray(read_at(fd, record.header_offset, pickle_offset - record.header_offset))
-    fields = list(LOCAL_HEADER.unpack_from(header))
-    if not record.flags & 8:
-        fields[6], fields[7], fields[8] = crc, size, size
-    extra = b"FB" + struct.pack("<H", padding - 4) + b"Z" * (padding - 4) if padding else b""
-    fields[10] += len(extra)
-    LOCAL_HEADER.pack_into(header, 0, *fields)
-    return bytes(header) + extra
-
-
-def _descriptor_bytes(segment: Segment, next_offset: int) -> int:
-    assert segment.record is not None
-    count = next_offset - segment.pickle_offset - segment.record.size_bytes
-    if count not in ((12, 16, 20, 24) if segment.record.flags & 8 else (0,)):
-        raise UnreadableFile(f"{count} bytes lie between `{segment.record.name}` and the next record: unknown layout")
-    return count
-
-
-def _descriptor(old: bytes, record: Record, size: int, crc: int) -> bytes:
-    if not old:
-        return old
-    signature = old[:4] if len(old) in (16, 24) else b""
-    return signature + struct.pack("<IQQ" if len(old) in (20, 24) else "<III", crc, size, size)
-
-
-def _directory(fd: int, layout: ZipLayout, changed: Record, shift: int, size: int, crc: int) -> bytes:
-    entries: list[bytes] = []
-    for record in sorted(layout.records, key=lambda r: r.entry_offset):
-        entry = bytearray(read_at(fd, record.entry_offset, record.entry_bytes))
-        if record is changed:
-            struct.pack_into("<III", entry, 16, crc, size, size)
-        elif record.header_offset > changed.header_offset:
-            _move_entry(entry, record, shift)
-        entries.append(bytes(entry))
-    return b"".join(entries)
-
-
-def _move_entry(entry: bytearray, record: Record, shift: int) -> None:
-    fields = CENTRAL_ENTRY.unpack_from(entry)
-    offset = record.header_offset + shift
-    if fields[16] != _FULL32:
-        if offset >= _FULL32:
-            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its entry has no room to say")
-        struct.pack_into("<I", entry, 42, offset)
-        return
-    old = struct.pack("<Q", record.header_offset)
-    at = entry.find(old, CENTRAL_ENTRY.size + fields[10])
-    if at < 0:
-        raise UnreadableFile(f"zip record `{record.name}`: its zip64 field does not hold its offset")
-    struct.pack_into("<Q", entry, at, offset)
-
-
-def _end_records(old: bytes, shift: int) -> bytes:
-    tail = bytearray(old)
-    if tail[:4] == b"PK\x06\x06":
-        struct.pack_into("<Q", tail, 48, struct.unpack_from("<Q", tail, 48)[0] + shift)
-        locator = 12 + struct.unpack_from("<Q", tail, 4)[0]
-        struct.pack_into("<Q", tail, locator + 8, struct.unpack_from("<Q", tail, locator + 8)[0] + shift)
-    at = tail.rfind(b"PK\x05\x06")
-    offset = struct.unpack_from("<I", tail, at + 16)[0]
-    if offset != _FULL32:
-        struct.pack_into("<I", tail, at + 16, offset + shift)
-    return bytes(tail)
 
 
 def _edited_json(file: TorchFile, edits: Edits) -> bytes:
@@ -489,53 +390,4 @@ def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch,
     for patch in patches:
         pieces += [range(at, patch.offset), patch.new]
         at = patch.offset + len(patch.new)
-    _write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)
-
-
-def _write_new(destination: Path, source: Path, pieces: list[Piece], source_fd: int) -> None:
-    mode = os.stat(source).st_mode & 0o7777
-    fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        os.fchmod(fd, mode)
-        cloned = source_fd >= 0 and _clone(source_fd, fd)
-        at = 0
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                _write_all(fd, piece, at)
-                at += len(piece)
-            elif not cloned or piece.start != at:
-                at = _copy_range(source_fd, fd, piece, at)
-            else:
-                at += len(piece)
-        os.ftruncate(fd, at)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _clone(source_fd: int, fd: int) -> bool:
-    """Share the source's blocks where the filesystem can (btrfs, xfs); ext4 and most others cannot."""
-    try:
-        fcntl.ioctl(fd, FICLONE, source_fd)
-    except OSError:
-        return False
-    return True
-
-
-def _write_all(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written
-
-
-def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:
-    """Copy inside the kernel; returns the position behind the last byte."""
-    os.lseek(fd, at, os.SEEK_SET)
-    offset, left = piece.start, len(piece)
-    while left:
-        sent = os.sendfile(fd, source_fd, offset, min(left, 2**30))
-        if not sent:
-            raise UnreadableFile(f"file ends at byte {offset}: it became shorter while it was copied")
-        offset, left = offset + sent, left - sent
-    return at + len(piece)
+    write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)
