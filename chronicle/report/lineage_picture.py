@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from chronicle.story.assemble import Story, loss_of
@@ -22,6 +23,8 @@ __all__ = ["PALETTE", "draw_lineage"]
 PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BUCKETS = 900
+SMOOTHED_POINTS, SMOOTH_BINS = 240, 120
+TICKS = 20  # checkpoints of one launch; more would only dash its bar
 SPARSE_POINTS = 200  # of all channels of one launch
 FOREVER = 1 << 62
 LABELS = 24  # more launches than this are drawn without words
@@ -108,7 +111,20 @@ def _curve(axes: Any, launch: LaunchStory, curve: Curve, *, dots: bool = False) 
         thinned = thin(part, BUCKETS)
         style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
         marker = {"marker": "o", "markersize": 2.6} if dots or len(part.steps) == 1 else {}
-        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", **style, **marker)
+        smooth = _smooth(part) if kept and axes.get_ylabel() == "loss" else Curve()
+        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", alpha=0.35 if smooth.steps else 1, **style, **marker)
+        if smooth.steps:
+            axes.plot(smooth.steps, smooth.values, color=_colour(launch), linewidth=1.7, zorder=4)
+
+
+def _smooth(curve: Curve) -> Curve:
+    """Medians of neighbours, over the raw line, where there are enough: noise must not hide the drift."""
+    if len(curve.steps) < SMOOTHED_POINTS:
+        return Curve()
+    width = max(8, len(curve.steps) // SMOOTH_BINS)
+    rows = [slice(i, i + width) for i in range(0, len(curve.steps) - width + 1, width)]
+    middles = [curve.steps[part.start + width // 2] for part in rows]
+    return Curve(middles, [None] * len(rows), [median(curve.values[part]) for part in rows])
 
 
 def _loss_name(series: Sequence[LaunchSeries]) -> str | None:
@@ -171,8 +187,8 @@ def _tree(panels: _Panels, story: Story) -> None:
             axes.plot([last], [row], marker="x", markersize=5, color=GREY, markeredgewidth=1.4, zorder=2)
         if kept_to > start:
             axes.plot([start, kept_to], [row, row], color=_colour(launch), linewidth=4.2, solid_capstyle="butt", zorder=3)
-        saved = [c.step for c in launch.checkpoints]
-        axes.plot(saved[:200], [row] * len(saved[:200]), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
+        saved = [c.step for c in launch.checkpoints] if len(launch.checkpoints) <= TICKS else []
+        axes.plot(saved, [row] * len(saved), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
         if wide:
             label = f"{launch.number}  {format_factor(launch.lr.factor)}" if launch.lr else str(launch.number)
             axes.annotate(label, (last, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
