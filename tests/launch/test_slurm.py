@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from chronicle.launch.processes import list_processes, read_environment, send_signal
 from chronicle.launch.slurm import format_sbatch, node_identity, share_number
 from chronicle.paths import RunPaths
 from tests.launch.driver import MARK, ROOT, free_port
@@ -69,6 +71,14 @@ def slurm(tmp_path_factory):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+        end_steps(environ["SLURM_CONF"])
+
+
+def end_steps(conf):
+    """Step daemons wait for a controller that is gone; ours are known by the configuration in their environment."""
+    for process in list_processes():
+        if (read_environment(process.pid) or {}).get("SLURM_CONF") == conf:
+            send_signal(process, signal.SIGKILL)
 
 
 def start_daemons(base, environ, started):
