@@ -12,17 +12,18 @@ from typing import Any
 BLOCK_POINTS = 100
 BLOCKS = 50
 LOOK_EVERY = 10  # blocks
+IMPROVEMENT = 0.005  # of the level: less than that since the last notice is the same plateau
 Z_95 = 1.96
 
 
 class PlateauWatch:
     """A fold over the loss; `feed` returns True once when a plateau is seen, again only after an improvement."""
 
-    __slots__ = ("blocks", "count", "on_plateau", "seen", "total")
+    __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
 
     def __init__(self) -> None:
         self.blocks: deque[float] = deque(maxlen=BLOCKS)
-        self.total, self.count, self.seen = 0.0, 0, 0
+        self.total, self.count, self.seen, self.level = 0.0, 0, 0, 0.0
         self.on_plateau = False
 
     def feed(self, value: float) -> bool:
@@ -35,21 +36,24 @@ class PlateauWatch:
         self.seen += 1
         if len(self.blocks) < BLOCKS or self.seen % LOOK_EVERY:
             return False
-        flat = not is_falling(list(self.blocks))
-        begins = flat and not self.on_plateau
-        self.on_plateau = flat
-        return begins
+        recent = list(self.blocks)[-LOOK_EVERY:]
+        level = math.fsum(recent) / len(recent)
+        if self.on_plateau:
+            self.on_plateau = level > self.level - IMPROVEMENT * abs(self.level)
+            return False
+        self.on_plateau, self.level = not is_falling(list(self.blocks)), level
+        return self.on_plateau
 
     def to_json(self) -> dict[str, Any]:
         return {"blocks": list(self.blocks), "total": self.total, "count": self.count, "seen": self.seen,
-                "on_plateau": self.on_plateau}  # fmt: skip
+                "on_plateau": self.on_plateau, "level": self.level}  # fmt: skip
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> PlateauWatch:
         watch = cls()
         watch.blocks.extend(record["blocks"])
         watch.total, watch.count, watch.seen = record["total"], record["count"], record["seen"]
-        watch.on_plateau = record["on_plateau"]
+        watch.on_plateau, watch.level = record["on_plateau"], record["level"]
         return watch
 
 

@@ -224,7 +224,7 @@ def test_loss_too_good_after_a_restart_warns() -> None:
 
 def test_run_that_stopped_learning_is_a_plateau_once() -> None:
     """06-04: flat since 15k; said once, not every hundred points."""
-    events = fold([*[4.0 - x / 2_000 for x in range(4_000)], *noise(9_000)])
+    events = fold([*[4.0 - x / 2_000 for x in range(4_000)], *noise(40_000)])
     assert [event.kind for event in events].count(Kind.PLATEAU) == 1
 
 
