@@ -28,8 +28,8 @@ def fold_in_two(path: Path, each: Callable[[Point], None], *, batch_points: int 
     """Fold a log in two processes; `each` sees every point. Raises what reading raises, in either process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    helper = context.Process(target=_fold_evidence, args=(str(path), theirs, batch_points), daemon=True)
-    helper.start()
+    second = context.Process(target=_fold_evidence, args=(str(path), theirs, batch_points), daemon=True)
+    second.start()
     theirs.close()
     try:
         detector = DecisiveDetector()
@@ -43,9 +43,9 @@ def fold_in_two(path: Path, each: Callable[[Point], None], *, batch_points: int 
         return detector
     finally:
         ours.close()
-        helper.join(5)
-        if helper.is_alive():
-            helper.terminate()
+        second.join(5)
+        if second.is_alive():
+            second.terminate()
 
 
 def _receive(ours: Connection, detector: DecisiveDetector) -> None:
