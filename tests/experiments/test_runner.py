@@ -129,6 +129,17 @@ def test_updates_of_a_leg_that_was_rolled_back_are_not_counted(plan: StudyPlan, 
     assert loss.tolist() == [101, 102, 203, 204, 205, 206, 207, 208]
 
 
+def test_a_lost_line_is_not_filled_from_the_launch_that_was_rolled_back(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Update 4 of Z is missing in launch 2: it is unknown, not what the abandoned launch once logged for it."""
+    run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
+    history = read_history(read_journal(paths.journal).entries)
+    log = paths.run("Z-s0").metrics_path(history.done["Z-s0"][1].launch)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if not line.startswith('{"step":6,')))
+    loss = read_study(plan, history, paths).runs["Z", 0].channel("loss")
+    assert [update for update, value in enumerate(loss, 1) if value != value] == [4]
+
+
 @pytest.mark.parametrize(
     "fate",
     [137, 78, 1, OSError(errno.ENOSPC, "No space left on device", "/full"), OSError(errno.EACCES, "Permission denied", "/x")],
