@@ -1,4 +1,4 @@
-"""How many ranks there really are: launcher, torch.distributed and Accelerate must say the same.
+"""How many ranks there really are and what wraps the model: all who know must say the same, and what was asked for.
 
 `accelerate launch --cpu --num_processes 2` starts one process in silence; Accelerate with DeepSpeed on a CPU believes
 in a world of one unless gloo is named; FSDP on a CPU becomes DDP. Believing any one of them has cost people runs.
@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from bit_transformer.errors import TopologyMismatch
+from bit_transformer.recipes import Recipe
+
+# what a model is wrapped by when the sharding that was asked for is really there
+WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule"} | dict.fromkeys(
+    ("zero1", "zero2", "zero3"), "DeepSpeedEngine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,7 @@ class Topology:
     expected_world_size: int | None
     distributed_type: str
     backend: str | None
+    asked_sharding: str
     sharding: str
     device: str
 
@@ -39,18 +45,23 @@ class Topology:
             said = ", ".join(f"{who} says {size}" for who, size in sizes.items())
             raise TopologyMismatch(f"the world size is not agreed: {said}",
                                    "start with `torchrun --nproc_per_node N -m bit_transformer.train …`")
+        wrapper = WRAPPERS[self.asked_sharding] if self.torch_world_size > 1 or self.asked_sharding != "ddp" else None
+        if wrapper is not None and self.sharding != wrapper:
+            raise TopologyMismatch(f"sharding `{self.asked_sharding}` was asked for, the model is wrapped by {self.sharding}, "
+                                   f"expected {wrapper}", "set sharding to what this machine can do")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
 
 
-def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], expected: int | None) -> Topology:
+def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], recipe: Recipe) -> Topology:
     """Ask every part, in this process."""
     running = dist.is_available() and dist.is_initialized()
     return Topology(
         launcher_world_size=int(environ.get("WORLD_SIZE", "1")),
         torch_world_size=dist.get_world_size() if running else 1,
-        accelerate_num_processes=int(accelerator.num_processes), expected_world_size=expected,
+        accelerate_num_processes=int(accelerator.num_processes), expected_world_size=recipe.world_size,
         distributed_type=str(accelerator.distributed_type.value), backend=dist.get_backend() if running else None,
+        asked_sharding=recipe.sharding,
         sharding="FSDPModule" if isinstance(model, FSDPModule) else type(model).__name__, device=str(accelerator.device))

@@ -76,9 +76,11 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     # Ranks ---------------------------------------------------------------------------------------------------------
     cpu = recipe.device == "cpu" or not torch.cuda.is_available()
     backend = [InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
-    accelerator = Accelerator(cpu=cpu, mixed_precision=recipe.mixed_precision, kwargs_handlers=backend,
+    zero = plan_zero(recipe, cpu=cpu)
+    # cpu=True makes Accelerate leave its DeepSpeed plugin aside in silence and train with DDP
+    accelerator = Accelerator(cpu=cpu and zero is None, mixed_precision=recipe.mixed_precision, kwargs_handlers=backend,
                               gradient_accumulation_steps=recipe.accumulation_steps,
-                              deepspeed_plugin=plan_zero(recipe, cpu=cpu))
+                              deepspeed_plugin=zero)
     rank, world_size = accelerator.process_index, accelerator.num_processes
     recipe.require_divisible(world_size)
 
@@ -117,7 +119,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     ema = Ema(bare_model, recipe.ema_decay) if recipe.ema_decay else None
     if ema is not None:
         accelerator.register_for_checkpointing(ema)
-    topology = measure_topology(accelerator, model, os.environ, recipe.world_size)
+    topology = measure_topology(accelerator, model, os.environ, recipe)
     topology.require_agreement()
     set_seed(recipe.seed, device_specific=True)
 

@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 REFUSED = 78
 LAUNCHERS = {
     "torchrun": "torchrun --standalone --nproc_per_node 2 -m bit_transformer.train --recipe demo",
-    "deepspeed": "torchrun --standalone --nproc_per_node 2 -m bit_transformer.train --recipe demo-deepspeed",
+    "deepspeed": "torchrun --standalone --nproc_per_node 2 -m bit_transformer.train --recipe demo --set sharding=zero2",
 }
 
 

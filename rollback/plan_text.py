@@ -24,7 +24,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield _row("checkpoint", f"{PurePath(plan.root) / plan.entry}  ({plan.format})")
     if plan.source != str(PurePath(plan.root) / plan.entry):
-        yield _row("brought back", plan.source)
+        yield _row("bring back", plan.source)
         if plan.displaces:
             yield _row("", f"the {plan.entry} that is there now goes to abandoned/")
     yield from _edits(plan)

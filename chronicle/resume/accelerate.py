@@ -100,7 +100,7 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
         found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit, where="prepared"))
     for thing in accelerator._custom_objects:
         raw = raw_scheduler(thing)
-        if hasattr(raw, "optimizer") and hasattr(raw, "last_epoch"):
+        if hasattr(raw, "optimizer") and (hasattr(raw, "last_epoch") or hasattr(raw, "_schedulers")):  # Chained has no last_epoch
             found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="registered"))
     for engine in engines:
         raw = raw_scheduler(engine.lr_scheduler)
