@@ -4,6 +4,7 @@
 #
 # TORCH=torch==2.13.0   another torch          TORCH_INDEX=URL   another index for it (CPU box: PyTorch's CPU index)
 # PYTHON=python3.12     another interpreter    ACCEPT_CUDA=1     CUDA packages on a box without a GPU
+# LAUNCHER=deepspeed    the demo under DeepSpeed ZeRO-2 (a C++ compiler; its first build takes minutes)
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" --accept-cuda "$(ACCEPT_CUDA)"
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help demo test test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep clean
+.PHONY: help demo test test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -35,6 +36,7 @@ test-all: install
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/readme_tree.py --check
 
 types: install
 	$(BIN)/mypy
@@ -52,6 +54,9 @@ planted-bugs: install
 
 crash-sweep: install
 	$(BIN)/python -m benchmarks.crash_sweep
+
+picture:
+	cp demo/logs/demo/plots/lineage.png docs/lineage.png
 
 clean:
 	rm -rf demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MARKER = ".chronicle-demo"
 BIN = Path(sys.executable).parent
 REFUSED = 78
+RANK_PREFIX = re.compile(r"^\[\d+\] ")
 LAUNCHERS = {
     "torchrun": "torchrun --standalone --nproc_per_node 2 -m bit_transformer.train --recipe demo",
     "deepspeed": "torchrun --standalone --nproc_per_node 2 -m bit_transformer.train --recipe demo --set sharding=zero2",
@@ -181,9 +183,10 @@ def told(lines: Iterable[str]) -> Iterator[str]:
     """What chronicle itself said, the guard's table included."""
     in_table = False
     for line in lines:
-        in_table = line.startswith("chronicle guard:") or (in_table and line.startswith("  "))
-        if in_table or line.startswith(("chronicle:", "error:", "hint:")):
-            yield line
+        said = RANK_PREFIX.sub("", line)
+        in_table = said.startswith("chronicle guard:") or (in_table and said.startswith("  "))
+        if in_table or said.startswith(("chronicle:", "error:", "hint:")):
+            yield said
 
 
 def shown(path: Path) -> str:
