@@ -98,9 +98,9 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
         raw = raw_scheduler(wrapper)
         unit = accelerator.num_processes if _steps_many(wrapper) and raw is not wrapper else 1
         found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit, where="prepared"))
-    for thing in accelerator._custom_objects:
+    for thing in accelerator._custom_objects:  # ChainedScheduler has no last_epoch
         raw = raw_scheduler(thing)
-        if hasattr(raw, "optimizer") and (hasattr(raw, "last_epoch") or hasattr(raw, "_schedulers")):  # Chained has no last_epoch
+        if hasattr(raw, "optimizer") and (hasattr(raw, "last_epoch") or hasattr(raw, "_schedulers")):
             found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="registered"))
     for engine in engines:
         raw = raw_scheduler(engine.lr_scheduler)
