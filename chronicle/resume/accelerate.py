@@ -6,6 +6,7 @@ after (`accelerator.py` 1.15, `load_state`). The wrappers pass arguments and res
 
 import functools
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,10 @@ def _sharding(accelerator: Any, engines: list[Any]) -> str:
 def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
     @functools.wraps(original)
     def save_state(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
         location = original(*args, **kwargs)
         if location is not None:
-            session.after_save(Path(location))
+            session.after_save(Path(location), save_seconds=time.perf_counter() - begun)
         return location
 
     return save_state

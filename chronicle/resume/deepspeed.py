@@ -1,6 +1,7 @@
 """A raw DeepSpeed engine under guard: `save_checkpoint`, `load_checkpoint` and `step` of one engine are wrapped."""
 
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,10 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
 def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
     @functools.wraps(original)
     def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
         result = original(save_dir, tag, *args, **kwargs)
-        session.after_save(Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}"))
+        root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
+        session.after_save(root, save_seconds=time.perf_counter() - begun)
         return result
 
     return save_checkpoint

@@ -37,7 +37,7 @@ class Sealer:
         reference = weakref.ref(self)
         atexit.register(lambda: sealer.finish() if (sealer := reference()) else None)
 
-    def seal(self, root: Path, memory: Memory) -> None:
+    def seal(self, root: Path, memory: Memory, save_seconds: float | None = None) -> None:
         """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own."""
         own = memory.ranks[0]
         prefix = self.ranks.publish(sha256(str(root).encode()).hexdigest()[:16], own)
@@ -45,14 +45,14 @@ class Sealer:
             return
         digests = self.collect_soon(prefix, own)
         if len(digests) == self.ranks.world_size:
-            self._write(root, replace(memory, ranks=digests))
+            self._write(root, replace(memory, ranks=digests), save_seconds)
             self._start(lambda: write_digests(root))
             return
 
         def wait_and_write() -> None:
             begun = time.monotonic()
             late = self.ranks.collect(prefix, own, lambda: min(begun + WAIT_IN_BACKGROUND_SECONDS, self._deadline))
-            self._write(root, replace(memory, ranks=late))
+            self._write(root, replace(memory, ranks=late), save_seconds)
             write_digests(root)
 
         self._start(wait_and_write)
@@ -69,10 +69,12 @@ class Sealer:
             thread.join()
         self._threads, self._deadline = [], float("inf")
 
-    def _write(self, root: Path, memory: Memory) -> None:
+    def _write(self, root: Path, memory: Memory, save_seconds: float | None) -> None:
         run = self.story.paths.run if self.story.paths else None
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.story.launch)
-        data = {"path": str(root), "step": memory.step}
+        data: dict[str, object] = {"path": str(root), "step": memory.step}
+        if save_seconds is not None:
+            data["save_seconds"] = round(save_seconds, 3)
         self.story.write("checkpoint", step=memory.step, title=f"checkpoint {root.name}", data=data)
 
     def _start(self, work: Callable[[], None]) -> None:

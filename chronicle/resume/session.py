@@ -88,13 +88,16 @@ class GuardSession:
 
     # ---- at save -------------------------------------------------------------------------------------------------
 
-    def after_save(self, directory: Path) -> None:
-        """The framework has saved: fingerprint memory, manifest last, one journal entry. Never raises."""
+    def after_save(self, directory: Path, *, save_seconds: float | None = None) -> None:
+        """The framework has saved: fingerprint memory, manifest last, one journal entry. Never raises.
+
+        `save_seconds`: how long the save blocked training, where the adapter saw its beginning.
+        """
         if self.off:
             return
         try:
             root = checkpoint_root(directory)
-            self.sealer.seal(root, self.describe())
+            self.sealer.seal(root, self.describe(), save_seconds)
             self.batches.after_save(str(root))
         except Exception as problem:  # noqa: BLE001 a save that succeeded must not kill the run through its guard
             text = f"`{directory}` was saved but could not be sealed ({reason_of(problem)}); training goes on"

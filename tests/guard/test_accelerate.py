@@ -67,6 +67,7 @@ def test_manifest_is_sealed_with_digests_and_what_was_in_memory(run_dir: Path, c
     assert manifest.memory["next_lrs"][0] == [manifest.memory["groups"][0]["lr"]]
     entry = next(read_journal(RunPaths(run_dir)).of_kind("checkpoint"))
     assert (entry.step, entry.data["path"]) == (7, str(checkpoint))
+    assert entry.data["save_seconds"] > 0  # the launcher's grace and the checkpoint tax are reckoned from it
 
 
 def test_manifest_of_a_nested_save_lies_where_checkpoints_are_listed(run_dir: Path, checkpoint: Path) -> None:
