@@ -29,6 +29,10 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
     if cpu and not (shutil.which("c++") or shutil.which("g++")):
         raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs a C++ compiler: DeepSpeed builds `shm_comm`",
                         "install g++, or use sharding=ddp")
+    if recipe.sharding == "zero3" or recipe.mixed_precision != "no":
+        raise BadRecipe(f"sharding `{recipe.sharding}` with mixed_precision `{recipe.mixed_precision}` does not run yet: "
+                        "ZeRO-3 fails in the evaluation of partitioned weights, bf16 in weights cast outside autocast",
+                        "set sharding=zero2 and mixed_precision=no, or sharding=fsdp2")
     if recipe.model.reversible:
         raise BadRecipe("reversible blocks cannot run under DeepSpeed: the backward pass needs whole parameters",
                         "set model.reversible=false and model.checkpointing=true")

@@ -34,7 +34,7 @@ def run_jobs(jobs: Iterable[Mapping[str, Any]], *, num_processes: int = 1, check
                     "--master_port", str(_free_port())]
     command += [__file__, json.dumps(list(jobs))]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # ACCELERATE_USE_CPU would turn DeepSpeed off
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_seconds, check=False)
     if check and done.returncode:
         raise AssertionError(f"trainer ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
