@@ -4,6 +4,7 @@ Each act but the first is a launch of its own, in these processes: starting torc
 """
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -81,7 +82,8 @@ def main() -> None:
             told: object = acts[name](rank)
         except ResumeRefused as refusal:
             told = {"refused": refusal.code}
-        print(json.dumps({"rank": rank, "act": name, "told": told}), flush=True)
+        line = json.dumps({"rank": rank, "act": name, "told": told}) + "\n"
+        os.write(1, line.encode())  # one write: ranks share this pipe, and torchrun's `-u` tears a print into two
 
 
 if __name__ == "__main__":

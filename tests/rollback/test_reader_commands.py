@@ -90,7 +90,9 @@ def test_verify_exits_five_and_says_the_way_out(seed_root: Path) -> None:
     assert "error F1  accelerator_state/custom_checkpoint_0.pkl.orig: stray" in done.stdout
     assert "hint: move it out of the checkpoint, or let `chronicle verify --quarantine` do it" in done.stdout
     both = chronicle("verify", "--checkpoints", seed_root, "--quick", "--json", cwd=seed_root.parent)
-    assert [c["passes"] for c in json.loads(both.stdout)["checkpoints"]] == [True, False]
+    *checked, folder = json.loads(both.stdout)["checkpoints"]
+    assert [(c["step"], c["passes"]) for c in checked] == [(5, True), (10, False)]
+    assert [finding["check"] for finding in folder["findings"]] == ["F10"]  # what may be deleted, said of the folder
 
 
 def test_manifest_is_written_and_then_closes_the_inventory(seed_root: Path) -> None:
