@@ -10,6 +10,8 @@ from chronicle.commands.carrying_out import carry_out
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.errors import ChronicleError
+from chronicle.journal import Entry, read_journal
+from chronicle.paths import RunPaths
 from chronicle.rollbacks.ground import open_ground
 from rollback.errors import PlanRefused
 from rollback.plan import Plan
@@ -28,12 +30,15 @@ def apply(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Carry out a written plan; refused when anything it was made from has changed since.
+    """Carry out a written plan; refused when anything it was made from has changed since. Twice is done once.
 
     Example: chronicle apply plan.json --yes
     """
     plan = _read_plan(file)
     settings = settings_from(run or plan.run, logs, checkpoints or Path(plan.root))
+    done = _last_change(settings.paths)
+    if done is not None and done.kind == "rollback.receipt" and done.data.get("plan") == plan.digest:
+        return CommandResult(text=f"already carried out ({done.id}): nothing to do", data={"receipt": done.id})
     with open_ground(settings, force=force) as ground:
         if str(ground.root) != plan.root or settings.run != plan.run:
             raise PlanRefused(
@@ -41,6 +46,12 @@ def apply(
                 "plan again here",
             )
         return carry_out(plan, ground, yes=yes)
+
+
+def _last_change(paths: RunPaths) -> Entry | None:
+    """The newest entry that changed checkpoints."""
+    changes = list(read_journal(paths).of_kind("rollback.receipt", "undo.receipt", "recover.receipt"))
+    return changes[-1] if changes else None
 
 
 def _read_plan(path: Path) -> Plan:

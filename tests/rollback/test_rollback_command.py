@@ -89,6 +89,23 @@ def test_written_plan_is_applied_as_shown(top: Path) -> None:
     assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10"]
 
 
+def test_a_plan_is_carried_out_once_and_again_only_after_an_undo(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Typed twice at 3 a.m.: the second time says so, changes nothing and is no error."""
+    plan = top / "plan.json"
+    assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
+    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    after = picture(top / "checkpoints")
+    capsys.readouterr()
+    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert "already carried out" in capsys.readouterr().out
+    assert picture(top / "checkpoints") == after
+    assert chronicle(top, "undo", "--yes") == 0
+    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert "already" not in capsys.readouterr().out.rpartition("undo")[2]
+    receipts = list(read_journal(RunPaths(top / "logs" / "r")).of_kind("rollback.receipt"))
+    assert len(receipts) == 2
+
+
 @pytest.mark.parametrize("change", ["file", "later", "plan"])
 def test_apply_refuses_when_anything_changed_since_the_plan(
     top: Path, change: str, capsys: pytest.CaptureFixture[str]
