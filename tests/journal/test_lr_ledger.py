@@ -133,3 +133,15 @@ def test_the_guards_own_words_for_a_wrong_lr_break_the_line(tmp_path: Path) -> N
     run.add("guard.verdict", launch=2, step=10, data={"verdict": "warned", "checks": checks})
     run.end(2, 20)
     assert ledger(run).line(2).factor is None  # type: ignore[union-attr]
+
+
+def test_a_wrong_lr_at_the_resume_breaks_the_line_and_a_jump_later_on_does_not(tmp_path: Path) -> None:
+    """exp8 and exp9 were wrong from the first step; an LR that the schedule itself raises still follows the ledger."""
+    for onset, factor in ((101, None), (300, 1.0)):
+        story = StoryRun(tmp_path / str(onset))
+        launch(story, 1, 0, 100)
+        story.start(2, 100)
+        event = {"kind": "lr-mismatch", "onset_step": onset, "id": 0}
+        story.add("incident", launch=2, step=onset, title="lr-mismatch", data=event)
+        story.end(2, 400)
+        assert [line.factor for line in ledger(story).lines] == [1.0, factor]
