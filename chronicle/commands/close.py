@@ -11,7 +11,7 @@ from chronicle.commands.options import JsonOption, LogsOption, RunOption, settin
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.story import read_story
+from chronicle.story import Story, read_story
 from chronicle.story.plain import plain
 
 __all__ = ["Outcome", "close"]
@@ -28,13 +28,14 @@ class Outcome(StrEnum):
     SUPERSEDED = "superseded"
 
 
+ONLY_OPEN = "open"  # never the end of an id: its alphabet has no O
 NOT_CLOSABLE = ("close", "amend", "run.init", "launch.start", "launch.step", "launch.end", "checkpoint")
 
 
 def close(
     entry_id: Annotated[
         str,
-        typer.Argument(help="Entry that this is the outcome of.", metavar="ID", autocompletion=complete_entries),
+        typer.Argument(help="Entry that this is the outcome of; `open`: the only one that is open.", metavar="ID", autocompletion=complete_entries),
     ],
     text: Annotated[str | None, typer.Argument(help="What came out, in words.", show_default=False)] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="What came of it.", show_default=False)] = None,
@@ -54,11 +55,11 @@ def close(
         )
     settings = need_run(settings_from(run, logs))
     journal = read_journal(settings.paths)
-    entry = journal.find(entry_id)
+    story = read_story(settings.paths, journal=journal)
+    entry = journal.find(_only_open(story) if entry_id == ONLY_OPEN else entry_id)
     if entry.kind in NOT_CLOSABLE:
         message = f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome"
         raise UsageProblem(message, "`chronicle status` lists what is open")
-    story = read_story(settings.paths, journal=journal)
     data: dict[str, Any] = {"outcome": outcome.value}
     if text:
         data["text"] = text
@@ -71,3 +72,11 @@ def close(
     talk = (f"expected was: {plain(expected)}",) if expected else ()
     result = {"id": written.id, "closes": entry.id, "outcome": outcome.value, "run": settings.run}
     return CommandResult(text=f"{written.id}  {plain(written.title)}", data=result, talk=talk)
+
+
+def _only_open(story: Story) -> str:
+    ids = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
+    if len(ids) == 1:
+        return ids[0]
+    listed = ": " + ", ".join(entry_id[-8:] for entry_id in ids) if ids else ""
+    raise UsageProblem(f"`open` means the only entry that is open, there are {len(ids)}{listed}", "name one: chronicle close ID …")

@@ -7,7 +7,7 @@ from datetime import datetime
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
-from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.lr_check import LrCheck, check_lr
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
@@ -126,7 +126,7 @@ def _open(story: Story) -> Iterator[str]:
         yield _row("open", f"{_short(matter.first_id)} {_matter(matter)}")
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
-        yield _row("outcome?", f"{_short(intervention.entry.id)} {plain(intervention.entry.title)}")
+        yield _row("outcome?", f"{_short(intervention.entry.id)} {plain(intervention.entry.title)}{_answered(story, intervention)}")
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
         yield _row("", f"… and {hidden} more: `chronicle log --open`")
@@ -141,6 +141,12 @@ def _open(story: Story) -> Iterator[str]:
 def _matter(matter: Matter) -> str:
     launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
     return f"{plain(matter.entry.title) or 'incident'}{launch}"
+
+
+def _answered(story: Story, intervention: Intervention) -> str:
+    """Which incidents it went back behind."""
+    ids = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == intervention.entry.id]
+    return f" (answers incident {', '.join(ids)})" if ids else ""
 
 
 def _short(entry_id: str) -> str:

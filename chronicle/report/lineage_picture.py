@@ -14,7 +14,6 @@ from typing import Any
 
 from chronicle.story.assemble import Story, loss_of
 from chronicle.story.launches import LaunchStory
-from chronicle.story.matters import event_of
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import Curve, LaunchSeries, robust_range, thin
 
@@ -205,9 +204,8 @@ def _marks(panels: _Panels, story: Story) -> None:
             for axes in (panels.lr, panels.loss):
                 axes.axvline(launch.span.start_step, color="#7c828b", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     for matter in story.matters:
-        step = event_of(matter.entry).get("onset_step", matter.entry.step)
-        if isinstance(step, int):
-            _pin(panels.loss, step, "v", ALARM)
+        if matter.onset is not None:
+            _pin(panels.loss, matter.onset, "v", ALARM)
     for entry in story.hardware:
         _pin(panels.loss, entry.step or 0, "D", "#7a3fb0")
 

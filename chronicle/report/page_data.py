@@ -167,16 +167,15 @@ def _restarts(story: Story) -> list[dict[str, Any]]:
 
 def _incident(matter: Matter) -> dict[str, Any]:
     event, entry = event_of(matter.entry), matter.entry
-    onset = event.get("onset_step", entry.step)
     return {
         "id": anchor_of(matter.first_id),
         "title": plain(entry.title),
         "launch": entry.launch,
-        "onset": onset if isinstance(onset, int) else None,
+        "onset": matter.onset,
         "low": event.get("onset_low_step") if isinstance(event.get("onset_low_step"), int) else None,
         "tier": plain(event.get("tier") or ""),
         "kind": plain(event.get("kind") or ""),
-        "outcome": plain(matter.outcome or matter.status),
+        "outcome": plain(matter.standing),
     }
 
 

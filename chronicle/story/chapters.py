@@ -12,7 +12,7 @@ from typing import Any
 from chronicle.journal import Entry, RollbackMark
 from chronicle.story.assemble import Story
 from chronicle.story.launches import LaunchStory
-from chronicle.story.matters import event_of
+from chronicle.story.matters import Matter
 
 __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 
@@ -56,12 +56,12 @@ class Chapter:
 def tell_chapters(story: Story) -> tuple[Chapter, ...]:
     """All chapters, oldest first."""
     notes = _Margins(story.entries)
-    latest = {m.first_id: m.entry for m in story.matters}
+    matters = {m.first_id: m for m in story.matters}
     repeated = {i for m in story.matters for i in m.ids if i != m.first_id}
     marks = {mark.entry_id: mark for mark in story.lineage.rollbacks}
     told = [e for e in story.entries if _is_chapter(e) and e.id not in repeated]
     return tuple(
-        _chapter(number, entry, latest.get(entry.id, entry), notes, marks.get(entry.id), story)
+        _chapter(number, entry, matters.get(entry.id), notes, marks.get(entry.id), story)
         for number, entry in enumerate(told)
     )
 
@@ -90,11 +90,12 @@ class _Margins:
 
 
 def _chapter(
-    number: int, entry: Entry, latest: Entry, notes: _Margins, mark: RollbackMark | None, story: Story
+    number: int, entry: Entry, matter: Matter | None, notes: _Margins, mark: RollbackMark | None, story: Story
 ) -> Chapter:
+    latest = entry if matter is None else matter.entry
     launch = story.launch(entry.launch) if entry.kind == "launch.start" else None
     amendments = tuple(notes.amends.get(entry.id, ()))
-    outcome, words, closed_by = _outcome(entry, latest, notes, launch)
+    outcome, words, closed_by = _outcome(entry, matter, notes, launch)
     verb, target = _action(entry)
     titles = [a.title for a in amendments if a.title]
     return Chapter(
@@ -122,7 +123,7 @@ def _default_title(entry: Entry) -> str:
     return entry.kind
 
 
-def _outcome(entry: Entry, latest: Entry, notes: _Margins, launch: LaunchStory | None) -> tuple[str, str, str]:
+def _outcome(entry: Entry, matter: Matter | None, notes: _Margins, launch: LaunchStory | None) -> tuple[str, str, str]:
     close = notes.closes.get(entry.id)
     if close is not None:
         return str(close.data.get("outcome") or "closed"), str(close.data.get("text") or ""), close.id
@@ -133,8 +134,8 @@ def _outcome(entry: Entry, latest: Entry, notes: _Margins, launch: LaunchStory |
         return "undone", "", ""
     if launch is not None:
         return launch.outcome, "", ""
-    if entry.kind == "incident":
-        return str(event_of(latest).get("status") or "open"), "", ""
+    if matter is not None:
+        return matter.standing, "", ""
     return "", "", ""
 
 

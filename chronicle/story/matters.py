@@ -9,9 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chronicle.journal import Entry
+from chronicle.journal import Entry, Lineage, RollbackMark
 
-__all__ = ["Intervention", "Matter", "Proposed", "collect_interventions", "collect_matters", "latest_proposal", "open_intent"]
+__all__ = [
+    "Intervention",
+    "Matter",
+    "Proposed",
+    "answer_matters",
+    "collect_interventions",
+    "collect_matters",
+    "latest_proposal",
+    "open_intent",
+]
 
 RECOVERED = frozenset(("recovered", "closed"))
 OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconclusive", "superseded"))
@@ -19,7 +28,7 @@ OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconcl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matter:
-    """An incident and what came of it; `open` until it recovers by itself or someone closes it."""
+    """An incident and what came of it; `open` until it recovers by itself, a rollback answers it, or someone closes it."""
 
     entry: Entry  # its newest form
     first_id: str
@@ -27,11 +36,25 @@ class Matter:
     outcome: str | None = None
     outcome_text: str = ""
     status: str = "open"
+    answer: RollbackMark | None = None  # the rollback that took the run back to before it
 
     @property
     def open(self) -> bool:
         """Whether it still asks for an outcome."""
-        return self.outcome is None and self.status not in RECOVERED
+        return self.outcome is None and self.answer is None and self.status not in RECOVERED
+
+    @property
+    def onset(self) -> int | None:
+        """The step where it began."""
+        step = event_of(self.entry).get("onset_step", self.entry.step)
+        return step if isinstance(step, int) else None
+
+    @property
+    def standing(self) -> str:
+        """What came of it, in a few words."""
+        if self.outcome is not None or self.answer is None or self.status in RECOVERED:
+            return self.outcome or self.status
+        return f"answered by the rollback to {self.answer.to_step}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +104,21 @@ def collect_matters(entries: Iterable[Entry]) -> tuple[Matter, ...]:
                     matter = found[key_of[ref]]
                     found[key_of[ref]] = replace(matter, outcome=_outcome(entry), outcome_text=_words(entry))
     return tuple(found.values())
+
+
+def answer_matters(matters: Iterable[Matter], lineage: Lineage) -> tuple[Matter, ...]:
+    """The same incidents; one whose onset lies on steps that a later rollback abandoned is answered by that rollback.
+
+    An undone rollback is none. A restart that is no rollback answers nothing: nobody has said that it should.
+    """
+    return tuple(replace(matter, answer=_answer(matter, lineage)) for matter in matters)
+
+
+def _answer(matter: Matter, lineage: Lineage) -> RollbackMark | None:
+    onset, launch = matter.onset, matter.entry.launch
+    if onset is None or (launch is not None and lineage.contains(launch, onset)):
+        return None
+    return next((m for m in lineage.rollbacks if m.entry_id > matter.first_id and m.to_step < onset <= m.from_step), None)
 
 
 def _key(entry: Entry) -> object:

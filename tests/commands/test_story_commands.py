@@ -47,14 +47,65 @@ def test_status_of_a_healthy_rollback_says_that_the_lr_follows(tmp_path: Path, c
     assert chronicle("status", "--json").json["lr"]["follows"] is True
 
 
+def diverged_run(root: Path) -> StoryRun:
+    """Nobody has gone back yet."""
+    run = StoryRun(root)
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": 1.0} for s in range(1, 11)})
+    run.add("incident", launch=1, step=8, title="divergence from step 8", data={"kind": "divergence", "tier": "propose"})
+    return run
+
+
 def test_an_open_incident_is_nagged_until_it_is_closed(tmp_path: Path, chronicle: Cli) -> None:
-    toy_run(tmp_path)
+    diverged_run(tmp_path)
     incident = chronicle("status", "--json").json["open_incidents"][0]["id"]
     done = chronicle("close", incident[-8:], "no spike since", "--outcome", "worked")
     assert done.code == 0
-    after = chronicle("status", "--json").json
-    assert after["open_incidents"] == []
-    assert len(after["open_outcomes"]) == 1
+    assert chronicle("status", "--json").json["open_incidents"] == []
+
+
+def test_a_rollback_behind_an_incident_answers_it_until_it_is_undone(tmp_path: Path, chronicle: Cli) -> None:
+    """The weights no longer descend from the steps where it began; what came of the rollback is the open question."""
+    run = diverged_run(tmp_path)
+    incident = chronicle("status", "--json").json["open_incidents"][0]["id"]
+    receipt = run.rollback(5, 0.5)
+    shown, screen = chronicle("status", "--json").json, chronicle("status").out
+    assert shown["open_incidents"] == [] and shown["open_outcomes"] == [receipt.id]
+    assert f"{receipt.id[-8:]} rollback to 5 (answers incident {incident[-8:]})" in screen
+    run.start(2, 5)
+    run.metrics(2, {s: {"loss": 1.0} for s in range(6, 20)})
+    assert chronicle("status", "--json").json["open_incidents"] == []
+    again = run.add("incident", launch=2, step=8, title="the same again", data={"kind": "divergence", "tier": "propose"})
+    assert [x["id"] for x in chronicle("status", "--json").json["open_incidents"]] == [again.id]
+    chronicle("render", "--no-plots")
+    assert "answered by the rollback to 5" in run.paths.chronicle_md.read_text()
+    run.add("undo.receipt", refs=(receipt.id,))
+    assert incident in [x["id"] for x in chronicle("status", "--json").json["open_incidents"]]
+
+
+def test_a_rollback_that_stops_short_of_the_onset_answers_nothing(tmp_path: Path, chronicle: Cli) -> None:
+    run = diverged_run(tmp_path)
+    run.rollback(9)
+    assert len(chronicle("status", "--json").json["open_incidents"]) == 1
+
+
+def test_an_answered_incident_can_still_be_closed(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    assert chronicle("close", "00000006", "it was the data", "--outcome", "worked").code == 0
+    chronicle("render", "--no-plots")
+    text = run.paths.chronicle_md.read_text()
+    assert "it was the data" in text and "answered by" not in text
+
+
+def test_close_open_is_the_only_open_entry_and_asks_which_where_there_are_two(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    assert chronicle("close", "open", "--outcome", "worked").code == 0
+    assert chronicle("status", "--json").json["open_outcomes"] == []
+    none = chronicle("close", "open", "--outcome", "worked")
+    assert (none.code, "there are 0" in none.err) == (2, True)
+    ids = [run.rollback(6).id[-8:], run.rollback(5).id[-8:]]
+    two = chronicle("close", "open", "--outcome", "worked")
+    assert two.code == 2 and all(entry_id in two.err for entry_id in ids)
 
 
 def test_close_without_an_outcome_writes_nothing_and_names_the_choices(tmp_path: Path, chronicle: Cli) -> None:
