@@ -62,6 +62,19 @@ VERBS: Mapping[str, str] = {
     "config": "config",
     "mlflow": "mlflow",
 }
+# what a verb may find missing -> the extra of this package that brings it
+EXTRAS: Mapping[str, str] = {
+    "numpy": "train",
+    "torch": "train",
+    "accelerate": "train",
+    "webdataset": "train",
+    "deepspeed": "deepspeed",
+    "mlflow": "mlflow",
+    "matplotlib": "report",
+    "plotly": "report",
+    "scipy": "study",
+    "yaml": "study",
+}
 GROUP = "chronicle.commands"  # entry points: `experiment` is mounted from its own package, so no import points up
 
 
@@ -197,6 +210,9 @@ def _explain(problem: BaseException) -> int:
         return _say(_os_sentence(problem), None, ExitCode.ERROR)
     if isinstance(problem, MemoryError):
         return _say("out of memory", None, ExitCode.ERROR)
+    missing = (problem.name or "").partition(".")[0] if isinstance(problem, ModuleNotFoundError) else ""
+    if missing in EXTRAS:
+        return _say(f"{missing} is not installed", f"pip install 'chronicle[{EXTRAS[missing]}]'", ExitCode.ERROR)
     return _unexpected(problem)
 
 

@@ -238,3 +238,18 @@ def test_an_empty_note_writes_nothing(text: str, chronicle: Cli, tmp_path: Path)
     done = chronicle("note", text)
     assert done.code == 2
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(("package", "words", "extra"), [
+    ("yaml", ("experiment", "plan", "restart-impact"), "study"),
+    ("numpy", ("data", "verify", "shards"), "train"),
+])
+def test_a_verb_whose_package_is_missing_names_the_extra_that_brings_it(
+    chronicle: Cli, monkeypatch: pytest.MonkeyPatch, package: str, words: tuple[str, ...], extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or name.startswith("chronicle.data")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = chronicle(*words)
+    assert done.code == 1
+    assert done.err == f"error: {package} is not installed\nhint: pip install 'chronicle[{extra}]'\n"
