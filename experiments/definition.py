@@ -95,7 +95,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """`plus` minus `minus`, paired by seed. Contrasts of the family `main` share Holm's adjustment."""
+    """`plus` minus `minus`, paired by seed. Contrasts of the family `main` share Holm's adjustment.
+
+    Family `control`: an effect that must be there. A study that does not see it could not have seen the others.
+    """
 
     name: str
     plus: str
@@ -174,6 +177,13 @@ class Study:
     def digest(self) -> str:
         """Hex sha256 over the canonical form: what is registered before the first launch."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def central_arms(self) -> frozenset[str]:
+        """Arms of the reference, the gate, the main contrasts and the factorial; all where no contrast is a main one."""
+        main = [arm for one in self.contrasts if one.family == "main" for arm in (one.plus, one.minus)]
+        chosen = (self.reference, *self.gate, *main, *self.factorial.values())
+        return frozenset(chosen if main else (arm.name for arm in self.arms))
 
     def arm(self, name: str) -> Arm:
         """The arm of that name; raises `BadStudy` listing the known ones."""

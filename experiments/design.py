@@ -132,9 +132,8 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
 def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
     _check_sizes(study, profile)
     start = StudyRun(arm=START, seed=0, legs=(Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),))
-    ordered = sorted(
-        pairs, key=lambda pair: (pair[1], pair[0] not in study.gate)
-    )  # the gate first: it may end everything
+    # The gate first: it may end everything. Then, seed by seed, the arms of the main questions; the others last.
+    ordered = sorted(pairs, key=lambda pair: (pair[0] not in study.central_arms, pair[1], pair[0] not in study.gate))
     runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
     return StudyPlan(study=study, profile=profile, runs=(start, *runs))
 

@@ -1,7 +1,8 @@
 """Which samples an arm reads at which update: the whole order of one arm at one seed, as arrays. Pure.
 
-Windows of a source are permuted once per study; the first are the start's, the rest lie in data shards of
-`shard_samples`. A block of as many seeds as there are slices shares one shuffled shard list and rotates it (a Latin
+A data shard is a run of `shard_samples` neighbouring windows, as a tar is one of neighbouring documents: were its samples
+drawn at random, a cold buffer could not be told from a full shuffle. Shards of a source are permuted once per study; the
+first are the start's. A block of as many seeds as there are slices shares one shuffled shard list and rotates it (a Latin
 square), so that every slice is once the repeated one. Lines beyond the last slice are the reserve of skipped and
 over-drawn data. Stock orders follow webdataset 1.0.2: shards shuffled, then a sample buffer that starts cold.
 """
@@ -51,34 +52,35 @@ class DataShape:
         return self.profile.slice_updates * self.profile.batch_size * weights[source] // sum(weights)
 
     def pool(self, source: int) -> tuple[Ids, Ids]:
-        """Window numbers of the start phase, and those left for slices; both in the study's fixed order.
+        """Windows of the start phase, and the data shards left for slices (rows), both in the study's fixed order.
 
         The start takes what it needs, but leaves the slices and a reserve as large (or half of what the slices leave):
         a start longer than its share reads it again, in a new order each time.
         """
-        size, slices = self.num_windows[source], self.per_slice(source) * self.num_slices
-        windows = _study_order(size, tuple(self.sources)[source])
+        name, per_shard = tuple(self.sources)[source], self.profile.shard_samples
+        shards = _study_order(self.num_windows[source] // per_shard, per_shard, name)
+        size, slices = shards.size, self.per_slice(source) * self.num_slices
         needed = int(self.counts(self.profile.start_updates)[:, source].sum())
-        share = min(needed, max(size - 2 * slices, (size - slices) // 2, 0))
+        share = min(-(-needed // per_shard), max(size - 2 * slices, (size - slices) // 2, 0) // per_shard)
         if needed and not share:
             raise NoData(
-                f"source `{tuple(self.sources)[source]}` has {size} windows of {self.profile.window_bytes} bytes, "
+                f"source `{name}` has {size} windows of {self.profile.window_bytes} bytes in whole shards, "
                 f"the slices alone need {slices}",
                 "fewer or shorter slices, or more text",
             )
-        return windows[:share], windows[share:]
+        return shards[:share].ravel(), shards[share:]
 
     def shard_list(self, source: int, block: int) -> Ids:
         """The shuffled list of data shards of a block of seeds; rows of `shard_samples` windows."""
-        _, rest = self.pool(source)
-        usable = len(rest) // self.profile.shard_samples * self.profile.shard_samples
-        shards = rest[:usable].reshape(-1, self.profile.shard_samples)
+        _, shards = self.pool(source)
         return shards[_list_order(len(shards), source, block)]
 
 
 @lru_cache(maxsize=8)
-def _study_order(num_windows: int, name: str) -> Ids:
-    return permute(np.arange(num_windows, dtype=np.int64), num_windows, derive_key("study", name))
+def _study_order(num_shards: int, per_shard: int, name: str) -> Ids:
+    first = permute(np.arange(num_shards, dtype=np.int64), num_shards, derive_key("study", name)) * per_shard
+    rows: Ids = first[:, None] + np.arange(per_shard)
+    return rows
 
 
 @lru_cache(maxsize=8)
@@ -93,8 +95,7 @@ def start_order(shape: DataShape) -> Ids:
 
 
 def _again_and_again(windows: Ids, source: int) -> Iterator[int]:
-    yield from windows.tolist()
-    for epoch in itertools.count(1) if len(windows) else ():
+    for epoch in itertools.count() if len(windows) else ():
         yield from _shuffled(windows, derive_key("start", source, epoch)).tolist()
 
 

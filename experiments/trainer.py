@@ -170,10 +170,11 @@ def measure(
 def slice_windows(
     plan: StudyPlan, shape: DataShape, stores: Sequence[Windows], seed: int, logical: int
 ) -> dict[str, Tensor]:
-    """The first windows of a slice of this seed, by source: text that an arm may have been trained on."""
+    """Evenly spaced windows of a slice of this seed, by source: text that an arm may have been trained on."""
     found = {}
     for source, name in enumerate(plan.sources):
-        chosen = slice_samples(shape, source, seed, logical).ravel()[: 2 * plan.profile.eval_windows]
+        samples = slice_samples(shape, source, seed, logical).ravel()
+        chosen = samples[spread(len(samples), 2 * plan.profile.eval_windows)]
         found[name] = to_bits(stores[source][chosen])
     return found
 

@@ -67,8 +67,30 @@ def test_slices_partition_the_pool_and_avoid_the_start(shape: DataShape) -> None
         start, pool = shape.pool(source)
         assert sum(map(len, parts)) == len(set().union(*parts))
         assert [len(part) for part in parts[:4]] == [shape.per_slice(source)] * 4
-        assert set().union(*parts) <= set(pool.tolist())
+        assert set().union(*parts) <= set(pool.ravel().tolist())
         assert not set().union(*parts) & set(start.tolist())
+
+
+def test_a_shard_is_neighbouring_text_and_the_start_is_shuffled(shape: DataShape) -> None:
+    """Were samples dealt to shards at random, a stock order could not differ from a full shuffle, whatever it does."""
+    rows = slice_samples(shape, 0, 0, 1)
+    assert np.array_equal(rows - rows[:, :1], np.tile(np.arange(shape.profile.shard_samples), (len(rows), 1)))
+    assert len(set(rows[:, 0].tolist())) == len(rows)
+    assert (np.diff(rows[:, 0]) != shape.profile.shard_samples).any()
+    first = [window for source, window in samples(start_order(shape)) if source == 0]
+    assert len(set(first)) == len(first)
+    assert np.mean(np.diff(first) == 1) < 0.05
+
+
+def test_after_a_stock_restart_the_first_batches_come_from_few_shards(study: Study) -> None:
+    """The cold buffer: fewer shards in the first batches of a slice than the full shuffle has there."""
+    shape = DataShape(sources=study.sources, num_windows=(240_000, 14_000), profile=study.profile("cpu"), num_slices=4)
+
+    def shards_in(name: str, first: int) -> int:
+        batches = whole_order(study, shape, name)[first : first + 3]
+        return len({window // 40 for source, window in samples(batches) if source == 0})
+
+    assert shards_in("B", 100) <= 5 < 15 <= shards_in("A0", 100)
 
 
 def test_the_repeated_slice_rotates_over_seeds(shape: DataShape) -> None:
