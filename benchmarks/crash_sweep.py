@@ -3,11 +3,15 @@
     python -m benchmarks.crash_sweep             all points (some minutes)
     python -m benchmarks.crash_sweep --every 9   a sample
 
-One undisturbed run is traced; from the first touch of the run's own files on, each (system call, ordinal) is a point.
-`inject=NAME:…:when=N` counts per call name, so that is how points are named. At each point:
+One undisturbed run is traced; each (system call, ordinal) that touches the run's own files is a point, reading calls
+included. `inject=NAME:…:when=N` counts per call name, so that is how points are named. At each point:
 
     a loader (highest step; explicit path) must see what was before, or after, or no checkpoints at all;
-    the command must not print a traceback; then `chronicle recover` must leave exactly before or exactly after.
+    the command must not print a traceback; exit 0 must mean that what was asked is done;
+    then `chronicle recover` must leave exactly before or exactly after: every name, byte, mode and modification time.
+
+Exit 0 allows one thing: a clean-up after the receipt that failed may leave a hidden workspace beside the checkpoints,
+when the command says so. Such points are counted by themselves, and the next command must have removed it.
 """
 
 from __future__ import annotations
@@ -31,20 +35,28 @@ from typing import Any
 CODE = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,mkdir,mkdirat,unlink,unlinkat,rmdir,"
-    "close,ftruncate,utimensat,chmod,fchmod,fchmodat,chown,lchown,fchownat,sendfile,copy_file_range,flock"
+    "close,ftruncate,utimensat,chmod,fchmod,fchmodat,chown,lchown,fchownat,sendfile,copy_file_range,flock,"
+    "read,pread64,getdents64,newfstatat,fstat,statfs,access,readlink,lseek,ioctl"
 )
+READING = frozenset(("read", "pread64", "getdents64", "newfstatat", "fstat", "statfs", "access", "readlink", "lseek"))
 KINDS = {
-    "SIGKILL": ("signal=KILL", None),
+    "SIGKILL": ("signal=KILL", None),  # not at READING: what is on disk then is what it is at the next call that writes
     "ENOSPC": (
         "error=ENOSPC",
         {"openat", "write", "pwrite64", "fsync", "rename", "renameat2", "mkdir", "linkat", "link"},
     ),
-    "EIO": ("error=EIO", {"write", "pwrite64", "fsync", "rename", "renameat2", "close", "unlink", "rmdir", "sendfile"}),
+    "EIO": (
+        "error=EIO",
+        {"write", "pwrite64", "fsync", "rename", "renameat2", "close", "unlink", "rmdir", "sendfile", "utimensat"}
+        | {"read", "pread64", "getdents64", "newfstatat", "readlink"},
+    ),
     "EACCES": ("error=EACCES", {"openat", "rename", "renameat2", "mkdir", "linkat", "link", "unlink", "rmdir"}),
     "EXDEV": ("error=EXDEV", {"rename", "renameat2", "linkat", "link", "copy_file_range"}),
     "EINTR": ("error=EINTR", {"openat", "write", "pwrite64", "fsync", "rename", "renameat2", "close", "flock"}),
 }
 TIMEOUT_SECONDS = 60
+LEFT_OVER = "could not be removed"  # what a command says whose clean-up after the receipt failed
+LONG_AGO_NS = 10**18  # September 2001: the times of everything that the template holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,8 @@ def make_template(top: Path) -> None:
             torch.save(optimizer.state_dict(), state / "optimizer.bin")
             torch.save(scheduler.state_dict(), state / "custom_checkpoint_0.pkl")
             torch.save({"step": 0}, state / "random_states_0.pkl")
+    for path in [top, *top.rglob("*")]:
+        os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS))
     chronicle(top, "note", "the run began")
 
 
@@ -133,10 +147,17 @@ def interrupted(top: Path) -> None:
     assert done.returncode != 0
 
 
+def unprepared(top: Path) -> None:
+    """A rollback killed while it builds the twin: nothing is in sight, `recover` reverts it."""
+    done = inject(top, ROLLBACK, Point("linkat", 1), "signal=KILL")
+    assert done.returncode != 0
+
+
 COMMANDS = (
     Command("rollback", ROLLBACK, lambda top: None),
     Command("undo", ("undo", "--yes"), rolled_back),
     Command("recover", ("recover",), interrupted),
+    Command("revert", ("recover",), unprepared),
     Command("note", ("note", "Xid 64 on node 7"), lambda top: None),
 )
 
@@ -185,25 +206,32 @@ def contents(checkpoint: Path) -> dict[str, bytes]:
 
 
 def state(top: Path) -> dict[str, Any]:
-    """Everything beside the logs, with modes; ids of abandoned folders made alike. The journal must be whole."""
+    """Everything beside the logs, with modes and times; ids of abandoned folders made alike."""
     found: dict[str, Any] = {}
     for path in sorted(top.rglob("*")):
         relative = path.relative_to(top).as_posix()
         if not relative.startswith("logs"):
             name = re.sub(r"(abandoned|\.chronicle)[/-][0-9A-Z]{26}", r"\1/ID", relative)
-            found[name] = (oct(path.lstat().st_mode), path.read_bytes() if path.is_file() else None)
+            is_old = path.lstat().st_mtime_ns == LONG_AGO_NS
+            found[name] = (oct(path.lstat().st_mode), is_old, path.read_bytes() if path.is_file() else None)
     found["contract"] = (top / "logs" / "r" / "contract.json").exists()
     return found
 
 
 def visible(found: dict[str, Any]) -> dict[str, Any]:
-    """Without what a failed clean-up after the receipt may leave, out of every loader's sight, for the next command to
-    remove: a hidden workspace, and the empty directories that abandoned checkpoints came back from."""
+    """Without what a failed clean-up after the receipt may leave: a hidden workspace, and the empty directories that
+    abandoned checkpoints came back from."""
     return {
         name: what
         for name, what in found.items()
         if not name.startswith(".chronicle") and name not in ("abandoned", "abandoned/ID")
     }
+
+
+def is_tried(point: Point, kind: str) -> bool:
+    """Whether this kind of failure can happen at this call and tells something."""
+    _, names = KINDS[kind]
+    return point.name not in READING if names is None else point.name in names
 
 
 class Sweep:
@@ -239,9 +267,7 @@ class Sweep:
         return state(top)
 
     def try_point(self, point: Point, kind: str) -> None:
-        how, names = KINDS[kind]
-        if names is not None and point.name not in names:
-            return
+        how, _ = KINDS[kind]
         top = self.fresh()
         done = inject(top, self.command.words, point, how)
         where = f"{self.command.name} {kind} {point.name}#{point.ordinal} (exit {done.returncode})"
@@ -252,9 +278,14 @@ class Sweep:
             allowed = (self.views_before[loader], self.views_after[loader], "no root")
             if view not in allowed:
                 self.bad.append(f"{where}: a loader by {loader} sees neither before nor after")
-        if kind != "SIGKILL" and done.returncode == 0 and visible(state(top)) != visible(self.after):
-            self.bad.append(f"{where}: exit 0, yet not what was asked")
-        self.outcomes[f"{kind}: {self.recovered(top, where)}"] += 1
+        left = ""
+        if kind != "SIGKILL" and done.returncode == 0 and (found := state(top)) != self.after:
+            if visible(found) != visible(self.after):
+                self.bad.append(f"{where}: exit 0, yet not what was asked: {difference(found, self.after)[:5]}")
+            elif LEFT_OVER not in done.stderr:
+                self.bad.append(f"{where}: exit 0, and not a word about {difference(found, self.after)[:5]}")
+            left = " (the next command tidied up)"
+        self.outcomes[f"{kind}: {self.recovered(top, where)}{left}"] += 1
 
     def recovered(self, top: Path, where: str) -> str:
         code, _, said = chronicle(top, "recover")
@@ -270,7 +301,7 @@ class Sweep:
         seen = state(top)
         if seen == self.after:
             return "after"
-        if seen == self.before and self.command.name != "recover":
+        if seen == self.before and self.command.words != ("recover",):
             return "before"
         self.bad.append(f"{where}: after recover neither before nor after: {difference(seen, self.after)[:5]}")
         return "wrong"
@@ -310,9 +341,8 @@ def sweep(every: int = 1, *, commands: Iterable[Command] = COMMANDS, say: Callab
         for command in commands:
             one = Sweep(command, template, Path(name))
             tried = 0
-            for kind, (_, names) in KINDS.items():
-                points = [point for point in one.points if names is None or point.name in names]
-                for point in points[::every]:
+            for kind in KINDS:
+                for point in [point for point in one.points if is_tried(point, kind)][::every]:
                     one.try_point(point, kind)
                     tried += 1
             total += tried

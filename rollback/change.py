@@ -83,10 +83,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What was done, with all that `undo` needs; `id` is the journal entry that holds it."""
+    """What was done, with all that `undo` needs; `id` is the journal entry that holds it.
+
+    `left_over` says what could not be tidied up afterwards; it is out of every loader's sight.
+    """
 
     id: str
     data: Mapping[str, Any]
+    left_over: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,9 +147,9 @@ def prepare_undo(
         moves.append(_contract_back(data["contract"], intent, store, disk))
         remove.append(str(moves[-1].source if data["contract"]["before"] else moves[-1].target))
     restored = source if source != place else place
-    final = [(str(root.parent), Attributes.from_json(data["attributes"]["parent"]))]
+    attributes = [(str(restored / f.path if f.path else restored), f.attributes) for f in patched]
     if not newer:
-        final.insert(0, (str(root), Attributes.from_json(data["attributes"]["root"])))
+        attributes.append((str(root), Attributes.from_json(data["attributes"]["root"])))
     return Prepared(
         intent=intent,
         receipt_kind="undo.receipt",
@@ -159,8 +159,8 @@ def prepare_undo(
         final=str(restored),
         twin=str(twin),
         checks={str(restored / file.path if file.path else restored): file.before for file in files},
-        attributes=tuple((str(restored / f.path if f.path else restored), f.attributes) for f in patched),
-        final_attributes=tuple(final),
+        attributes=tuple(attributes),
+        final_attributes=((str(root.parent), Attributes.from_json(data["attributes"]["parent"])),),
         remove=tuple(remove),
         receipt={
             **facts,

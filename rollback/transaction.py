@@ -221,9 +221,8 @@ def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> 
     for path, attributes in prepared.attributes:
         disk.set_attributes(Path(path), attributes)
     _read_back(prepared)
-    receipt = Receipt(id=record(prepared.receipt_kind, dict(prepared.receipt)), data=prepared.receipt)
-    _clean(prepared, workspace, disk)
-    return receipt
+    id_ = record(prepared.receipt_kind, dict(prepared.receipt))
+    return Receipt(id=id_, data=prepared.receipt, left_over=_clean(prepared, workspace, disk))
 
 
 def _read_back(prepared: Prepared) -> None:
@@ -240,8 +239,8 @@ def _read_back(prepared: Prepared) -> None:
             )
 
 
-def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> None:
-    """Tidy up after the receipt. A failure here changes nothing that matters: the next command tries again."""
+def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> str | None:
+    """Tidy up after the receipt. A failure here changes nothing that matters: it is said, the next command tries again."""
     try:
         for leftover in map(Path, prepared.remove):
             if leftover.is_dir():
@@ -252,8 +251,9 @@ def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> None:
         _remove_workspace(workspace, disk)
         for path, attributes in prepared.final_attributes:
             disk.set_attributes(Path(path), attributes)
-    except OSError:
-        pass
+    except OSError as problem:
+        return f"`{workspace}` could not be removed: {_words(problem)}; no loader sees it, the next command tries again"
+    return None
 
 
 def _remove_workspace(workspace: Path, disk: Disk) -> None:

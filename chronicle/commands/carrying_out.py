@@ -32,6 +32,7 @@ def carry_out(plan: Plan, ground: Ground, *, yes: bool) -> CommandResult:
             contract_path=ground.paths.contract_path,
         )
     talk = [f"new journal: {ground.paths.journal_dir}"] if ground.is_new else []
+    talk += [receipt.left_over] if receipt.left_over else []
     talk.append("take it back with `chronicle undo`")
     lines = [text, "", f"done: step {plan.step} is what the next launch will load ({receipt.id})"]
     data = {"changed": True, "receipt": receipt.id, "plan": plan.to_json() | {"digest": plan.digest}}

@@ -27,4 +27,5 @@ def recover(
     outcome = "reverted: nothing had been changed" if receipt is None else f"finished ({receipt.id})"
     verb = intent.kind.partition(".")[0]
     data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}
-    return CommandResult(text=f"{verb} {intent.id} {outcome}", data=data)
+    talk = (receipt.left_over,) if receipt is not None and receipt.left_over else ()
+    return CommandResult(text=f"{verb} {intent.id} {outcome}", data=data, talk=talk)

@@ -53,7 +53,8 @@ def undo(
                 record=ground.record,
             )
     data = {"changed": True, "receipt": receipt.id, "undone": entry.id, "abandoned": list(newer)}
-    return CommandResult(text=f"{text}\n\ndone ({receipt.id})", data=data)
+    talk = (receipt.left_over,) if receipt.left_over else ()
+    return CommandResult(text=f"{text}\n\ndone ({receipt.id})", data=data, talk=talk)
 
 
 def _newer(ground: Ground, entry: Entry) -> tuple[str, ...]:
