@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rollback.lr.configured import deepspeed_lrs, transformers_lrs
+from rollback.lr.deepspeed import deepspeed_lrs
 from rollback.lr.infer import SchedulerClass, infer_scheduler_class
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
+from rollback.lr.transformers import transformers_lrs
 from rollback.request import Source
 from rollback.state_edits import governed_by, of_first_rank
 from rollback.state_values import CheckpointState
