@@ -35,7 +35,11 @@ NOT_CLOSABLE = ("close", "amend", "run.init", "launch.start", "launch.step", "la
 def close(
     entry_id: Annotated[
         str,
-        typer.Argument(help="Entry that this is the outcome of; `open`: the only one that is open.", metavar="ID", autocompletion=complete_entries),
+        typer.Argument(
+            help="Entry that this is the outcome of; `open`: the only one that is open.",
+            metavar="ID",
+            autocompletion=complete_entries,
+        ),
     ],
     text: Annotated[str | None, typer.Argument(help="What came out, in words.", show_default=False)] = None,
     outcome: Annotated[Outcome | None, typer.Option(help="What came of it.", show_default=False)] = None,
@@ -79,4 +83,5 @@ def _only_open(story: Story) -> str:
     if len(ids) == 1:
         return ids[0]
     listed = ": " + ", ".join(entry_id[-8:] for entry_id in ids) if ids else ""
-    raise UsageProblem(f"`open` means the only entry that is open, there are {len(ids)}{listed}", "name one: chronicle close ID …")
+    found = f"`open` means the only entry that is open, there are {len(ids)}{listed}"
+    raise UsageProblem(found, "name one: chronicle close ID …")

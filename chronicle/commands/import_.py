@@ -47,8 +47,9 @@ def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | No
         if uri is None:
             raise UsageProblem("--as mlflow needs to know the store", "name it with --uri sqlite:///mlflow.db")
         return _import_mlflow(paths, source, uri)
-    found = read_source(Path(source), format_name)
-    done = write_import(paths, found, Path(source))
+    path = Path(source)
+    found = read_source(path, format_name)
+    done = write_import(paths, found, path if path.exists() else source)
     return _told(source, found.format, done.entry_id, done.entries, done.launches, done.points)
 
 

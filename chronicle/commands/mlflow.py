@@ -7,6 +7,7 @@ import typer
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
+from chronicle.errors import UsageProblem
 
 __all__ = ["app"]
 
@@ -29,10 +30,15 @@ def sync(
 
     Example: chronicle mlflow sync --uri http://127.0.0.1:5000
     """
-    from chronicle.mlflow_mirror import Projection, default_uri
+    from chronicle.mirror.process import MLFLOW_OFF, default_uri
+    from chronicle.mirror.projection import Projection
 
     settings = need_run(settings_from(run, logs))
     store = uri or settings.mlflow_uri or default_uri(settings.paths)
+    if store == MLFLOW_OFF:
+        origin = "--uri" if uri else settings.origin["mlflow_uri"]
+        message = f"mlflow is switched off (`off` in {origin}): nothing was sent"
+        raise UsageProblem(message, f"name the store to send to: --uri {default_uri(settings.paths)}")
     projection = Projection(settings.paths, store)
     sent = projection.feed()
     projection.attach_pages()

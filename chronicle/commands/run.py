@@ -14,13 +14,12 @@ import typer
 from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption, settings_from
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
-from chronicle.mlflow_mirror import MirrorHandle, start_mirror
+from chronicle.mirror.process import MLFLOW_OFF, MirrorHandle, start_mirror
 from chronicle.settings import Settings
 
 __all__ = ["run"]
 
 DEFAULT_GRACE_SECONDS = 90.0
-MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is fed
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 

@@ -126,7 +126,8 @@ def _open(story: Story) -> Iterator[str]:
         yield _row("open", f"{_short(matter.first_id)} {_matter(matter)}")
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
-        yield _row("outcome?", f"{_short(intervention.entry.id)} {plain(intervention.entry.title)}{_answered(story, intervention)}")
+        words = plain(intervention.entry.title) + _answered(story, intervention)
+        yield _row("outcome?", f"{_short(intervention.entry.id)} {words}")
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
         yield _row("", f"… and {hidden} more: `chronicle log --open`")

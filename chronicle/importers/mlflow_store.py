@@ -1,4 +1,4 @@
-"""A run of an MLflow store: metric histories in the order in which they were logged, cut where the step went back.
+"""A run of an MLflow store by its address: metric histories as they were logged, cut where the step went back.
 
 One run that was resumed holds both timelines in one history; the time stamps tell them apart. Runs nested under the
 named run are launches of their own.
@@ -9,7 +9,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.importers.sources import Import, ImportedLaunch, cut_into_launches
-from chronicle.metrics import Point
+from chronicle.metrics.mlflow_log import points_of
 
 __all__ = ["read_mlflow"]
 
@@ -32,10 +32,6 @@ def read_mlflow(uri: str, run_id: str) -> Import:
 
 
 def _launches(client: Any, run: Any) -> Iterator[ImportedLaunch]:
-    rows: dict[tuple[int, int], dict[str, float]] = {}
-    for key in run.data.metrics:
-        for metric in client.get_metric_history(run.info.run_id, key):
-            rows.setdefault((metric.timestamp, metric.step), {})[key] = metric.value
-    ordered = sorted(rows.items())
-    points = [Point(i, step, stamp / 1000, values) for i, ((stamp, step), values) in enumerate(ordered)]
+    history = (m for key in run.data.metrics for m in client.get_metric_history(run.info.run_id, key))
+    points = points_of((m.step, m.timestamp / 1000, m.key, m.value) for m in history)
     yield from cut_into_launches(points, run.info.run_name or run.info.run_id)

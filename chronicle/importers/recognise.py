@@ -1,7 +1,7 @@
 """Which importer a source needs, by what it is: names where a tool fixes them, else the first line."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
@@ -9,30 +9,32 @@ from chronicle.importers.chronicle_markdown import read_chronicle
 from chronicle.importers.entries_jsonl import read_entries
 from chronicle.importers.events_csv import EVENT_COLUMNS, read_events
 from chronicle.importers.sources import Import, cut_into_launches
-from chronicle.importers.tensorboard_events import is_event_file, read_tensorboard
-from chronicle.importers.trainer_state import read_trainer_state
+from chronicle.metrics import Point
+from chronicle.metrics.json_logs import read_trainer_state
+from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import read_log
+from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 
 __all__ = ["FORMATS", "read_source"]
 
 
-def _read_log(path: Path) -> Import:
-    return Import(format="log", launches=cut_into_launches(read_log(path), path.name))
+def _launches(name: str, read: Callable[[Path], Iterator[Point]]) -> Callable[[Path], Import]:
+    return lambda path: Import(format=name, launches=cut_into_launches(read(path), path.name))
 
 
 FORMATS: Mapping[str, Callable[[Path], Import]] = {
     "entries": read_entries,
     "chronicle": read_chronicle,
     "events": read_events,
-    "tensorboard": read_tensorboard,
-    "trainer-state": read_trainer_state,
-    "log": _read_log,
+    "tensorboard": _launches("tensorboard", read_event_files),
+    "trainer-state": _launches("trainer-state", read_trainer_state),
+    "log": _launches("log", read_log),
 }
 
 
 def read_source(path: Path, format_name: str | None = None) -> Import:
     """Read a file or directory; raises `ChronicleError` when it is missing, empty of sense, or of no known kind."""
-    if not path.exists():
+    if not Path(str(path).partition("#")[0]).exists():  # `mlflow.db#RUN` names a run of a store
         raise ChronicleError(f"cannot import `{path}`: no such file or directory")
     name = format_name or _recognise(path)
     if name not in FORMATS:
@@ -47,6 +49,8 @@ def read_source(path: Path, format_name: str | None = None) -> Import:
 
 
 def _recognise(path: Path) -> str:
+    if is_file_store_run(path) or not path.exists():
+        return "log"
     if path.is_dir() or is_event_file(path):
         return "tensorboard"
     if path.name == "trainer_state.json":

@@ -1,7 +1,8 @@
 """MLflow's stores read as files: `mlruns/<experiment>/<run>/metrics/*` and the SQLite database; MLflow is not imported.
 
 Formats: one line `milliseconds value step` a measurement in the file store (mlflow/store/tracking/file_store.py), table
-`metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`; nothing is guessed.
+`metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`; nothing is guessed. Runs nested
+under a run are launches of it. A store behind a server is asked by `chronicle.importers.mlflow_store`.
 """
 
 from __future__ import annotations
@@ -40,34 +41,48 @@ def read_file_store(path: Path) -> Iterator[Point]:
                 measured.append((int(words[2]), int(words[0]) / 1000.0, name, float(words[1])))
             except (IndexError, ValueError):
                 continue
-    yield from _points(measured)
+    yield from points_of(measured)
 
 
 def read_database(path: Path, run: str | None) -> Iterator[Point]:
     """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
         try:
-            runs = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
-            chosen = _choose(path, runs, run)
-            rows = store.execute(
-                "SELECT step, timestamp, key, value, is_nan FROM metrics WHERE run_uuid = ?", (chosen,)
-            ).fetchall()
+            members = _members(path, store, run)
+            measured = [list(_measured(store, member)) for member in members]
         except sqlite3.DatabaseError as problem:
             raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
-    yield from _points(
-        (step, stamp / 1000.0, key, float("nan") if is_nan else float(value)) for step, stamp, key, value, is_nan in rows
-    )
+    row = 0
+    for number, rows in enumerate(measured):
+        for point in points_of(rows):
+            yield point._replace(row=row, launch=number if len(members) > 1 else None)
+            row += 1
 
 
-def _choose(path: Path, runs: list[str], run: str | None) -> str:
-    hits = [known for known in runs if run is None or known.startswith(run)]
-    if len(hits) == 1:
-        return hits[0]
-    listed = ", ".join(runs[:8])
-    raise WhichRun(f"`{path}` holds {len(runs)} runs with metrics: {listed}", f"name one: {path}#RUN")
+def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
+    rows = store.execute("SELECT step, timestamp, key, value, is_nan FROM metrics WHERE run_uuid = ?", (run,))
+    for step, stamp, key, value, is_nan in rows:
+        yield step, stamp / 1000.0, key, float("nan") if is_nan else float(value)
 
 
-def _points(measured: Iterable[Measurement]) -> Iterator[Point]:
+def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str]:
+    """The run that is meant, with the runs nested under it in the order of their start; only those with metrics."""
+    measured = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
+    tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    nested = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
+    parent = dict(store.execute(nested).fetchall()) if "tags" in tables else {}
+    started = dict(store.execute("SELECT run_uuid, start_time FROM runs").fetchall()) if "runs" in tables else {}
+    outermost = sorted({parent.get(name, name) for name in measured})
+    known = outermost if run is None else sorted({*outermost, *measured})
+    hits = [name for name in known if run is None or name.startswith(run)]
+    if len(hits) != 1:
+        listed = ", ".join(outermost[:8])
+        raise WhichRun(f"`{path}` holds {len(outermost)} runs with metrics: {listed}", f"name one: {path}#RUN")
+    found = [name for name in measured if hits[0] in (name, parent.get(name))]
+    return sorted(found, key=lambda name: (started.get(name) or 0, name))
+
+
+def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
     """One point a step in the order in which steps were first measured, so that a rewind stays one."""
     row = 0
     step: int | None = None

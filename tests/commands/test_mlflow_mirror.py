@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from chronicle.errors import ChronicleError
-from chronicle.mlflow_mirror import MirrorHandle, Projection, default_uri, start_mirror
+from chronicle.mirror.process import MirrorHandle, default_uri, start_mirror
+from chronicle.mirror.projection import Projection
 from tests.builders.story_runs import StoryRun, toy_run
+from tests.commands.cli import Cli
 
 pytest.importorskip("mlflow")
 
@@ -59,10 +61,39 @@ def test_the_toy_run_is_one_parent_and_two_honest_curves_however_often_it_is_sen
 
 
 @pytest.mark.filterwarnings("default")
+def test_a_store_that_we_fed_is_imported_as_the_same_launches(tmp_path: Path, chronicle: Cli) -> None:
+    """Read from the file, without mlflow, and through mlflow's own client: the same story."""
+    story = toy_run(tmp_path)
+    Projection(story.paths, default_uri(story.paths)).feed()
+    (parent,) = runs(story, "run")
+    assert chronicle("import", "logs/mlflow.db", "--run", "file").code == 0
+    uri = default_uri(story.paths)
+    assert chronicle("import", parent.info.run_id, "--as", "mlflow", "--uri", uri, "--run", "client").code == 0
+    second = runs(story, "launch")[1].info.run_id
+    assert chronicle("import", f"logs/mlflow.db#{second[:12]}", "--run", "one").code == 0
+    shown = {name: chronicle("status", "--run", name, "--json").json for name in ("file", "client", "one")}
+    told = {name: (x["step"], x["launch"], x["loss"], x["values"]["lr"]) for name, x in shown.items()}
+    assert told == {"file": (8, 2, 8.2, 2.5e-5), "client": (8, 2, 8.2, 2.5e-5), "one": (8, 1, 8.2, 2.5e-5)}
+    again = chronicle("import", f"logs/mlflow.db#{second[:12]}", "--run", "one")
+    assert "imported before" in again.out
+
+
+def test_sync_of_a_store_that_is_switched_off_sends_nothing_and_says_so(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_run(tmp_path)
+    monkeypatch.setenv("CHRONICLE_MLFLOW_URI", "off")
+    done = chronicle("mlflow", "sync")
+    assert done.code == 2 and "switched off (`off` in CHRONICLE_MLFLOW_URI)" in done.err
+    assert chronicle("mlflow", "sync", "--uri", "off").code == 2
+    assert not (tmp_path / "off").exists()
+
+
+@pytest.mark.filterwarnings("default")
 def test_the_mirror_feeds_from_its_own_process_and_ends_with_its_supervisor(tmp_path: Path) -> None:
     story = toy_run(tmp_path)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom chronicle.mlflow_mirror import start_mirror\n"
+        "import sys\nfrom pathlib import Path\nfrom chronicle.mirror.process import start_mirror\n"
         "from chronicle.paths import RunPaths\nhandle = start_mirror(RunPaths(Path(sys.argv[1])))\n"
         "print(handle.pid, 'mlflow' in sys.modules, flush=True)\nsys.stdin.read()\n"
     )
@@ -100,7 +131,7 @@ def test_a_server_that_is_down_is_one_sentence_and_no_password(tmp_path: Path, m
 
 
 def test_without_mlflow_the_mirror_is_one_line_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronicle.mlflow_mirror.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("chronicle.mirror.process.importlib.util.find_spec", lambda name: None)
     said: list[str] = []
     handle = start_mirror(toy_run(tmp_path).paths, talk=said.append)
     assert (handle, len(said)) == (MirrorHandle(None), 1)

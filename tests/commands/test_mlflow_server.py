@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.mlflow_mirror import Projection
+from chronicle.mirror.projection import Projection
 from tests.builders.story_runs import toy_run
 
 pytest.importorskip("mlflow")

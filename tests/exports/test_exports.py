@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.importers.tensorboard_events import read_tensorboard
+from chronicle.importers import read_source
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 
@@ -49,7 +49,7 @@ def test_tensorboard_itself_shows_the_new_timeline(tmp_path: Path, chronicle: Cl
 def test_what_tensorboard_gets_comes_back_as_the_same_launches(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     chronicle("export", "-f", "tensorboard", "-o", "tb")
-    found = read_tensorboard(tmp_path / "tb")
+    found = read_source(tmp_path / "tb")
     assert [[p.step for p in launch.points] for launch in found.launches] == [list(range(1, 11)), [6, 7, 8]]
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from chronicle.importers import read_source
 from chronicle.importers.entries_jsonl import to_record
-from chronicle.importers.tensorboard_events import read_tensorboard
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
@@ -140,7 +139,7 @@ def test_tensorboard_files_with_a_purge_are_two_launches(tmp_path: Path) -> None
             writer.add_scalar("loss", 100.0 if step >= 8 and name == "a" else 10 - step / 10, step)
             writer.add_scalar("lr", 5e-5, step, new_style=True)
         writer.close()
-    found = read_tensorboard(tmp_path / "tb")
+    found = read_source(tmp_path / "tb")
     assert [[p.step for p in launch.points] for launch in found.launches] == [list(range(1, 11)), [6, 7, 8]]
     assert found.launches[1].points[-1].values == {"loss": pytest.approx(9.2), "lr": pytest.approx(5e-5)}
 
@@ -151,7 +150,7 @@ def test_a_torn_event_file_gives_what_is_whole(tmp_path: Path) -> None:
     body = b"\x09" + struct.pack("<d", 1.0) + b"\x10\x05\x2a\x0d\x0a\x0b" + value
     record = struct.pack("<Q", len(body)) + b"\0\0\0\0" + body + b"\0\0\0\0"
     path.write_bytes(record + record[:-9])
-    (launch,) = read_tensorboard(path).launches
+    (launch,) = read_source(path).launches
     assert [(p.step, p.values) for p in launch.points] == [(5, {"loss": 2.5})]
 
 

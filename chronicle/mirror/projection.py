@@ -1,27 +1,10 @@
-"""The journal projected into MLflow: parent run = run, nested run = launch, `abandoned_after` on what was given up.
+"""One run in one MLflow store, fed in passes; the only importer of mlflow besides the importer of its stores."""
 
-The only importer of mlflow. Never resumes an MLflow run across a rollback, because MLflow's headline would stay with the
-abandoned launch (`loss = 100.0`) and a changed LR parameter raises (journal_and_interface §1.1). MLflow is a projection:
-how far it has come stands in its own tags, so it can be rebuilt, fed again, or be down.
-
-    start_mirror   (`chronicle run`)  starts `python -m chronicle.mlflow_mirror`; imports nothing
-    main           (that process)     feeds every two seconds until its stdin ends
-    Projection     one pass: what is new in journal and per-step logs goes out in batches
-"""
-
-import argparse
 import fcntl
-import importlib.util
 import os
 import re
-import select
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,103 +12,21 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
+from chronicle.mirror.wording import launch_params, launch_tags, metric_key, run_tags
 from chronicle.paths import RunPaths
-from chronicle.report.markdown import render_markdown
 from chronicle.story import LaunchStory, Story, read_story
 from chronicle.story.plain import plain
 
-__all__ = ["MirrorHandle", "Projection", "default_uri", "main", "start_mirror"]
+__all__ = ["Projection"]
 
 EXPERIMENT = "chronicle"
-LAST_PASS_SECONDS = 300
 BATCH = 1000  # MLflow's own limit of metrics a request
-VALUE_CHARACTERS = 500  # parameters and tags: the smallest limit of the servers in use
-NOTE_CHARACTERS = 5000
 CHUNK_BYTES = 1 << 20
-INTERVAL_SECONDS = 2.0
-PATIENCE_SECONDS = 60.0
 QUIET = {  # a server that is down must not hold anybody for minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
 }
-
-
-def default_uri(paths: RunPaths) -> str:
-    """`sqlite:///…/logs/mlflow.db`, beside the runs."""
-    return f"sqlite:///{(paths.run_dir.parent / 'mlflow.db').absolute()}"
-
-
-@dataclass(slots=True)
-class MirrorHandle:
-    """The feeding process, if there is one; `stop` lets it finish its last batch."""
-
-    pid: int | None = None
-    stdin_fd: int | None = None  # its end is the sign to finish
-
-    def stop(self, timeout_seconds: float = 3.0) -> bool:
-        """Ask it to end after a last pass; whether it did in time. Never raises.
-
-        It is never killed: MLflow may be creating its tables, and half of them would make the store unusable. It ends
-        by itself, at the latest LAST_PASS_SECONDS from now.
-        """
-        pid, stdin_fd, self.pid, self.stdin_fd = self.pid, self.stdin_fd, None, None
-        if pid is None or stdin_fd is None:
-            return True
-        try:
-            process = os.pidfd_open(pid)
-        except OSError:
-            os.close(stdin_fd)
-            return True  # it is gone already
-        os.close(stdin_fd)
-        try:
-            return bool(select.select([process], [], [], timeout_seconds)[0])
-        finally:
-            os.close(process)
-
-
-def start_mirror(
-    paths: RunPaths,
-    uri: str | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
-) -> MirrorHandle:
-    """Feed MLflow from another process while a launch runs. Never raises, never waits, says at most one line.
-
-    The process is nobody's child here (forked twice), so that a supervisor which ends everything below it, or waits for
-    it, leaves it alone; it ends by itself when our end of its stdin closes, that is also when we are killed.
-    """
-    if importlib.util.find_spec("mlflow") is None:
-        talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle[mlflow]')")
-        return MirrorHandle()
-    words = [sys.executable, "-m", "chronicle.mlflow_mirror", "--run-dir", str(paths.run_dir.absolute())]
-    words += ["--uri", uri or default_uri(paths)]
-    environment = {**(os.environ if environ is None else environ), **QUIET}
-    told, tell = os.pipe()
-    stdin, stdin_fd = os.pipe()
-
-    def leave() -> None:
-        pid = os.fork()
-        if pid:
-            os.write(tell, str(pid).encode())
-            os._exit(0)
-        os.nice(10)
-
-    try:
-        between = subprocess.Popen(
-            words, stdin=stdin, stdout=subprocess.DEVNULL, env=environment, preexec_fn=leave, start_new_session=True
-        )
-        between.wait()
-        pid = int(os.read(told, 32))
-    except (OSError, ValueError, subprocess.SubprocessError) as problem:
-        os.close(stdin_fd)
-        talk(f"mlflow is not fed: {problem}; `chronicle mlflow sync` does it later")
-        return MirrorHandle()
-    finally:
-        for fd in (told, tell, stdin):
-            os.close(fd)
-    return MirrorHandle(pid, stdin_fd)
 
 
 class Projection:
@@ -187,9 +88,9 @@ class Projection:
         for launch in story.launches:
             run_id = self._launch_run(launch)
             sent += self._metrics(launch.number, run_id)
-            self._tag(run_id, _launch_tags(launch))
+            self._tag(run_id, launch_tags(launch))
             self._finish(run_id, launch)
-        self._tag(self._need_parent(), _run_tags(story))
+        self._tag(self._need_parent(), run_tags(story))
         return sent
 
     def attach_pages(self) -> None:
@@ -247,8 +148,8 @@ class Projection:
             tags |= {"chronicle.launch": str(launch.number), "chronicle.run": self.paths.run}
             created = self._client.create_run(self._experiment, start_time=_milliseconds(launch.started), tags=tags)
             self._nested[launch.number] = str(created.info.run_id)
-            for key, value in _launch_params(launch).items():
-                self._client.log_param(self._nested[launch.number], key, value[:VALUE_CHARACTERS])
+            for key, value in launch_params(launch).items():
+                self._client.log_param(self._nested[launch.number], key, value)
         return self._nested[launch.number]
 
     def _metrics(self, number: int, run_id: str) -> int:
@@ -257,7 +158,7 @@ class Projection:
         sent, path = 0, self.paths.metrics_path(number)
         for points, end in _new_points(path, self._done.get(number, 0)):
             metrics = [
-                Metric(_key(name), float(value), round((point.time or time.time()) * 1000), point.step)
+                Metric(metric_key(name), float(value), round((point.time or time.time()) * 1000), point.step)
                 for point in points
                 for name, value in point.values.items()
             ]
@@ -314,42 +215,6 @@ def _new_points(path: Path, offset: int) -> Iterator[tuple[list[Point], int]]:
         return
 
 
-def _launch_params(launch: LaunchStory) -> dict[str, str]:
-    params = {"launch": str(launch.number), "argv": " ".join(launch.argv), "host": launch.host, "git_commit": launch.git_commit}
-    if launch.lr is not None:
-        params["lr_factor"] = "unknown" if launch.lr.factor is None else f"{launch.lr.factor:g}"
-    return {key: plain(value) for key, value in params.items() if value}
-
-
-def _launch_tags(launch: LaunchStory) -> dict[str, str]:
-    span = launch.span
-    tags = {
-        "chronicle.start_step": span.start_step,
-        "chronicle.resumed_from": span.start_step if launch.resumed else None,
-        "chronicle.parent_launch": span.parent,
-        "chronicle.lr_factor": None if launch.lr is None or launch.lr.factor is None else f"{launch.lr.factor:g}",
-        "chronicle.guard": launch.verdict,
-        "abandoned_after": span.abandoned_after if span.abandoned_after is not None else "" if span.has_steps else None,
-    }
-    return {key: plain(value) for key, value in tags.items() if value is not None and (value != "" or key == "abandoned_after")}
-
-
-def _run_tags(story: Story) -> dict[str, str]:
-    """What the lineage says: MLflow has no curve on the parent, so no abandoned point can become a headline."""
-    head = story.headline
-    tags = {"lineage.step": str(head.step), "lineage.launch": str(head.launch or "")}
-    tags |= {f"lineage.{_key(name)}": f"{value:.6g}" for name, value in head.values.items()}
-    tags["lineage.lr_ledger"] = " -> ".join("?" if f is None else f"{f:g}" for f in story.lr_path)
-    note = render_markdown(story, picture=False)
-    tags["mlflow.note.content"] = note if len(note) <= NOTE_CHARACTERS else note[:NOTE_CHARACTERS] + "\n\n… (cut)"
-    return {key: value for key, value in tags.items() if value}
-
-
-def _key(name: str) -> str:
-    """MLflow's alphabet for names."""
-    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
-
-
 def _milliseconds(stamp: str) -> int | None:
     try:
         return round(datetime.fromisoformat(stamp).timestamp() * 1000)
@@ -364,43 +229,3 @@ def _first_line(problem: BaseException) -> str:
 
 def _without_password(uri: str) -> str:
     return re.sub(r"(://[^:/@\s]+):[^@\s]*@", r"\1:…@", uri)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Feed until stdin ends (the supervisor closed it, or is gone), then once more."""
-    parser = argparse.ArgumentParser(prog="chronicle.mlflow_mirror")
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--uri", required=True)
-    options = parser.parse_args(arguments)
-    over = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
-    projection, wait, complained = Projection(RunPaths(options.run_dir), options.uri), INTERVAL_SECONDS, False
-    while True:
-        last = over.is_set()
-        try:
-            projection.feed()
-            wait = INTERVAL_SECONDS
-        except ChronicleError as problem:
-            if not complained:
-                print(f"chronicle: {problem.message}; {problem.remedy or ''}".rstrip("; "), file=sys.stderr)
-                complained = True
-            projection.close()
-            projection = Projection(RunPaths(options.run_dir), options.uri)
-            wait = min(2 * wait, PATIENCE_SECONDS)
-        if last:
-            return 0
-        over.wait(wait)
-
-
-def _wait_for_end(over: threading.Event) -> None:
-    while sys.stdin.buffer.read(1 << 12):
-        pass
-    signal.alarm(LAST_PASS_SECONDS)
-    over.set()
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
