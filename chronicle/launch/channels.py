@@ -48,6 +48,7 @@ class Channels:
         rank_prefix: re.Pattern[bytes] | None = None,
         on_rank: Callable[[int, int], None] = lambda rank, pid: None,
         on_rotate: Callable[[Path], None] = lambda path: None,
+        on_printed: Callable[[int, bytes], None] = lambda source, data: None,
         rotate_bytes: int = ROTATE_BYTES,
         log_name: str = "supervisor.log",
         view_fds: tuple[int, int] = (1, 2),
@@ -59,6 +60,7 @@ class Channels:
         self._rank_prefix = rank_prefix
         self._on_rank = on_rank
         self._on_rotate = on_rotate
+        self._on_printed = on_printed
         self._rotate_bytes = rotate_bytes
         self.log = self._open_log(log_name)
         self.rank_logs: dict[int, LogFile] = {}
@@ -162,6 +164,7 @@ class Channels:
                 data = self.latency.take(data, fd)
                 view.show(data)
                 self.log.write(data)
+                self._on_printed(fd, data)
                 if self._rank_prefix is not None:
                     self._split_by_prefix(fd, data)
                 data = _read(fd)
@@ -205,6 +208,8 @@ class Channels:
                 data = self.latency.take(data, fd)
                 if data:
                     self._rank_log(rank).write(data)
+                    if rank == 0:
+                        self._on_printed(fd, data)
                 lines, rest = split_lines(rest, data)
                 self._show_rank(rank, lines)
                 data = _read(fd)

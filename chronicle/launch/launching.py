@@ -29,6 +29,7 @@ from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_en
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.numbers import take_number
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
+from chronicle.launch.printed_metrics import PrintedMetrics
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord
@@ -117,6 +118,9 @@ class _Launch:
         self._start_step: int | None = None
         self._parts: dict[Path, dict[str, Any]] = {}
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
+        self._printed = PrintedMetrics(
+            request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain
+        )
         self._channels = Channels(
             request.paths.launch_dir(number),
             self._selector,
@@ -125,6 +129,7 @@ class _Launch:
             rank_prefix=rank_prefix_of(request.command),
             on_rank=self._ranks.add,
             on_rotate=self._seal_part,
+            on_printed=self._printed.take if request.node is None or request.node[1] == 0 else _ignore,
             rotate_bytes=request.rotate_bytes,
             log_name=self._log_name(),
         )
@@ -186,6 +191,7 @@ class _Launch:
         )
 
     def _finish(self, outcome: Outcome, containment: str) -> LaunchEnd:
+        self._printed.finish()
         self._note_start_step()
         self._watcher.finish()
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)
@@ -204,6 +210,8 @@ class _Launch:
             late=channels.latency.late,
             explained=refused or outcome.stopped_by == "proposal",
         )
+        if self._printed.writing:
+            data["metrics_from"] = "printed lines"
         if channels.latency.tested:
             data["latency_tested_ranks"] = len(channels.latency.tested)
         event = self._watcher.event
@@ -273,6 +281,7 @@ class _Launch:
 
     def _look(self) -> bool:
         """Once a second: where the launch started, and whether the detector wants it stopped."""
+        self._printed.write_due()
         self._note_start_step()
         self._channels.latency.check(self._channels.say)
         return self._watcher.look()
@@ -330,6 +339,10 @@ class _Launch:
         sys.stdout.flush()
         where = self._request.paths.launch_dir(self._number)
         self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
+
+
+def _ignore(source: int, data: bytes) -> None:
+    """What other nodes print is theirs; metrics are read where rank 0 runs."""
 
 
 def _short(command: Sequence[str]) -> str:

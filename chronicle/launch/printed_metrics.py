@@ -1,0 +1,140 @@
+"""What a trainer prints becomes `metrics.jsonl`, for trainers that write none themselves.
+
+    bytes of the pipes -> whole lines -> `metrics.lines` dialects -> held for ten seconds -> metrics.jsonl
+
+A trainer's own `metrics.jsonl` knows more than its prints: once there is one, nothing more is read from them. Lines are
+held back first, so that it has the time to appear. A line that names no step is left out, never counted. Steps of a
+launch only grow: a second rank's copy of a line falls away, and a counter that starts anew each epoch is said and left.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from chronicle.launch.output import split_lines
+from chronicle.metrics.lines import parse_log_line
+from chronicle.metrics.log import MetricsWriter
+
+__all__ = ["PrintedMetrics"]
+
+HOLD_SECONDS = 10.0
+REPEATS = 50  # as many lines in a row with steps that were there already: not a slow rank any more
+MARKS = (b"loss", b"Loss", b"trl", b"lr", b"LR", b"norm")
+
+
+class _Step(NamedTuple):
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+class PrintedMetrics:
+    """Fed by the supervisor's loop; `write_due` once a second, `finish` when nothing more can be printed."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._say = say
+        self._complain = complain
+        self._rest: dict[int, bytes] = {}
+        self._held: list[_Step] = []
+        self._open: _Step | None = None  # lines about one step that name different things are one point
+        self._last = -1
+        self._repeats = 0
+        self._writer: MetricsWriter | None = None
+        self._size: int | None = None  # bytes of the file as we left it; None: there was none
+        self._deaf = False  # nothing more is read; what was read is still written
+        self._off = False  # nothing more is written either
+
+    @property
+    def writing(self) -> bool:
+        """Whether metrics of this launch come from what it printed."""
+        return self._writer is not None
+
+    def take(self, source: int, data: bytes) -> None:
+        """Bytes as they came from one pipe or rank; `source` tells them apart."""
+        if self._deaf:
+            return
+        lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
+        for line in lines:
+            if any(mark in line for mark in MARKS):
+                self._take_line(line)
+
+    def write_due(self) -> None:
+        """Write what has been held long enough, unless the trainer has begun a file of its own."""
+        if self._off or not self._held:
+            return
+        if self._writer is not None or self._clock() - self._held[0].time >= HOLD_SECONDS:
+            self._write()
+
+    def finish(self) -> None:
+        """Write the rest."""
+        for source in list(self._rest):
+            self.take(source, b"\n")
+        if self._open is not None:
+            self._held.append(self._open)
+            self._open = None
+        if self._held and not self._off:
+            self._write()
+        self._stop()
+
+    def _take_line(self, line: bytes) -> None:
+        point = parse_log_line(line.decode("utf-8", "replace"), -1)
+        if point is None or point.step < 0:
+            return
+        if self._open is not None and point.step == self._open.step:
+            new = {name: value for name, value in point.values.items() if name not in self._open.values}
+            self._open = self._open._replace(values={**self._open.values, **new})
+        elif point.step > self._last:
+            if self._open is not None:
+                self._held.append(self._open)
+            self._open = _Step(point.step, self._clock(), point.values)
+            self._last, self._repeats = point.step, 0
+        else:
+            self._repeats += 1
+            if self._repeats == REPEATS:
+                self._deaf = True
+                if not self._has_another_writer():
+                    self._say(f"printed steps went back from {self._last} to {point.step}: no more of them is read as "
+                              "metrics; print the number of optimizer steps completed")  # fmt: skip
+
+    def _write(self) -> None:
+        if self._has_another_writer():
+            self._deaf = self._off = True
+            self._stop()
+            return
+        try:
+            if self._writer is None:
+                self._writer = MetricsWriter(self._path, clock=self._clock)
+                self._say("the trainer writes no metrics.jsonl: loss and LR are read from what it prints")
+            for held in self._held:
+                self._writer.write(held.step, held.values, time=held.time)
+            self._size = os.stat(self._path).st_size
+        except OSError as error:
+            self._complain(f"cannot write `{self._path}`: {error.strerror or error}; metrics are not recorded")
+            self._deaf = self._off = True
+        self._held.clear()
+
+    def _has_another_writer(self) -> bool:
+        """Whether the file is there without us, or has grown without us: the trainer keeps its own."""
+        try:
+            return os.stat(self._path).st_size != self._size
+        except OSError:
+            return False
+
+    def _stop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._held.clear()
+        self._rest.clear()
+        self._open = None

@@ -1,0 +1,101 @@
+"""Loss and LR of trainers that only print them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from chronicle.launch.printed_metrics import HOLD_SECONDS, REPEATS, PrintedMetrics
+from chronicle.metrics.log import MetricsWriter, read_metrics
+
+
+class Bench:
+    """The reader with a clock that is set by hand, and what it said."""
+
+    def __init__(self, path: Path) -> None:
+        self.now, self.said, self.path = 1000.0, [], path
+        self.printed = PrintedMetrics(path, clock=lambda: self.now, say=self.said.append, complain=self.said.append)
+
+    def points(self) -> list[tuple[int, dict[str, float]]]:
+        return [(point.step, dict(point.values)) for point in read_metrics(self.path)] if self.path.exists() else []
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "metrics.jsonl")
+
+
+def test_lines_become_points_once_they_have_been_held(bench: Bench) -> None:
+    bench.printed.take(3, b"warming up\nstep=1 loss=2.5 lr=0.1\nstep=2 lo")
+    bench.printed.take(3, b"ss=2.25 lr=0.1\nstep=3 loss=nan lr=0.1\nstep=4 loss=2 lr=0.1\n")
+    bench.now += HOLD_SECONDS - 1
+    bench.printed.write_due()
+    assert bench.points() == []
+    bench.now += 1
+    bench.printed.write_due()
+    bench.printed.finish()
+    points = bench.points()
+    assert [step for step, _ in points] == [1, 2, 3, 4]
+    assert points[1] == (2, {"loss": 2.25, "lr": 0.1}) and points[2][1]["loss"] != points[2][1]["loss"]
+    assert bench.printed.writing and "no metrics.jsonl" in bench.said[0]
+
+
+def test_two_pipes_do_not_mix_their_halves_and_lines_of_one_step_are_one_point(bench: Bench) -> None:
+    bench.printed.take(3, b"step 7: lo")
+    bench.printed.take(5, b"step 7: lr 0.5\n")
+    bench.printed.take(3, b"ss 3.0\nstep 8: loss 2.9\n")
+    bench.printed.finish()
+    assert bench.points() == [(7, {"lr": 0.5, "loss": 3.0}), (8, {"loss": 2.9})]
+
+
+def test_a_trainer_with_a_file_of_its_own_is_not_read_twice(bench: Bench) -> None:
+    with MetricsWriter(bench.path) as own:
+        bench.printed.take(3, b"step 1 loss 3.0\nstep 2 loss 2.9\n")
+        bench.now += HOLD_SECONDS
+        bench.printed.write_due()  # opened, nothing in it yet
+        own.write(2, {"loss": 2.9})
+    bench.printed.take(3, b"step 3 loss 2.8\n")
+    bench.printed.finish()
+    assert bench.points() == [(2, {"loss": 2.9})] and not bench.printed.writing
+
+
+def test_a_trainer_that_begins_its_own_file_late_has_it_to_itself_from_then_on(bench: Bench) -> None:
+    bench.printed.take(3, b"step 1 loss 3.0\nstep 2 loss 2.9\n")
+    bench.now += HOLD_SECONDS
+    bench.printed.write_due()
+    with MetricsWriter(bench.path) as own:
+        own.write(50, {"loss": 2.0})
+    bench.printed.take(3, b"step 51 loss 1.9\nstep 52 loss 1.9\n")
+    bench.now += 1
+    bench.printed.write_due()
+    bench.printed.finish()
+    assert [step for step, _ in bench.points()] == [1, 50]
+
+
+def test_a_second_ranks_copy_falls_away_and_a_counter_that_starts_anew_is_said(bench: Bench) -> None:
+    for step in range(1, 4):
+        bench.printed.take(3, b"[default0]: step %d loss 3.0\n[default1]: step %d loss 9.0\n" % (step, step))
+    bench.printed.take(3, b"[default1]: step 2 loss 9.0\n")
+    bench.printed.take(3, b"step 100 loss 2.0\n")
+    for step in range(1, REPEATS + 60):  # the second epoch counts from 1 again
+        bench.printed.take(3, b"step %d loss 1.0\n" % step)
+    bench.printed.finish()
+    assert bench.points() == [(1, {"loss": 3.0}), (2, {"loss": 3.0}), (3, {"loss": 3.0}), (100, {"loss": 2.0})]
+    assert "went back from 100 to 50" in bench.said[0]
+
+
+def test_a_line_that_names_no_step_is_not_counted_as_one(bench: Bench) -> None:
+    bench.printed.take(3, b"{'loss': 2.1, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}\nloss 2.0\n")
+    bench.printed.finish()
+    assert not bench.path.exists()
+
+
+def test_run_gives_status_spikes_and_start_step_to_a_script_that_only_prints(driver) -> None:
+    code = "for s in range(1, 201): print(f'step={s} loss={3 - s / 100 + (5 if s == 150 else 0):.3f} lr=0.001')"
+    driver.start([sys.executable, "-c", code])
+    assert driver.wait() == 0
+    assert driver.entries("launch.end")[0].data["metrics_from"] == "printed lines"
+    assert driver.entries("launch.end")[0].data["last_step"] == 200
+    status = driver.call("status").stdout
+    assert "step 200" in status and "loss        1\n" in status
+    assert '"onset_step": 150' in driver.call("spikes", "--json").stdout
