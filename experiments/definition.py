@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from experiments.errors import BadStudy
 
 __all__ = [
+    "Answer",
     "Arm",
     "Contrast",
     "Loss",
@@ -32,6 +33,7 @@ __all__ = [
 
 VERSION = 1
 STUDIES_DIR = Path(__file__).parent / "studies"
+FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 T = TypeVar("T")
@@ -108,6 +110,14 @@ class Contrast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question of the study and the contrasts that answer it: the first decides, the others stand beside it."""
+
+    name: str  # the question, in words
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Sizes. Updates are optimizer steps; windows are bytes; `once` names arms run for the first seed only."""
 
@@ -153,7 +163,7 @@ class Study:
     margin_bpb: float = 0.02
     alpha: float = 0.05
     primary: str = "held-out bits per byte, mixture weights, averaged weights, after the last slice"
-    words: Mapping[str, str] = field(default_factory=dict)
+    answers: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -165,6 +175,10 @@ class Study:
         unknown = sorted(set(wanted) - set(names))
         if unknown:
             raise BadStudy(f"unknown arm `{unknown[0]}`: the study has {', '.join(names)}")
+        contrasts = {*(contrast.name for contrast in self.contrasts), *(FACTORIAL_EFFECTS if self.factorial else ())}
+        unknown = sorted({name for answer in self.answers for name in answer.by} - contrasts)
+        if unknown:
+            raise BadStudy(f"unknown contrast `{unknown[0]}` in answers: the study has {', '.join(sorted(contrasts))}")
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
@@ -237,6 +251,7 @@ def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study
     try:
         parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
         parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
+        parts["answers"] = tuple(_build(Answer, item) for item in _answers(parts.get("answers", ())))
         parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
         return _build(Study, parts)
     except BadStudy as problem:
@@ -264,6 +279,10 @@ def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return value
     raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
+
+
+def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
+    return [{"name": str(name), "by": by} for name, by in value.items()] if isinstance(value, Mapping) else value
 
 
 def _build(kind: type[T], record: Mapping[str, Any]) -> T:

@@ -96,9 +96,9 @@ class StudyPlan:
         raise BadStudy(f"no run `{name}` in this plan", "`chronicle experiment plan` lists them")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, enough to rebuild the plan."""
+        """Plain values, enough to rebuild the plan; other profiles decide nothing and are left out."""
         runs = [[run.arm, run.seed] for run in self.runs if run.arm != START]
-        return {"study": self.study.to_json(), "profile": self.profile.name, "runs": runs}
+        return {"study": replace(self.study, profiles=(self.profile,)).to_json(), "profile": self.profile.name, "runs": runs}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
