@@ -9,7 +9,8 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,19 +35,26 @@ _NOT_PART_OF_THE_PLAN = ("log_every", "summary", "eval_every", "eval_windows", "
 
 def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
                  topology: Topology, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
-                 learning_rate_at: Callable[[int], float], first_step: int) -> list[str]:
-    """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike."""
-    _record_evidence(accelerator, recipe, model, counted, topology)
-    ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch)])
+                 learning_rate_at: Callable[[int], float], first_step: int, not_compiled: str | None,
+                 experiments: Mapping[str, Any] | None = None) -> list[str]:
+    """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike.
+
+    `experiments` are the facts of a trial (`trial.py`), once it is over.
+    """
+    if experiments is None:
+        _record_evidence(accelerator, recipe, model, counted, topology)
+    found = dict(experiments or {})
+    finite = found.pop("gradients_finite", None)
+    ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch, finite)])
     correct, seconds = _try_collective(accelerator)
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
     if accelerator.is_main_process:
         facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, tuple(ranks),
                        tuple(learning_rate_at(step) for step in range(
                            first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
-                       correct, seconds)
+                       correct, seconds, not_compiled)
         try:
-            results = check_before_first_step(facts)
+            results = check_before_first_step(replace(facts, **found))
             answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is Verdict.WARN]]
         except ChronicleError as problem:
             answer = [(str(problem), problem.remedy, problem.exit_code)]
@@ -79,20 +87,23 @@ class LaunchRefused(ChronicleError):
 
 def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int, topology: Topology,
            plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch, ranks: tuple[RankFacts, ...],
-           learning_rates: tuple[float, ...], collective_correct: bool, collective_seconds: float) -> TrainerFacts:
+           learning_rates: tuple[float, ...], collective_correct: bool, collective_seconds: float,
+           not_compiled: str | None) -> TrainerFacts:
     config = {key: value for key, value in recipe.to_json().items() if key not in _NOT_PART_OF_THE_PLAN}
     shares = topology.torch_world_size * recipe.accumulation_steps
     return TrainerFacts(
         config=config, params_logical=recipe.model.num_parameters, params_counted=counted,
         params_by_module={name: count_parameters(module) for name, module in bare_model.named_children()},
-        tied_expected=False, tied_in_memory=False, ranks=ranks,
+        tied_expected=False, tied_in_memory=bare_model.embedding.weight is bare_model.head.weight, ranks=ranks,
         world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
                           "accelerate": topology.accelerate_num_processes},
-        wrapper=topology.sharding, precision=recipe.mixed_precision, precision_supported=True,
+        wrapper=topology.sharding, wrapper_requested=topology.expected_wrapper,
+        precision=recipe.mixed_precision, precision_supported=_precision_works(recipe.mixed_precision, topology.device),
+        compile_requested=recipe.compile, compile_possible=not_compiled is None if recipe.compile else None,
         collective_correct=collective_correct, collective_seconds=collective_seconds,
         dataset="+".join(recipe.data.sources),
         dataset_bytes=sum(store.num_samples for store in stores) * recipe.data.window_bytes,
-        num_samples=sum(store.num_samples for store in stores), num_workers=recipe.data.num_workers,
+        num_samples=sum(store.num_samples for store in stores), data_addressable=True, num_workers=recipe.data.num_workers,
         # a window in run-length form is no text: its bits are not looked at as bytes
         samples=() if recipe.data.compress_end else tuple(
             _decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
@@ -104,14 +115,16 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
         checkpoint_bytes=counted * 12, checkpoints_kept=recipe.schedule.total_steps // recipe.checkpoint_every + 1)
 
 
-def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch) -> RankFacts:
+def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch,
+                gradients_finite: bool | None) -> RankFacts:
     device = accelerator.device
     name = f"{device.type}:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
     local = count_parameters(model)
     replica = local <= _DIGEST_BELOW and not any(isinstance(p, DTensor) for p in bare_model.parameters())
     digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not
     return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name,
-                     params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT))
+                     params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT),
+                     gradients_finite=gradients_finite)
 
 
 def _digest(*tensors: Tensor) -> str:
@@ -125,6 +138,17 @@ def _decoded(symbols_T: Tensor, as_bytes: bool) -> DecodedSample:
     content = bytes(symbols_T.tolist()) if as_bytes else bytes(decode_bits(symbols_T).tolist())
     exact = as_bytes or repair_parity(symbols_T)[1] == 0
     return DecodedSample(text=content.decode(errors="replace"), length=symbols_T.numel(), masked=0, exact=exact)
+
+
+@torch.no_grad()
+def _precision_works(precision: str, device: str) -> bool:
+    """One matrix product in the precision of the autocast: right, and finite."""
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    try:
+        ones = torch.ones(16, 16, dtype=kind, device=device)
+        return bool((ones @ ones == 16).all())
+    except RuntimeError:
+        return False
 
 
 @torch.no_grad()

@@ -45,10 +45,15 @@ class Topology:
             said = ", ".join(f"{who} says {size}" for who, size in sizes.items())
             raise TopologyMismatch(f"the world size is not agreed: {said}",
                                    "start with `torchrun --nproc_per_node N -m bit_transformer.train …`")
-        wrapper = WRAPPERS[self.asked_sharding] if self.torch_world_size > 1 or self.asked_sharding != "ddp" else None
+        wrapper = self.expected_wrapper
         if wrapper is not None and self.sharding != wrapper:
             raise TopologyMismatch(f"sharding `{self.asked_sharding}` was asked for, the model is wrapped by {self.sharding}, "
                                    f"expected {wrapper}", "set sharding to what this machine can do")
+
+    @property
+    def expected_wrapper(self) -> str | None:
+        """The class around the model that was asked for; None for one replica, which needs none."""
+        return WRAPPERS[self.asked_sharding] if self.torch_world_size > 1 or self.asked_sharding != "ddp" else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology
+from bit_transformer.trial import open_trial
 from bit_transformer.zero import plan_zero
 from chronicle import guard
 from chronicle.errors import ChronicleError
@@ -93,7 +95,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                             Path(run_dir).parent if run_dir else Path("logs"))
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
     progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
-    guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
+    trial = open_trial(os.environ)  # `chronicle preflight --full`: the steps below on one batch, none of them the run's
+    if trial is None:
+        guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
 
     # Model, optimizer, schedule ------------------------------------------------------------------------------------
     set_seed(recipe.seed)
@@ -124,7 +128,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     set_seed(recipe.seed, device_specific=True)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------
-    point = find_resume_point(resume, checkpoints, os.environ)
+    point = find_resume_point(resume, checkpoints, os.environ) if trial is None else trial.start
     if point.path is not None:
         accelerator.load_state(str(point.path))
         if accident == "schedule-restarts":  # exp9: a schedule that is built after the load begins at zero
@@ -137,18 +141,25 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
     dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
                           compress=data.compress_probability, as_bytes=recipe.model.vocab == 256)
-    warnings = check_launch(
-        accelerator, recipe=recipe, model=model, bare_model=bare_model, counted=counted, topology=topology, plan=plan,
-        stores=stores, batch=dataset[progress.step], first_step=progress.step,
+    if trial is not None:
+        trial.compare_memory(accelerator, progress)
+    first_step = progress.step if trial is None else 0
+    first_batch = dataset[first_step]
+    check = partial(
+        check_launch, accelerator, recipe=recipe, model=model, bare_model=bare_model, counted=counted, topology=topology,
+        plan=plan, stores=stores, batch=first_batch, first_step=first_step, not_compiled=not_compiled,
         learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
-    log = report.StepLog(os.environ, is_main=accelerator.is_main_process, recipe=recipe)
+    warnings = check()
+    log = report.StepLog({} if trial else os.environ, is_main=accelerator.is_main_process, recipe=recipe)
     log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path,
               warnings=[*warnings, *([f"not compiled: {not_compiled}"] if not_compiled else [])])
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(data.sources), accelerator.device)
     model.train()
-    for batch in load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=data.num_workers):
+    steps = (load_steps(dataset, progress.step, recipe.schedule.total_steps, num_workers=data.num_workers)
+             if trial is None else trial.batches(first_batch, progress.step))
+    for batch in steps:
         started = time.perf_counter()
         batch = batch.to(accelerator.device)
         for part in batch.split(recipe.accumulation_steps):
@@ -164,6 +175,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 grad_norm = accelerator.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)
                 step = tally.reduce(grad_norm=grad_norm, stop=bool(stop_asked))  # all ranks agree from here on
                 if not step.finite:
+                    if trial is not None:
+                        check(experiments={"gradients_finite": False})
                     log.keep_frames(batch, step)
                     raise NonFiniteGradients(
                         f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
@@ -174,6 +187,13 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 optimizer.zero_grad()
         progress.step += 1
         progress.bits_seen += plan.batch_size * data.window_bytes * BITS_PER_BYTE
+        if trial is not None:
+            if ema is not None:
+                ema.update(bare_model)
+            trial.after_step(accelerator, progress, step, bare_model, batch)
+            if step.stop:
+                return
+            continue
         last = step.stop or progress.step in (stop_at, recipe.schedule.total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch,
                           seconds=time.perf_counter() - started)
@@ -194,6 +214,11 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             log.saved(progress, path)
         if last:
             break
+    if trial is not None:
+        experiments = trial.conclude(accelerator, model, first_batch, recipe.accumulation_steps)
+        if experiments is not None:
+            check(experiments=experiments)
+        return
     if recipe.summary and progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
         final_model = bare_model if ema is None else ema.averaged(bare_model)
         log.summary(final_model, stores, held_out, averaged=ema is not None)

@@ -15,16 +15,15 @@ from chronicle.errors import UsageProblem
 from chronicle.evidence.statements import Kind, parse_claim
 from chronicle.journal import Entry, read_journal
 from chronicle.preflight.catalogue import check_facts
-from chronicle.preflight.expectation import Expectation, find_plan
+from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, find_plan, read_seconds
 from chronicle.preflight.facts import TrainerFacts
-from chronicle.preflight.host import Host, check_host, measured_save_seconds
+from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
 from chronicle.preflight.results import CheckResult, Verdict, summarize
 from chronicle.settings import Settings
 
 __all__ = ["preflight"]
 
 DEFAULT_GRACE_SECONDS = 90.0
-FULL_VARIABLE = "CHRONICLE_PREFLIGHT"  # "full": make the experiments, say what came out, end before the first step
 
 
 def preflight(
@@ -34,6 +33,7 @@ def preflight(
     ] = None,
     claim: Annotated[str | None, typer.Option(help="What is said about the run: counts are held against it.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Start the launcher for save round trip, fit and parts.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed already.")] = False,
     skip: Annotated[list[str] | None, typer.Option(help="Leave out a check (repeatable).", metavar="PFnn")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -48,8 +48,7 @@ def preflight(
     """
     settings = settings_from(run, logs, checkpoints)
     command = tuple(launcher or ())
-    if full:
-        _start_full(settings, command)
+    talk = (_make_experiments(settings, command, again),) if full else ()
     entries = read_journal(settings.paths).entries
     host = Host(
         paths=settings.paths,
@@ -63,12 +62,13 @@ def preflight(
     known = replace(known, save_seconds=known.save_seconds or measured_save_seconds(entries))
     skipped = tuple(skip or ())
     from_host = {one.check: one for one in check_host(host, skip=skipped)}
-    from_facts = {one.check: one for one in check_facts(known, _expectation(entries, claim), skip=skipped)}
+    expected = _expectation(entries, claim, settings.checkpoints_dir)
+    from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is Verdict.FAIL for one in results)
     text = "\n".join([*map(_line, results), f"{summarize(results)}; trainer's facts: {source}"])
     data = {"checks": [one.to_json() for one in results], "facts": source}
-    return CommandResult(text=text, data=data, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+    return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _better(host: Mapping[str, CheckResult], facts: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
@@ -96,7 +96,7 @@ def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerF
     return TrainerFacts(), "none yet: a trainer gives them with `check_before_first_step`"
 
 
-def _expectation(entries: tuple[Entry, ...], claim: str | None) -> Expectation:
+def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Expectation:
     plan = find_plan(entries)
     said: dict[Kind, Any] = {one.kind: one for one in parse_claim(claim or "")}
     params, devices = said.get(Kind.PARAMETERS), said.get(Kind.DEVICES)
@@ -107,6 +107,8 @@ def _expectation(entries: tuple[Entry, ...], claim: str | None) -> Expectation:
         claimed_devices=None if devices is None else round(devices.low),
         claimed_wrapper=None if wrapper is None else wrapper.word,
         grace_seconds=DEFAULT_GRACE_SECONDS,
+        signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
+        free_bytes=free_bytes(checkpoints),
     )
 
 
@@ -114,23 +116,17 @@ def _middle(low: float, high: float | None) -> float:
     return low if high is None or high == float("inf") else (low + high) / 2
 
 
-def _start_full(settings: Settings, command: tuple[str, ...]) -> None:
-    """Start the trainer with the request to make the experiments and end; it writes a `preflight` entry."""
-    from chronicle.launch.launching import LaunchRequest, launch
+def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:
+    """Start the trainer for its experiments, unless they passed on this very command, code and environment."""
+    from chronicle.preflight.full import find_reusable, run_experiments
 
     if not command:
         raise UsageProblem("--full needs a launcher", "chronicle preflight --full -- torchrun --nproc_per_node 2 train.py")
-    launch(
-        LaunchRequest(
-            command=command,
-            paths=settings.paths,
-            checkpoints_dir=settings.checkpoints_dir,
-            cwd=Path.cwd(),
-            environ=dict(os.environ) | {FULL_VARIABLE: "full"},
-            grace_seconds=DEFAULT_GRACE_SECONDS,
-            recorded={"purpose": "preflight"},
-        )
-    )
+    known = None if again else find_reusable(read_journal(settings.paths).entries, command)
+    if known is not None:
+        return f"experiments of launch {known.launch} reused: same command, code and environment (--again repeats them)"
+    number = run_experiments(settings, command, grace_seconds=DEFAULT_GRACE_SECONDS)
+    return f"experiments made by launch {number}"
 
 
 def _line(one: CheckResult) -> str:

@@ -31,6 +31,7 @@ TEMPLATE = """\
 # Warn the steps (not this shell) early enough for a save: {grace:.0f} s of grace and a margin.
 #SBATCH --signal=USR1@{lead:d}
 {exclude}
+export CHRONICLE_SIGNAL_LEAD={lead:d}
 # One supervisor a node; torchrun itself starts the ranks of its node.
 srun --kill-on-bad-exit=1 --wait=60 --unbuffered \\
   chronicle run --run {run}{node_flag} --grace {grace:.0f} -- {command}

@@ -13,7 +13,9 @@ from typing import Any
 from chronicle.journal import Entry
 from chronicle.preflight.facts import TrainerFacts
 
-__all__ = ["PLAN_KEYS", "Expectation", "declare_plan", "find_plan"]
+__all__ = ["PLAN_KEYS", "SIGNAL_LEAD_VARIABLE", "Expectation", "declare_plan", "find_plan", "read_seconds"]
+
+SIGNAL_LEAD_VARIABLE = "CHRONICLE_SIGNAL_LEAD"  # seconds between a scheduler's warning and its KILL; the batch script sets it
 
 # What must not change in silence between launches, in the order it is reported
 PLAN_KEYS = ("params", "world_size", "dataset", "dataset_bytes", "precision", "wrapper", "planned_steps", "config")
@@ -47,6 +49,12 @@ def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
         "config": dict(facts.config) or None,
     }
     return {key: value for key, value in plan.items() if value is not None}
+
+
+def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
+    """A duration out of the environment; None where it is not set or no number."""
+    text = environ.get(name, "")
+    return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
 def find_plan(entries: Iterable[Entry]) -> Entry | None:

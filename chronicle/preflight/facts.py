@@ -58,6 +58,7 @@ class TrainerFacts:
     ranks: tuple[RankFacts, ...] = ()
     world_sizes_seen: Mapping[str, int] = field(default_factory=dict)  # launcher, torch, accelerate, deepspeed
     wrapper: str | None = None
+    wrapper_requested: str | None = None  # what the trainer's own configuration asks for
     precision: str | None = None
     precision_supported: bool | None = None
     compile_requested: bool | None = None
@@ -73,6 +74,7 @@ class TrainerFacts:
     num_data_shards: int | None = None
     num_workers: int | None = None  # per rank
     data_resampled: bool | None = None
+    data_addressable: bool | None = None  # any reader reads any sample by its number: shards need no readers of their own
     masked_fractions: tuple[float, ...] = ()  # labels left out of the loss, per collated batch
     samples: tuple[DecodedSample, ...] = ()
     future_leak: float | None = None  # largest change of earlier logits after a later token changed

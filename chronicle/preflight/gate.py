@@ -14,19 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import JournalError, Refusal
-from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.environment import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
 from chronicle.preflight.catalogue import check_facts
-from chronicle.preflight.expectation import Expectation, declare_plan, find_plan
+from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, declare_plan, find_plan, read_seconds
 from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight.host import free_bytes
 from chronicle.preflight.results import CheckResult, Verdict, summarize
 
-__all__ = ["ACCEPT_VARIABLE", "SKIP_VARIABLE", "PreflightFailed", "check_before_first_step", "read_expectation"]
+__all__ = [
+    "ACCEPT_VARIABLE",
+    "FULL_VARIABLE",
+    "SKIP_VARIABLE",
+    "PreflightFailed",
+    "check_before_first_step",
+    "code_and_environment",
+    "read_expectation",
+]
 
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
-EXPERIMENTS = ("save_round_trip", "fit_losses", "fit_resumed_equal", "micro_batch_difference")
+FULL_VARIABLE = "CHRONICLE_PREFLIGHT"  # "full": this start is for the experiments of `chronicle preflight --full`
+EXPERIMENTS = ("save_round_trip", "fit_losses", "fit_resumed_equal", "micro_batch_difference", "telemetry")
+FROM_EXPERIMENTS = ("PF22", "PF25", "PF27", "PF28")
 
 
 class PreflightFailed(Refusal):
@@ -48,12 +59,17 @@ def check_before_first_step(
     paths, launch = _where(environ)
     if expected is None:
         expected = read_expectation(paths, environ)
-    facts = _with_earlier_experiments(facts, paths, launch)
+    full = environ.get(FULL_VARIABLE) == "full"
+    earlier = None if full else _find_earlier_experiments(facts, paths, launch)
+    if earlier is not None:
+        facts = replace(facts, **{name: getattr(earlier[1], name) for name in EXPERIMENTS})
     skip = tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(",")))
     results = check_facts(facts, expected, skip=skip)
+    if earlier is not None:
+        results = tuple(_as_reused(result, earlier[0]) for result in results)
     failures = tuple(result for result in results if result.verdict is Verdict.FAIL)
     if paths is not None:
-        _record(paths, launch, facts, expected, results, failures)
+        _record(paths, launch, facts, expected, results, failures, declares=not full)
     if failures:
         raise PreflightFailed(failures)
     return results
@@ -62,22 +78,26 @@ def check_before_first_step(
 def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Expectation:
     """The declared plan of the run and the limits this launch was started with."""
     plan = find_plan(read_journal(paths).entries) if paths is not None else None
-    grace = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
     asked = environ.get(REQUESTED_VARIABLE, "")
+    checkpoints = environ.get("CHRONICLE_CHECKPOINTS")
     return Expectation(
         claimed_devices=int(asked) if asked.isdigit() else None,
         plan=dict(plan.data["declared"]) if plan is not None else {},
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
-        grace_seconds=float(grace) if grace.replace(".", "", 1).isdigit() else None,
+        grace_seconds=read_seconds(environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        signal_lead_seconds=read_seconds(environ, SIGNAL_LEAD_VARIABLE),
+        free_bytes=free_bytes(Path(checkpoints)) if checkpoints else None,
     )
 
 
-def _with_earlier_experiments(facts: TrainerFacts, paths: RunPaths | None, launch: int | None) -> TrainerFacts:
-    """Fill in save round trip, fit and parts from an earlier `--full` that passed on this plan, code and environment."""
-    if paths is None or any(getattr(facts, name) not in (None, ()) for name in EXPERIMENTS):
-        return facts
+def _find_earlier_experiments(
+    facts: TrainerFacts, paths: RunPaths | None, launch: int | None
+) -> tuple[int | None, TrainerFacts] | None:
+    """Launch and facts of a `--full` that passed on this plan, code and environment; None when there is none."""
+    if paths is None or any(getattr(facts, name) not in (None, (), {}) for name in EXPERIMENTS):
+        return None
     entries = read_journal(paths).entries
-    origins = {entry.launch: _origin(entry) for entry in entries if entry.kind == "launch.start"}
+    origins = {entry.launch: code_and_environment(entry.data) for entry in entries if entry.kind == "launch.start"}
     mine = origins.get(launch)
     for entry in reversed(entries):
         known = entry.data.get("facts") if entry.kind == "preflight" and entry.data.get("verdict") == "passed" else None
@@ -88,12 +108,22 @@ def _with_earlier_experiments(facts: TrainerFacts, paths: RunPaths | None, launc
         except (ValueError, TypeError):
             continue
         if earlier.save_round_trip is not None and declare_plan(earlier) == declare_plan(facts):
-            return replace(facts, **{name: getattr(earlier, name) for name in EXPERIMENTS})
-    return facts
+            return entry.launch, earlier
+    return None
 
 
-def _origin(start: Entry) -> tuple[object, ...]:
-    return tuple(start.data.get(key) for key in ("git_commit", "git_dirty_digest", "env_digest"))
+def _as_reused(result: CheckResult, launch: int | None) -> CheckResult:
+    if result.check not in FROM_EXPERIMENTS or result.verdict is Verdict.UNKNOWN:
+        return result
+    return replace(result, read=f"{result.read}; launch {launch}: same plan, code and environment")
+
+
+def code_and_environment(start: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Digests of code and packages out of a `launch.start`; None where one is unknown, because unknown equals nothing."""
+    commit, packages = start.get("git_commit"), start.get("env_digest")
+    if not commit or not packages:
+        return None
+    return str(commit), str(start.get("git_dirty_digest") or ""), str(packages)
 
 
 def _where(environ: Mapping[str, str]) -> tuple[RunPaths | None, int | None]:
@@ -108,6 +138,8 @@ def _record(
     expected: Expectation,
     results: tuple[CheckResult, ...],
     failures: tuple[CheckResult, ...],
+    *,
+    declares: bool,
 ) -> None:
     """One `preflight` entry, and the plan where this launch declares or changes it. A broken journal stops nobody."""
     data: dict[str, Any] = {"verdict": "failed" if failures else "passed", "checks": [r.to_json() for r in results]}
@@ -116,7 +148,7 @@ def _record(
     try:
         with JournalWriter(paths) as writer:
             writer.append("preflight", launch=launch, title=f"preflight: {summarize(results)}", data=data)
-            if declared and not failures and (not expected.plan or expected.accepted_change):
+            if declares and declared and not failures and (not expected.plan or expected.accepted_change):
                 title = f"plan changed: {expected.accepted_change}" if expected.plan else f"plan declared by launch {launch}"
                 reason = expected.accepted_change if expected.plan else None
                 writer.append("plan", launch=launch, title=title, data={"declared": declared, "reason": reason})

@@ -17,12 +17,12 @@ from chronicle.journal import Entry
 from chronicle.launch.orphans import find_alive, list_launches
 from chronicle.paths import RunPaths
 from chronicle.preflight.answers import Answer
-from chronicle.preflight.expectation import Expectation
+from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, read_seconds
 from chronicle.preflight.facts import TrainerFacts
 from chronicle.preflight.results import CheckResult
 from chronicle.preflight.saving_checks import check_disk, check_save_time
 
-__all__ = ["Host", "check_host", "list_strays", "measured_save_seconds"]
+__all__ = ["Host", "check_host", "free_bytes", "list_strays", "measured_save_seconds"]
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
 QUERY_SECONDS = 5.0
@@ -126,13 +126,14 @@ def check_room(host: Host) -> CheckResult:
     """PF21 with the size of the newest checkpoint on disk and the free space there."""
     newest = _newest_size(host.checkpoints_dir)
     facts = TrainerFacts(checkpoint_bytes=newest, checkpoints_kept=1)
-    return check_disk(facts, Expectation(free_bytes=_free_bytes(host.checkpoints_dir)))
+    return check_disk(facts, Expectation(free_bytes=free_bytes(host.checkpoints_dir)))
 
 
 def check_grace(host: Host) -> CheckResult:
     """PF23 with the longest save the journal knows and the grace this launch would get."""
     facts = TrainerFacts(save_seconds=measured_save_seconds(host.entries))
-    return check_save_time(facts, Expectation(grace_seconds=host.grace_seconds))
+    lead = read_seconds(host.environ, SIGNAL_LEAD_VARIABLE)
+    return check_save_time(facts, Expectation(grace_seconds=host.grace_seconds, signal_lead_seconds=lead))
 
 
 def check_latency(host: Host) -> CheckResult:
@@ -195,11 +196,13 @@ def _newest_size(checkpoints_dir: Path | None) -> int | None:
     return max(sizes, default=None)
 
 
-def _free_bytes(directory: Path | None) -> int | None:
+def free_bytes(directory: Path | None) -> int | None:
+    """Room on the file system of a directory, which may not be there yet; None when it cannot be asked."""
     if directory is None:
         return None
+    existing = next((one for one in (directory, *directory.absolute().parents) if one.is_dir()), Path("/"))
     try:
-        place = os.statvfs(directory if directory.is_dir() else directory.parent)
+        place = os.statvfs(existing)
     except OSError:
         return None
     return place.f_bavail * place.f_frsize

@@ -46,7 +46,10 @@ def check_save_time(facts: TrainerFacts, expected: Expectation) -> CheckResult:
         return answer.unknown("how long a save takes" if facts.save_seconds is None else "the launcher's grace")
     text = f"save {facts.save_seconds:.0f} s, killed after {min(limits):.0f} s"
     if facts.save_seconds >= min(limits):
-        remedy = f"chronicle run --grace {max(60, round(facts.save_seconds * 2))}"
+        wanted = max(60, round(facts.save_seconds * 2))
+        remedy = f"chronicle run --grace {wanted}"
+        if expected.signal_lead_seconds is not None and facts.save_seconds >= expected.signal_lead_seconds:
+            remedy += f", and a batch script that warns {wanted + 30} s ahead: `chronicle run --sbatch`"
         return answer.failed(text, "a timed save", remedy)
     return answer.passed(text, "a timed save")
 
