@@ -6,6 +6,7 @@ Names are the product's public interface to trainers. Pure: takes a mapping, ret
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ __all__ = ["REQUESTED_VARIABLE", "build_environment", "count_requested_ranks"]
 REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
 PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
 NODE_FLAGS = ("--nnodes", "--num_nodes", "-N", "--nodes")
-TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "--ntasks")
+TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "-np", "--ntasks")
 
 # torchrun's own default leaves USR1 out: its agent then dies of it and its workers live on (measured).
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -63,25 +64,35 @@ def build_environment(
 
 
 def count_requested_ranks(command: Sequence[str]) -> int | None:
-    """How many ranks the launcher's own words ask for; None where they leave it open (`auto`, a config file).
+    """How many ranks the launchers' own words ask for; None where they leave it open (`auto`, a config file, a wrapper).
 
     Asked is not got: `accelerate launch --cpu --num_processes 2` starts one process without a word about it. Only words
-    before the script count; what follows is the trainer's.
+    before the script or module count; what follows is the trainer's. `srun -n 2 torchrun --nproc_per_node 4` asks for 8.
     """
-    total: dict[str, int] = {}
-    for index, word in enumerate(command[1:], start=1):
+    asked: dict[str, int] = {}
+    for index, word in enumerate(command):
+        if Path(word).name in SHELLS or word.endswith(".sh"):
+            return None  # what it starts is its own affair
+        if index == 0 or PROGRAM.fullmatch(word) is not None:
+            if Path(word).name not in LAUNCHERS:
+                break
+            continue
         name, equals, value = word.partition("=")
         kind = next((kind for kind, flags in FLAGS.items() if name in flags), None)
         if kind is not None:
             value = value if equals else (command[index + 1] if index + 1 < len(command) else "")
             if not value.isdigit():
                 return None
-            total.setdefault(kind, int(value))
-        if word.endswith(".py"):
+            asked.setdefault(kind, int(value))
+        if word.endswith(".py") or word in MODULE_FLAGS:
             break
-    if "total" in total:
-        return total["total"]
-    return total["per node"] * total.get("nodes", 1) if "per node" in total else None
+    if "per node" in asked:
+        return asked["per node"] * asked.get("nodes", asked.get("total", 1))
+    return asked.get("total")
 
 
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "srun", "mpirun", "mpiexec")
+SHELLS = ("bash", "sh", "zsh")
+PROGRAM = re.compile(r"(?:.*/)?(?:accelerate|torchrun|deepspeed|srun|mpirun|mpiexec|python[\d.]*)")
+MODULE_FLAGS = ("-m", "--module")
 FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE_FLAGS, "nodes": NODE_FLAGS}

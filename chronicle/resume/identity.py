@@ -18,6 +18,7 @@ __all__ = [
     "check_fresh_start",
     "check_identity",
     "check_next_batch",
+    "check_ranks",
     "check_run_state",
     "shares_parameters",
 ]
@@ -53,6 +54,22 @@ def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
                 )
             )
     return checks
+
+
+def check_ranks(asked: int | None, world_size: int) -> list[Check]:
+    """PF04: as many ranks train together as the launcher was asked for (`--cpu --num_processes 2` starts one in silence)."""
+    if asked is None or asked == world_size:
+        return []
+    return [
+        failed(
+            "ranks",
+            "PF04",
+            expected=f"{asked}, as the launcher was asked for",
+            found=f"{world_size} in the process group",
+            where="this launch",
+            cause="the launcher started fewer, or the process group was never formed; --accept-change \"world_size: why\"",
+        )
+    ]
 
 
 def check_contract(contract: Contract | None, root: Path, history: History) -> list[Check]:

@@ -9,7 +9,7 @@ from typing import Any
 from chronicle.errors import SettingsError
 from chronicle.resume.contract import parse_change
 
-__all__ = ["Mode", "Options", "effective_options", "launch_number"]
+__all__ = ["Mode", "Options", "effective_options", "launch_number", "requested_ranks"]
 
 
 class Mode(StrEnum):
@@ -51,6 +51,12 @@ def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
 def launch_number(environ: Mapping[str, str]) -> int | None:
     """The launch this process belongs to; None when it was not started by `chronicle run`."""
     text = environ.get("CHRONICLE_LAUNCH", "")
+    return int(text) if text.isdecimal() else None
+
+
+def requested_ranks(environ: Mapping[str, str]) -> int | None:
+    """How many ranks `chronicle run`'s launcher was asked for; None where its words leave that open."""
+    text = environ.get("CHRONICLE_REQUESTED_RANKS", "")
     return int(text) if text.isdecimal() else None
 
 

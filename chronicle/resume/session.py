@@ -23,11 +23,12 @@ from chronicle.resume.identity import (
     check_fresh_start,
     check_identity,
     check_next_batch,
+    check_ranks,
     check_run_state,
     shares_parameters,
 )
 from chronicle.resume.memory import Memory, RankDigest
-from chronicle.resume.options import Mode, Options, effective_options, launch_number
+from chronicle.resume.options import Mode, Options, effective_options, launch_number, requested_ranks
 from chronicle.resume.ranks import Ranks
 from chronicle.resume.refusal import Check, failed
 from chronicle.resume.ruling import Beginning, Ruling, guarded, reason_of
@@ -52,6 +53,7 @@ class GuardSession:
         self._observe = observe
         self.options = effective_options(options, environ)
         self.ranks = ranks or Ranks()
+        self._asked_ranks = requested_ranks(environ)
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
         self.story = Story(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
         self.sealer = Sealer(self.ranks, self.story)
@@ -234,6 +236,8 @@ class GuardSession:
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
         checks = check_identity(live, optimizer)
+        if not self._expectation(None, None).accepts("world_size"):
+            checks += check_ranks(self._asked_ranks, self.ranks.world_size)
         if self.begun.loaded_from is None and not self.begun.state_loaded:
             checks += self._check_nothing_loaded(found)
         if self.begun.expectation is None:

@@ -138,3 +138,18 @@ def test_log_writes_the_step_of_the_guard(tmp_path: Path, run_dir: Path, monkeyp
     loop.run.log(loss=torch.tensor(0.5), note="text is no number")
     point = next(iter(read_metrics(tmp_path / "launch" / "metrics.jsonl")))
     assert (point.step, dict(point.values)) == (3, {"loss": 0.5})
+
+
+def test_fewer_ranks_than_the_launcher_was_asked_for_are_refused_unless_accepted(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch --cpu --num_processes 2` starts one process in silence (seed 000)."""
+    monkeypatch.setenv("CHRONICLE_REQUESTED_RANKS", "2")
+    with pytest.raises(ResumeRefused) as refused:
+        Loop(run_dir).train(1)
+    assert [check.name for check in refused.value.checks if not check.ok] == ["ranks"]
+    monkeypatch.setenv("CHRONICLE_ACCEPT_CHANGE", "world_size: one card is in repair")
+    assert len(Loop(run_dir).train(1)) == 1
+    monkeypatch.delenv("CHRONICLE_ACCEPT_CHANGE")
+    monkeypatch.setenv("CHRONICLE_REQUESTED_RANKS", "1")
+    assert len(Loop(run_dir).train(1)) == 1

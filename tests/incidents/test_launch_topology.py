@@ -46,6 +46,13 @@ def test_what_a_launcher_is_asked_for_is_read_from_its_own_words_only():
     assert count_requested_ranks(["torchrun", "--nproc_per_node", "auto", "t.py"]) is None
     assert count_requested_ranks(["python", "t.py", "-n", "7"]) is None
     assert count_requested_ranks(["srun", "-n", "16", "python", "t.py"]) == 16
+    assert count_requested_ranks(["srun", "-N", "2", "/opt/bin/torchrun", "--nproc_per_node", "4", "t.py"]) == 8
+    assert count_requested_ranks(["srun", "-n", "2", "torchrun", "--nproc_per_node=4", "t.py"]) == 8
+    assert count_requested_ranks(["torchrun", "--nproc_per_node", "2", "-m", "trainer", "-n", "9"]) == 2
+    assert count_requested_ranks(["python", "-m", "trainer", "-n", "9"]) is None
+    assert count_requested_ranks(["srun", "-n", "2", "bash", "train.sh", "-n", "9"]) is None
+    assert count_requested_ranks(["srun", "-n", "2", "./train.sh"]) is None
+    assert count_requested_ranks(["torchrun", "--nnodes", "1:4", "--nproc_per_node", "2", "t.py"]) is None
 
 
 def test_workers_of_a_failed_attempt_do_not_outlive_it(driver):  # noqa: F811
