@@ -14,7 +14,7 @@ from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 from chronicle.evidence.statements import Kind, parse_claim
 from chronicle.journal import Entry, read_journal
-from chronicle.preflight.catalogue import check_facts
+from chronicle.preflight.catalogue import check_facts, require_known
 from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, find_plan, read_seconds
 from chronicle.preflight.facts import TrainerFacts
 from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
@@ -48,6 +48,7 @@ def preflight(
     """
     settings = settings_from(run, logs, checkpoints)
     command = tuple(launcher or ())
+    skipped = require_known(skip or ())
     talk = (_make_experiments(settings, command, again),) if full else ()
     entries = read_journal(settings.paths).entries
     host = Host(
@@ -60,7 +61,6 @@ def preflight(
     )
     known, source = _find_facts(facts, entries)
     known = replace(known, save_seconds=known.save_seconds or measured_save_seconds(entries))
-    skipped = tuple(skip or ())
     from_host = {one.check: one for one in check_host(host, skip=skipped)}
     expected = _expectation(entries, claim, settings.checkpoints_dir)
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}

@@ -71,7 +71,7 @@ def run(
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_from(run, logs, checkpoints)
-    skipped = tuple(skip or ())
+    skipped = _known_checks(skip)
     seconds, recorded = _look_before(settings, command, grace, skipped)
     if sbatch is not None:
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
@@ -100,6 +100,12 @@ def run(
         if not mirror.stop():
             _say(f"process {feeding} still feeds MLflow and ends by itself")
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
+    from chronicle.preflight.catalogue import require_known
+
+    return require_known(skip or ())
 
 
 def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[str, str]:
@@ -174,6 +180,9 @@ def _look_before(
     if failed:
         hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
         raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
+    for result in results:
+        if result.verdict is Verdict.WARN:
+            _say(f"preflight {result.check} {result.title}: {result.message}")
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped)}
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from chronicle.errors import UsageProblem
 from chronicle.preflight import data_checks, model_checks, rank_checks, saving_checks, schedule_checks
 from chronicle.preflight.expectation import Expectation
 from chronicle.preflight.facts import TrainerFacts
 from chronicle.preflight.results import CheckResult, Verdict
 
-__all__ = ["FACT_CHECKS", "check_facts"]
+__all__ = ["CHECK_IDS", "FACT_CHECKS", "check_facts", "require_known"]
+
+CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 31))
 
 FACT_CHECKS: tuple[Callable[[TrainerFacts, Expectation], CheckResult], ...] = (
     data_checks.check_shards,  # PF01
@@ -46,6 +49,14 @@ def check_facts(
     """Every check over these facts, in the catalogue's order; a skipped one says so."""
     results = (check(facts, expected or Expectation()) for check in FACT_CHECKS)
     return tuple(_skipped(result) if result.check in skip else result for result in results)
+
+
+def require_known(names: Collection[str]) -> tuple[str, ...]:
+    """The names, or UsageProblem for one that is no check: a mistyped `--skip` must not look like a skipped check."""
+    for name in names:
+        if name not in CHECK_IDS:
+            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF30", "chronicle preflight lists them")
+    return tuple(names)
 
 
 def _skipped(result: CheckResult) -> CheckResult:

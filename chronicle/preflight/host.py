@@ -21,11 +21,12 @@ from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, r
 from chronicle.preflight.facts import TrainerFacts
 from chronicle.preflight.results import CheckResult
 from chronicle.preflight.saving_checks import check_disk, check_save_time
+from chronicle.preflight.tool_checks import check_build_tools
 
 __all__ = ["Host", "check_host", "free_bytes", "list_strays", "measured_save_seconds"]
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
-QUERY_SECONDS = 5.0
+QUERY_SECONDS = 1.5  # all checks before a launch together take at most two
 PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port", "--rdzv-port")
 
 
@@ -50,6 +51,7 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
         ("PF21", check_room),
         ("PF23", check_grace),
         ("PF24", check_latency),
+        ("PF29", lambda host: check_build_tools(host.command, host.environ)),
         ("PF30", check_strays),
     )
     skipped = set(skip)
@@ -79,7 +81,7 @@ def check_gpus_free(host: Host) -> CheckResult:
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return answer.unknown("nvidia-smi does not answer")
+        return answer.unknown(f"nvidia-smi did not answer within {QUERY_SECONDS:g} s")
     gpus = [(index, uuid, int(mib)) for index, uuid, mib in _rows(done.stdout) if mib.isdigit()]
     visible = host.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:  # GPUs that this launch cannot see may be in use by whoever has them

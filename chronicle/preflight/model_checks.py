@@ -75,9 +75,9 @@ def _local_fits(counted: int, local: list[int], wrapper: str | None) -> bool:
     return all(part == counted for part in local) or counted <= sum(local) <= padded
 
 
-def _module_table(facts: TrainerFacts) -> str | None:
+def _module_table(facts: TrainerFacts) -> str:
     rows = sorted(facts.params_by_module.items(), key=lambda row: -row[1])[:6]
-    return "; ".join(f"{name}: {count:,}" for name, count in rows) or None
+    return "; ".join(f"{name}: {count:,}" for name, count in rows) or "count before wrapping, and look at the formula"
 
 
 def check_wrapper(facts: TrainerFacts, expected: Expectation) -> CheckResult:

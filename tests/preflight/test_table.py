@@ -1,0 +1,163 @@
+"""The whole catalogue as one table: each of PF01 to PF30 has a passing, a not passing and an unknown case, with what was
+read and the way out. Checks of the host read real files, ports, processes and programs."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.processes import read_boot_id
+from chronicle.paths import RunPaths
+from chronicle.preflight import TrainerFacts, Verdict, check_facts
+from chronicle.preflight.catalogue import CHECK_IDS
+from chronicle.preflight.host import Host, check_host
+from tests.preflight.test_catalogue import BROKEN, EXPECTED, GOOD, rank
+
+FAIL, WARN, PASS, UNKNOWN, SKIPPED = Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.UNKNOWN, Verdict.SKIPPED
+SHOWN_ONLY = {"PF13"}  # the LR plan is drawn for a person and cannot fail
+FAILING = {check: changed for check, _, changed, _ in BROKEN[::-1] if check not in ("PF16",)} | {
+    "PF02": {"params_counted": 771},
+    "PF06": {"params_logical": 140},
+    "PF11": {"scheduler_horizon": 2000},
+    "PF16": {"samples": (replace(GOOD.samples[0], exact=False),)},
+    "PF19": {"ranks": tuple(replace(one, first_batch_digest="a") for one in GOOD.ranks)},
+    "PF26": {"ranks": (rank(0, gradients_finite=True), rank(1, gradients_finite=False))},
+    "PF01": {"num_data_shards": 1},
+}
+HOST_ONLY = ("PF07", "PF08", "PF09", "PF24", "PF30")
+
+
+def host(tmp_path, **changed):
+    paths = RunPaths(tmp_path / "logs" / "demo")
+    base = {"paths": paths, "checkpoints_dir": None, "entries": (), "environ": {"PATH": "/nowhere"}}
+    return Host(**base | changed)
+
+
+def told(check, the_host):
+    return next(one for one in check_host(the_host) if one.check == check)
+
+
+def program(directory, name, text):
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def journalled(tmp_path, kind, launch=None, **data):
+    paths = RunPaths(tmp_path / "logs" / "demo")
+    with JournalWriter(paths) as writer:
+        writer.append(kind, launch=launch, data=data)
+    return {"paths": paths, "entries": read_journal(paths).entries}
+
+
+@pytest.mark.parametrize("check", [name for name in CHECK_IDS if name not in HOST_ONLY])
+def test_facts_checks_pass_fail_and_stay_unknown_with_reading_and_remedy(check):
+    good = next(one for one in check_facts(GOOD, EXPECTED) if one.check == check)
+    assert good.verdict is PASS, good
+    nothing = next(one for one in check_facts(TrainerFacts()) if one.check == check)
+    assert nothing.verdict is UNKNOWN and "not known" in nothing.message
+    if check not in SHOWN_ONLY:
+        bad = next(one for one in check_facts(replace(GOOD, **FAILING[check]), EXPECTED) if one.check == check)
+        assert bad.verdict in (FAIL, WARN, SKIPPED), bad
+        if bad.verdict is not SKIPPED:
+            assert bad.remedy and bad.read, bad
+            assert good.read, good
+
+
+def test_pf07_processes_of_an_earlier_launch(tmp_path):
+    token = "b" * 32
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"CHRONICLE_TOKEN": token})
+    try:
+        start = {"host": "h", "token": token, "pid": 2**22 - 1, "start_ticks": 1, "boot_id": read_boot_id()}
+        known = journalled(tmp_path, "launch.start", launch=1, **start)
+        found = told("PF07", host(tmp_path, **known))
+        assert found.verdict is FAIL and str(sleeper.pid) in found.message and "sweep" in found.remedy
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert told("PF07", host(tmp_path, **known)).verdict is PASS
+
+
+def test_pf08_memory_of_gpus_by_the_text_of_nvidia_smi(tmp_path):
+    bin_dir = tmp_path / "bin"
+    program(bin_dir, "nvidia-smi", "echo '0, GPU-aa, 17'; echo '1, GPU-bb, 40000'")
+    environ = {"PATH": f"{bin_dir}:/usr/bin:/bin"}
+    before, os.environ["PATH"] = os.environ["PATH"], environ["PATH"]
+    try:
+        assert "GPU-bb: 40000 MiB" in told("PF08", host(tmp_path, environ=environ)).message
+        assert told("PF08", host(tmp_path, environ=environ | {"CUDA_VISIBLE_DEVICES": "0"})).verdict is PASS
+        program(bin_dir, "nvidia-smi", "sleep 30")
+        found = told("PF08", host(tmp_path, environ=environ))
+        assert found.verdict is UNKNOWN and "did not answer" in found.message
+    finally:
+        os.environ["PATH"] = before
+    assert told("PF08", host(tmp_path)).verdict is UNKNOWN
+
+
+def test_pf09_port(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        found = told("PF09", host(tmp_path, environ={"MASTER_PORT": port}))
+        assert found.verdict is FAIL and port in found.message
+    assert told("PF09", host(tmp_path, environ={"MASTER_PORT": port})).verdict is PASS
+    assert told("PF09", host(tmp_path)).verdict is UNKNOWN
+
+
+def test_pf21_pf30_room_and_strays_beside_real_checkpoints(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is UNKNOWN
+    assert told("PF30", host(tmp_path, checkpoints_dir=checkpoints)).verdict is UNKNOWN
+    state = checkpoints / "opt_step-5" / "accelerator_state"
+    state.mkdir(parents=True)
+    (state / "model.safetensors").write_bytes(b"x" * 100)
+    assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is PASS
+    (state / "custom_checkpoint_0.pkl.orig").write_bytes(b"old")
+    found = told("PF30", host(tmp_path, checkpoints_dir=checkpoints))
+    assert found.verdict is FAIL and "custom_checkpoint_0.pkl.orig" in found.message
+    with open(state / "model.safetensors", "wb") as huge:
+        huge.truncate(1 << 43)  # sparse: 8 TiB by size
+    assert told("PF21", host(tmp_path, checkpoints_dir=checkpoints)).verdict is FAIL
+
+
+def test_pf23_save_time_against_grace_and_against_a_schedulers_warning(tmp_path):
+    known = journalled(tmp_path, "checkpoint", path="x", save_seconds=47.0)
+    assert told("PF23", host(tmp_path, **known, grace_seconds=30.0)).message == "save 47 s, killed after 30 s"
+    assert told("PF23", host(tmp_path, **known, grace_seconds=90.0)).verdict is PASS
+    late = told("PF23", host(tmp_path, **known, grace_seconds=90.0, environ={"CHRONICLE_SIGNAL_LEAD": "40"}))
+    assert late.verdict is FAIL and "--sbatch" in late.remedy
+    assert told("PF23", host(tmp_path, grace_seconds=90.0)).verdict is UNKNOWN
+
+
+def test_pf24_latency_of_the_newest_launch_that_tested_it(tmp_path):
+    assert told("PF24", host(tmp_path)).verdict is UNKNOWN
+    late = journalled(tmp_path, "launch.end", launch=1, latency_tested_ranks=2, buffered_ranks={"0": 4.0})
+    assert "rank 0" in told("PF24", host(tmp_path, **late)).message
+    known = journalled(tmp_path, "launch.end", launch=2, latency_tested_ranks=2)
+    assert told("PF24", host(tmp_path, **known)).verdict is PASS
+
+
+def test_pf29_tools_deepspeed_needs_are_named_before_it_starts(tmp_path):
+    command = ("torchrun", "--nproc_per_node", "2", "-m", "bit_transformer.train", "--set", "sharding=zero1")
+    bare = host(tmp_path, command=command)
+    found = told("PF29", bare)
+    assert found.verdict is FAIL and "a C++ compiler and ninja is not on the PATH" in found.message
+    for name in ("c++", "ninja"):
+        program(tmp_path / "tools", name, "true")
+    assert told("PF29", replace(bare, environ={"PATH": str(tmp_path / "tools")})).verdict is PASS
+    program(tmp_path / "gpu", "nvidia-smi", "true")
+    assert told("PF29", replace(bare, environ={"PATH": str(tmp_path / "gpu")})).verdict is WARN
+    assert told("PF29", replace(bare, command=("deepspeed", "x.py"))).verdict is FAIL
+    assert told("PF29", replace(bare, command=("torchrun", "x.py"))).verdict is UNKNOWN
+
+
+def test_every_check_of_the_catalogue_is_in_one_of_the_two_places(tmp_path):
+    answered = {one.check for one in (*check_facts(GOOD, EXPECTED), *check_host(host(tmp_path)))}
+    assert answered == set(CHECK_IDS)
+    assert set(FAILING) | set(HOST_ONLY) | SHOWN_ONLY == set(CHECK_IDS)
