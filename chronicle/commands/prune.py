@@ -10,6 +10,7 @@ from chronicle.commands.result import CommandResult
 from chronicle.journal import Entry
 from chronicle.rollbacks.ground import Ground, open_ground
 from chronicle.rollbacks.history import find_undoable
+from chronicle.verified import Verdict, find_verdict
 from rollback.change import originals_of
 from rollback.checkpoint import list_checkpoints
 from rollback.layout import Checkpoint
@@ -38,7 +39,7 @@ def prune(
         found = list_checkpoints(root)
         standing = find_undoable(ground.journal.entries)
         pinned = set() if standing is None else {str(standing.data.get("intent"))}
-        plan = plan_prune(found, _verified(found), pinned)
+        plan = plan_prune(found, _verified(found, ground.journal.entries), pinned)
         objects = _unneeded_objects(ground, standing)
         if not plan.delete and not objects:
             kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
@@ -54,8 +55,14 @@ def prune(
     return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
 
 
-def _verified(found: Sequence[Checkpoint]) -> set[Path]:
-    return {c.path for c in found if passes(verify_checkpoint(c))}
+def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:
+    """Those that pass a look at names, structure and counters, and that no reading of every byte has found unsound."""
+    verdicts = {c.path: find_verdict(c.path, entries) for c in found}
+    return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
+
+
+def _passed(verdict: Verdict | None) -> bool:
+    return verdict is None or verdict.passes
 
 
 def _unneeded_objects(ground: Ground, standing: Entry | None) -> list[Path]:

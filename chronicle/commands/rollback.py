@@ -18,6 +18,7 @@ from chronicle.commands.options import (
     YesOption,
     settings_from,
 )
+from chronicle.commands.progress import read_every_byte
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.rollbacks.ground import open_ground
@@ -36,7 +37,10 @@ def rollback(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="Step to go back to; STEP@LAUNCH picks one of several.", metavar="N", autocompletion=complete_steps
+            "--to",
+            help="Step to go back to; STEP@LAUNCH picks one of several.",
+            metavar="N",
+            autocompletion=complete_steps,
         ),
     ],
     lr_scale: Annotated[
@@ -54,7 +58,14 @@ def rollback(
         list[str] | None,
         typer.Option("--accept-change", help="Difference the guard is to accept, `name: reason` (repeatable)."),
     ] = None,
-    verify: Annotated[str, typer.Option("--verify", help="quick, or full: read every byte.", metavar="HOW")] = "quick",
+    verify: Annotated[
+        str,
+        typer.Option(
+            "--verify",
+            help="full: read every byte; quick: do not; auto: only if `chronicle verify` has not since the last change.",
+            metavar="HOW",
+        ),
+    ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
     plan_out: Annotated[Path | None, typer.Option("--plan-out", help="Write the plan for `chronicle apply`.")] = None,
     force: Annotated[
@@ -73,8 +84,8 @@ def rollback(
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
     """
     step, launch, abandoned_by = _target(to)
-    if verify not in ("quick", "full"):
-        raise UsageProblem(f"--verify {verify}: expected quick or full")
+    if verify not in ("auto", "quick", "full"):
+        raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
     request = RollbackRequest(
         step=step,
         launch=launch,
@@ -93,7 +104,7 @@ def rollback(
     looking = only_look or (not yes and not sys.stdin.isatty())
     with open_ground(settings, force=force, writing=not looking) as ground:
         settings.need_checkpoints()  # after the ground: an interrupted transaction may have the root out of sight
-        plan = make_plan(request, ground, abandoned_by=abandoned_by, full=verify == "full")
+        plan = make_plan(request, ground, abandoned_by=abandoned_by, verify=verify, read=read_every_byte)
         if plan_out is not None:
             _write_plan(plan, plan_out)
         if only_look:

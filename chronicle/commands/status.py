@@ -1,8 +1,10 @@
 """`chronicle status`: one screen. Where the run is, on which LR, what is saved, what is open, what to type next."""
 
+import os
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
 from chronicle.commands.existing import need_run
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
@@ -12,6 +14,7 @@ from chronicle.story.lr_check import LrCheck, check_lr
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import summarize
+from chronicle.verified import Verdict, describe, find_verdict
 
 __all__ = ["status"]
 
@@ -29,17 +32,22 @@ def status(
     settings = need_run(settings_from(run, logs, checkpoints))
     story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
-    text = "\n".join(_screen(story, lr, time.time()))
-    return CommandResult(text=text, data=summarize(story, lr))
+    verdict = _verdict(story.last_checkpoint, story)
+    text = "\n".join(_screen(story, lr, verdict, time.time()))
+    return CommandResult(text=text, data=summarize(story, lr, verdict))
 
 
-def _screen(story: Story, lr: LrCheck, now: float) -> Iterator[str]:
+def _verdict(saved: SavedCheckpoint | None, story: Story) -> Verdict | None:
+    return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
+
+
+def _screen(story: Story, lr: LrCheck, verdict: Verdict | None, now: float) -> Iterator[str]:
     yield from _where(story, now)
     if not story.launches:
         yield "hint: start it with `chronicle run -- <launcher …>`"
     yield from _values(story.headline)
     yield from _lr(story, lr)
-    yield _row("checkpoint", _checkpoint(story.last_checkpoint))
+    yield _row("checkpoint", _checkpoint(story.last_checkpoint, verdict))
     yield from _guard(story)
     yield from _open(story)
     if story.problems:
@@ -69,7 +77,7 @@ def _since(launch: LaunchStory, now: float) -> str:
         seconds = now - datetime.fromisoformat(stamp).timestamp()
     except ValueError:
         return ""
-    return f" for {format_age(seconds)}" if launch.alive else f" {format_age(seconds)} ago" if launch.ended else ""
+    return f" for {format_age(seconds)}" if launch.alive else f", {format_age(seconds)} ago" if launch.ended else ""
 
 
 def _values(head: Headline) -> Iterator[str]:
@@ -96,13 +104,17 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
         yield _row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
-def _checkpoint(saved: SavedCheckpoint | None) -> str:
+def _checkpoint(saved: SavedCheckpoint | None, verdict: Verdict | None) -> str:
     if saved is None:
         return "none recorded"
-    health = saved.data.get("health") or saved.data.get("verified")
-    said = plain(health) if isinstance(health, str) else "verified" if health is True else "not verified"
-    hint = "" if health else f": `chronicle verify {saved.step}`"
-    return f"step {saved.step} (launch {saved.launch}) {plain(saved.path)} · {said}{hint}"
+    hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
+    return f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))} · {plain(describe(verdict))}{hint}"
+
+
+def _short_path(path: str) -> str:
+    """As one would type it from here."""
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here)
 
 
 def _guard(story: Story) -> Iterator[str]:

@@ -1,10 +1,8 @@
 """`chronicle verify`: whether checkpoints can be trusted, with every byte read unless told otherwise."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +10,11 @@ import typer
 
 from chronicle.commands.inspect import checkpoint_named, settings_root
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.progress import byte_progress
 from chronicle.commands.quarantining import bring_back, move_strays
+from chronicle.commands.remembering import remember, stamp_or_none
 from chronicle.commands.result import CommandResult, ExitCode
+from chronicle.errors import ChronicleError
 from rollback.checkpoint import list_checkpoints, list_root_strays
 from rollback.checksums import Progress
 from rollback.errors import visible
@@ -47,6 +48,8 @@ def verify(
 ) -> CommandResult:
     """Check a checkpoint, or all: strays, completeness, checksums, agreement of steps and LRs (exit 5 on findings).
 
+    What was found about a run's own checkpoints goes into its journal, and holds until one of their files changes.
+
     Example: chronicle verify --all
     """
     if restore is not None:
@@ -61,7 +64,8 @@ def verify(
         beside = list_root_strays(root) if root is not None else ()
         where = root or chosen[0].path.parent
         return move_strays(where, chosen, beside, settings_from(run, logs, checkpoints), yes=yes)
-    found = _verified(chosen, full)
+    found, stamps = _verified(chosen, full)
+    talk = _remember(found, stamps, full, run, logs, checkpoints)
     if root is not None:
         beside_them = root_stray_findings(list_root_strays(root)) + _retention(found)
         if beside_them:
@@ -69,13 +73,53 @@ def verify(
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
     text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
     text = visible(text)
-    return CommandResult(text=text, data=_data(found, full), exit_code=code)
+    return CommandResult(text=text, data=_data(found, full), exit_code=code, talk=talk)
 
 
-def _verified(chosen: Sequence[Checkpoint], full: bool) -> Found:
+def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str | None]]:
+    """The findings of each, and the stamps that the checkpoints had before they were read."""
+    found: Found = []
+    stamps = []
     total = sum(checkpoint.size_bytes for checkpoint in chosen)
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as executor, _progress(total if full else 0) as progress:
-        return [(str(c.path), c, verify_checkpoint(c, full=full, executor=executor, progress=progress)) for c in chosen]
+    with (
+        ThreadPoolExecutor(max_workers=os.cpu_count()) as executor,
+        byte_progress(total if full else 0, len(chosen)) as bar,
+    ):
+        for checkpoint in chosen:
+            told = _Told(bar)
+            stamps.append(stamp_or_none(checkpoint.path))
+            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=told.add)
+            told.add(checkpoint.size_bytes - told.count)  # what needed no reading
+            found.append((str(checkpoint.path), checkpoint, findings))
+    return found, stamps
+
+
+class _Told:
+    """How many bytes of one checkpoint the bar has been told."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.bar, self.count = bar, 0
+
+    def add(self, count: int) -> None:
+        self.count += count
+        if self.bar is not None:
+            self.bar(count)
+
+
+def _remember(
+    found: Found,
+    stamps: Sequence[str | None],
+    full: bool,
+    run: str | None,
+    logs: Path | None,
+    checkpoints: Path | None,
+) -> tuple[str, ...]:
+    try:
+        settings = settings_from(run, logs, checkpoints)
+    except ChronicleError:
+        return ()  # a checkpoint named by its path needs no run
+    looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]
+    return remember(settings, looked, full=full)
 
 
 def _retention(found: Found) -> list[Finding]:
@@ -85,21 +129,6 @@ def _retention(found: Found) -> list[Finding]:
         return []
     good = {c.path for c, passed in standing if passed}
     return check_retention(standing[-1][0], [c for c, _ in standing], lambda c: c.path in good)
-
-
-@contextmanager
-def _progress(total_bytes: int) -> Iterator[Progress | None]:
-    """A bar on stderr where a person watches and there is something to wait for; None elsewhere."""
-    if total_bytes < 200 * 10**6 or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("verifying", total=total_bytes)
-        yield lambda count: bar.advance(task, count)
 
 
 def _counts(finding: Finding) -> bool:

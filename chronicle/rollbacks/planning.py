@@ -1,13 +1,14 @@
 """From a request to a plan: find the checkpoint, refuse what must not be read, read it, weigh it, plan. Looks only."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chronicle.journal import compute_lineage
 from chronicle.rollbacks.ground import Ground
 from chronicle.rollbacks.history import with_launches
+from chronicle.verified import Verdict, find_verdict
 from rollback.apply import read_inputs
 from rollback.checkpoint import list_checkpoints, select_checkpoint
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
@@ -22,6 +23,7 @@ from rollback.verify import check_names, verify_checkpoint
 __all__ = ["make_plan"]
 
 POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
+Reader = Callable[[Checkpoint], list[Finding]]
 FATAL = (
     "F1",
     "F2",
@@ -29,9 +31,22 @@ FATAL = (
 )  # what makes a checkpoint unusable; disagreements inside it are shown, a rollback may mend them
 
 
-def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | None = None, full: bool = False) -> Plan:
+def _here(checkpoint: Checkpoint) -> list[Finding]:
+    return verify_checkpoint(checkpoint, full=True)
+
+
+def make_plan(
+    request: RollbackRequest,
+    ground: Ground,
+    *,
+    abandoned_by: str | None = None,
+    verify: str = "auto",
+    read: Reader = _here,
+) -> Plan:
     """Plan `request` on what lies on disk now. `abandoned_by` picks among equals by the rollback that moved it away.
 
+    `verify` is "full" (every byte is read), "quick", or "auto": full unless the journal holds a verdict of a full
+    `chronicle verify` and no file has changed since. `read` verifies every byte of a checkpoint.
     Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete`, `PlanRefused`: nothing was changed.
     """
     listed = with_launches(list_checkpoints(ground.root), ground.journal.entries)
@@ -39,7 +54,10 @@ def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | N
     chosen = _select(found, request, abandoned_by)
     refuse_strays(chosen)
     _refuse_unusable(chosen, check_names(chosen))
-    findings = verify_checkpoint(chosen, full=full)
+    verdict = find_verdict(chosen.path, ground.journal.entries)
+    _refuse_found_unsound(chosen, verdict)
+    full = verify == "full" or (verify == "auto" and not (verdict and verdict.sound))
+    findings = read(chosen) if full else verify_checkpoint(chosen)
     _refuse_unusable(chosen, findings)
     state = read_state(chosen)
     manifest = None if chosen.single_file else read_manifest(chosen.path)
@@ -60,7 +78,7 @@ def make_plan(request: RollbackRequest, ground: Ground, *, abandoned_by: str | N
         links={path.name: os.readlink(path) for path in ground.root.iterdir() if path.is_symlink()},
         honours=_honoured(memory),
         cost=_cost(request.step, ground),
-        remarks=_remarks(findings, full),
+        remarks=_remarks(findings, full, verdict),
     )
     return plan
 
@@ -89,9 +107,26 @@ def _refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> Non
         )
 
 
-def _remarks(findings: Sequence[Finding], full: bool) -> tuple[str, ...]:
+def _refuse_found_unsound(checkpoint: Checkpoint, verdict: Verdict | None) -> None:
+    """A damaged file that an earlier look has found is not looked for again: the files are the same."""
+    fatal = [] if verdict is None else [error for error in verdict.errors if error[0] in FATAL]
+    if verdict is not None and fatal:
+        check, path, message = fatal[0]
+        raise Incomplete(
+            f"checkpoint `{checkpoint.path}`: `{path}`: {message} ({check}, found by `chronicle verify` on {verdict.when}, "
+            "and no file has changed since)",
+            remedy="go back to another checkpoint; `chronicle verify` looks at this one again",
+        )
+
+
+def _remarks(findings: Sequence[Finding], full: bool, verdict: Verdict | None) -> tuple[str, ...]:
     shown = [f"{f.check} {f.path}: {f.message}" for f in findings if f.severity is not Severity.INFO]
-    depth = "every byte was read" if full else "names, structure and counters; `--verify full` reads every byte"
+    if full:
+        depth = "every byte was read just now"
+    elif verdict is not None and verdict.sound:
+        depth = f"every byte was read on {verdict.when}, and no file has changed since"
+    else:
+        depth = "names, structure and counters only; `--verify full` reads every byte"
     return (*shown, f"verified: {depth}")
 
 

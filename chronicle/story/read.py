@@ -16,7 +16,7 @@ __all__ = ["BRIEF_KINDS", "observed_steps", "read_brief_story", "read_story"]
 
 BRIEF_KINDS = (  # what lineage, ledger, open matters and proposals are folded from
     *("run.init", "launch.start", "launch.step", "launch.end", "guard.verdict", "lr.mismatch", "incident", "close"),
-    *("rollback.intent", "rollback.receipt", "undo.intent", "undo.receipt", "recover.receipt", "proposal"),
+    *("rollback.intent", "rollback.receipt", "undo.intent", "undo.receipt", "recover.receipt", "proposal", "verified"),
 )
 
 LAUNCH_DIR = re.compile(r"\d{4,}")

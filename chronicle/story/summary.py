@@ -5,14 +5,15 @@ from typing import Any
 from chronicle.story.assemble import Story
 from chronicle.story.lr_check import LrCheck
 from chronicle.story.matters import Matter
+from chronicle.verified import Verdict
 
 __all__ = ["summarize"]
 
 VERSION = 1
 
 
-def summarize(story: Story, lr: LrCheck) -> dict[str, Any]:
-    """Where the run is and what is open; `v` is the version of this form."""
+def summarize(story: Story, lr: LrCheck, verdict: Verdict | None = None) -> dict[str, Any]:
+    """Where the run is and what is open; `v` is the version of this form. `verdict` is that on the last checkpoint."""
     head, last = story.headline, story.last_launch
     return {
         "v": VERSION,
@@ -25,7 +26,7 @@ def summarize(story: Story, lr: LrCheck) -> dict[str, Any]:
         "lr": _lr(story, lr),
         "last_launch": None if last is None else {"launch": last.number, "outcome": last.outcome, "alive": last.alive},
         "lineage": [{"launch": i.launch, "first": i.first, "last": i.last} for i in story.lineage.kept],
-        "checkpoint": _checkpoint(story),
+        "checkpoint": _checkpoint(story, verdict),
         "unverified_launches": [launch.number for launch in story.unverified],
         "open_incidents": [_matter(matter) for matter in story.open_matters],
         "open_outcomes": [x.entry.id for x in story.interventions if x.open],
@@ -49,9 +50,12 @@ def _lr(story: Story, lr: LrCheck) -> dict[str, Any]:
     }
 
 
-def _checkpoint(story: Story) -> dict[str, Any] | None:
+def _checkpoint(story: Story, verdict: Verdict | None) -> dict[str, Any] | None:
     saved = story.last_checkpoint
-    return None if saved is None else {**saved.data, "step": saved.step, "launch": saved.launch, "path": saved.path}
+    if saved is None:
+        return None
+    found = None if verdict is None else {"full": verdict.full, "passes": verdict.passes, "ts": verdict.ts}
+    return {**saved.data, "step": saved.step, "launch": saved.launch, "path": saved.path, "verified": found}
 
 
 def _matter(matter: Matter) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Adviser:
         )  # fmt: skip
         roots = find_checkpoint_roots(entries, self._checkpoints_dir, Path.cwd())
         before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
-        candidates = collect_candidates(roots, before=before)
+        candidates = collect_candidates(roots, before=before, entries=entries)
         proposal = propose(events, candidates, history)
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None

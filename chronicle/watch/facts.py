@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
+from chronicle.verified import find_verdict
 from rollback.errors import RollbackError
 from rollback.findings import Severity
 from rollback.propose import Action, CandidateCheckpoint, History, PastRollback
@@ -37,8 +38,13 @@ def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, bas
     return tuple(parents)
 
 
-def collect_candidates(roots: Sequence[Path], *, before: int) -> tuple[CandidateCheckpoint, ...]:
-    """List the checkpoints that are not abandoned; the newest few before `before` are verified."""
+def collect_candidates(
+    roots: Sequence[Path], *, before: int, entries: Sequence[Entry] = ()
+) -> tuple[CandidateCheckpoint, ...]:
+    """List the checkpoints that are not abandoned; the newest few before `before` are verified.
+
+    What `chronicle verify` found unsound, by `entries`, is not looked at again.
+    """
     found: dict[tuple[int, int | None], Checkpoint] = {}
     for root in roots:
         for checkpoint in _list(root):
@@ -50,7 +56,7 @@ def collect_candidates(roots: Sequence[Path], *, before: int) -> tuple[Candidate
         step = checkpoint.step or 0
         verified = None
         if step <= before and looked < VERIFIED_AT_MOST:
-            verified = is_verified(checkpoint)
+            verified = is_verified(checkpoint, entries)
             looked += verified
         candidates.append(CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified))
     return tuple(reversed(candidates))
@@ -65,10 +71,13 @@ def _list(root: Path) -> Sequence[Checkpoint]:
         return ()  # no such directory yet, or no right to look: nothing can be proposed from it
 
 
-def is_verified(checkpoint: Checkpoint) -> bool:
-    """Whether verification finds no error in it; unreadable counts as not verified."""
+def is_verified(checkpoint: Checkpoint, entries: Sequence[Entry] = ()) -> bool:
+    """Whether verification finds no error in it, now or when every byte was read; unreadable counts as not verified."""
     from rollback.verify import verify_checkpoint
 
+    verdict = find_verdict(checkpoint.path, entries)
+    if verdict is not None and not verdict.passes:
+        return False
     try:
         return all(finding.severity is not Severity.ERROR for finding in verify_checkpoint(checkpoint))
     except (RollbackError, OSError):

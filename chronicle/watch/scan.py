@@ -146,7 +146,7 @@ def advise_run(
     lineage = compute_lineage(entries)
     launch = lineage.launches[-1].number if lineage.launches else None
     roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
-    candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
+    candidates = collect_candidates(roots, before=_newest_onset(events, last_step), entries=entries)
     history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
     return propose(events, candidates, replace(history, options=options))
 
