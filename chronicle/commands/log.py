@@ -3,6 +3,7 @@
 import itertools
 import json as json_module
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
 from chronicle.story import read_story
 from chronicle.story.assemble import loss_of
+from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.measurements import points_until
 from chronicle.story.plain import format_when, plain
 from chronicle.story.read import BRIEF_KINDS, read_brief_story
@@ -26,7 +28,7 @@ from chronicle.story.read import BRIEF_KINDS, read_brief_story
 __all__ = ["log"]
 
 DRAWN_ENTRIES = 5000  # of one kind; more are no picture any more
-QUIET = ("launch.step", "rollback.intent", "undo.intent")
+QUIET = tuple(sorted(BOOKKEEPING - {"run.init"}))
 COLOURS = {"kept": "1;32", "abandoned": "90", "incident": "31", "rollback.receipt": "1;33", "hardware": "35", "proposal": "36"}
 
 
@@ -35,7 +37,7 @@ def log(
     kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind (repeatable).")] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="At most this many lines; 0 for all.")] = 200,
     reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also single checkpoints and intents.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also bookkeeping: every checkpoint, intents, batches.")] = False,
     only_open: Annotated[bool, typer.Option("--open", help="Only what still asks for an outcome.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -126,12 +128,14 @@ def _is_checkpoint(entries: Sequence[Entry], index: int) -> bool:
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
+    columns, widest = _columns(), max((len(entry.kind) for entry in entries), default=0)
     for entry in entries:
         launch = "" if entry.launch is None else f"L{entry.launch}"
         step = "" if entry.step is None else str(entry.step)
         what = plain(entry.title) or plain(entry.data.get("path") or entry.data.get("verdict") or "")
         where = f"{launch:>4} {step:>8}"
-        yield f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {plain(entry.kind):<16}  {what}".rstrip()
+        kind = f"{plain(entry.kind):<{min(widest, 16)}}"
+        yield _fitted(f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)
 
 
 def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
@@ -147,11 +151,24 @@ def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
 
 def _paint(rows: Sequence[GraphLine]) -> Iterator[str]:
     width = min(24, max((len(row.lanes) for row in rows), default=0))
-    colour = _wants_colour()
+    colour, columns = _wants_colour(), _columns()
     for row in rows:
-        text = f"{row.lanes:<{width}}  {row.text}".rstrip()
+        name = f"  {plain(row.entry_id[-8:])}" if row.entry_id else ""
+        text = _fitted(f"{row.lanes:<{width}}  {row.text}".rstrip(), name, columns)
         code = COLOURS.get(row.style) if colour else None
         yield f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+
+def _columns() -> int | None:
+    """The width of the terminal; None where the output goes elsewhere and is kept whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _fitted(text: str, name: str, columns: int | None) -> str:
+    """A line wrapped by the terminal would tear the lanes; the id at its end stays."""
+    if columns is None or len(text) + len(name) <= columns:
+        return text + name
+    return text[: max(0, columns - len(name) - 1)] + "…" + name
 
 
 def _wants_colour() -> bool:

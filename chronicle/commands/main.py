@@ -181,15 +181,17 @@ def _render(outcome: Any, *, as_json: bool) -> int:
         return ExitCode.DONE
     for line in outcome.talk:
         print(line, file=sys.stderr)
+    text = outcome.text
+    if as_json and outcome.data is not None:
+        text = json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str)
+    if text:
+        text += "" if text.endswith("\n") else "\n"
     try:
-        if as_json and outcome.data is not None:
-            print(json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str))
-        elif outcome.text:
-            print(outcome.text, end="" if outcome.text.endswith("\n") else "\n")
+        sys.stdout.write(text)
     except BrokenPipeError:
         pass  # `chronicle log | head`: the reader has seen enough
-    except UnicodeEncodeError:
-        sys.stdout.buffer.write(outcome.text.encode("utf-8", "replace") + b"\n")
+    except UnicodeEncodeError:  # a terminal that knows ASCII or Latin-1 only
+        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
     return int(outcome.exit_code)
 
 

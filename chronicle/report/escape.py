@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from chronicle.story.plain import plain
 
-__all__ = ["html_text", "link_target", "markdown_cell", "markdown_line", "markdown_text"]
+__all__ = ["anchor_of", "html_text", "link_target", "markdown_cell", "markdown_line", "markdown_text"]
 
 CODE_SPAN = re.compile(r"`[^`\n]+`")
 POWERFUL = re.compile(r"([\\*\[\]~])")
@@ -50,6 +50,11 @@ def _body_line(line: str) -> str:
 def _prose(text: str) -> str:
     escaped = POWERFUL.sub(r"\\\1", html.escape(text, quote=False))
     return escaped.replace("`", "\\`").replace("_ ", "\\_ ").replace(" _", " \\_")
+
+
+def anchor_of(entry_id: str) -> str:
+    """Stable while the journal lives: it names the entry, not its place."""
+    return "e-" + "".join(c for c in entry_id.lower() if c.isalnum())
 
 
 def html_text(text: object) -> str:

@@ -11,7 +11,7 @@
 Lane 0 is the lineage; every abandoned stretch has a lane of its own, which joins where it branched off.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chronicle.journal import Entry
@@ -40,7 +40,7 @@ SILENT = BOOKKEEPING | {"launch.start", "launch.end", "checkpoint"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLine:
-    """One line: the drawn lanes, the mark's column, the text; `style` is the meaning that colour may add."""
+    """One line: lanes with the mark, text, the entry's id; `style` is the meaning that colour may add."""
 
     lanes: str
     text: str = ""
@@ -51,21 +51,22 @@ class GraphLine:
 def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Iterator[GraphLine]:
     """Newest first. `loss_at(launch, step)` is the loss logged at or before a step of a launch, or None."""
     tree, lanes = tell_stretches(story), _Lanes()
+    first = {entry_id: matter.first_id for matter in story.matters for entry_id in matter.ids}
     if tree.after and tree.head is not None:
         column = lanes.of(tree.head)
-        yield from (_event_line(entry, lanes, column) for entry in _told(tree.after))
+        yield from (_event_line(entry, lanes, column, first) for entry in _told(tree.after))
     for stretch in reversed(tree.stretches):
         column = lanes.of(stretch.key)
         empty = not stretch.launch.span.has_steps and stretch.launch is not story.last_launch
         mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
         yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
-        yield from (_event_line(entry, lanes, column) for entry in _told(stretch.entries))
+        yield from (_event_line(entry, lanes, column, first) for entry in _told(stretch.entries))
         saved = sorted({e.step for e in stretch.entries if e.kind == "checkpoint" and e.step is not None})
         if saved:
             yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
         yield from lanes.join(stretch)
     for entry in _told(tree.before):
-        yield _event_line(entry, lanes, None)
+        yield _event_line(entry, lanes, None, first)
 
 
 def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -82,10 +83,11 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
         yield entry
 
 
-def _event_line(entry: Entry, lanes: "_Lanes", column: int | None) -> GraphLine:
+def _event_line(entry: Entry, lanes: "_Lanes", column: int | None, first: Mapping[str, str]) -> GraphLine:
+    """`first`: an incident is known everywhere by the id of its first entry, however often it was written."""
     mark = MARKS.get(entry.kind, "·") if entry.kind != "note" or not _about_hardware(entry) else MARKS["hardware"]
     drawn = mark if column is None else lanes.row(column, mark)
-    return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=entry.id)
+    return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=first.get(entry.id, entry.id))
 
 
 class _Lanes:
@@ -180,7 +182,7 @@ def _event_text(entry: Entry) -> str:
     elif entry.kind not in MARKS:
         title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)
     step = f" (step {entry.step})" if entry.step is not None and str(entry.step) not in title else ""
-    return f"{title or plain(entry.kind)}{step}  {plain(entry.id[-8:])}"
+    return f"{title or plain(entry.kind)}{step}"
 
 
 def _rollback(entry: Entry) -> str:

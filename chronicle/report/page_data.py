@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chronicle.report.escape import anchor_of
 from chronicle.report.lineage_picture import PALETTE
-from chronicle.report.markdown import anchor_of
 from chronicle.story.assemble import LOSS_NAMES, Story
 from chronicle.story.launches import LaunchStory
 from chronicle.story.matters import Matter, event_of

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.report.escape import html_text, link_target
-from chronicle.report.markdown import IMAGES, anchor_of
+from chronicle.report.escape import anchor_of, html_text, link_target
+from chronicle.report.machine_words import machine_words
+from chronicle.report.markdown_chapter import IMAGES
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
@@ -219,6 +220,8 @@ def _chapter(chapter: Chapter) -> str:
     parts.append(f'<p class="soft">{html_text(line)}</p>')
     for name, key in (("", "text"), ("Seen", "symptom")):
         parts += _words(name, data.get(key))
+    for name, sentence in machine_words(entry):
+        parts += _words(name, sentence)
     parts += _suspects(data.get("suspects"))
     if chapter.action:
         parts += _words("Did", _action(chapter))

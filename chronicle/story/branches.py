@@ -78,23 +78,28 @@ def _parts(launch: LaunchStory, cuts: set[int]) -> list[Stretch]:
 
 
 def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tree:
-    """Hand out the entries. What follows a rollback belongs to the launch that it prepares, not to the one it ends."""
+    """Hand out the entries. What follows a rollback belongs to the launch that it prepares, not to the one it ends; a
+    launch that was refused, or died before its first step, prepared nothing: the rollback waits for the next one.
+    """
     by_launch: dict[int, list[Stretch]] = {}
     for stretch in stretches:
         by_launch.setdefault(stretch.launch.number, []).append(stretch)
+    last = max(by_launch, default=None)
     held: dict[tuple[int, int], list[Entry]] = {s.key: [] for s in stretches}
     before: list[Entry] = []
     waiting: list[Entry] | None = None
+    open_to_waiting = False  # between a rollback and the next start
     part: dict[int, int] = {}
     current: int | None = None
     for entry in entries:
         if entry.kind == "launch.start" and entry.launch is not None and entry.launch in by_launch:
-            current = entry.launch
-            held[current, 0] += waiting or []
-            waiting = None
-        elif entry.kind == "rollback.receipt" and waiting is None:
-            waiting = []
-        if waiting is not None:
+            current, open_to_waiting = entry.launch, False
+            if by_launch[current][0].launch.span.has_steps or current == last:
+                held[current, 0] += waiting or []
+                waiting = None
+        elif entry.kind == "rollback.receipt":
+            waiting, open_to_waiting = [] if waiting is None else waiting, True
+        if waiting is not None and open_to_waiting:
             waiting.append(entry)
         elif current is None:
             before.append(entry)
@@ -118,6 +123,8 @@ def _advance(entry: Entry, parts: Sequence[Stretch], now: int) -> int:
 
 def _parent(stretch: Stretch, by_launch: Mapping[int, Sequence[Stretch]]) -> tuple[int, int] | None:
     parent, start = stretch.launch.span.parent, stretch.launch.span.start_step
+    if start is None and stretch.launch.verdict_entry is not None:
+        start = stretch.launch.verdict_entry.step  # refused: where it would have resumed
     return None if parent is None else _holding(by_launch.get(parent, ()), parent, start)
 
 

@@ -1,5 +1,9 @@
 """status, log, show, close, audit, render on the toy run: the story that eight trackers tell wrongly."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,7 +179,10 @@ def test_the_graph_tells_an_incident_once_and_leaves_bookkeeping_to_the_log(tmp_
     shown = chronicle("log", "--graph").out
     assert shown.count("spike since") == 1 and "spike since step 8, recovered" in shown
     assert "another since step 9" in shown and "batches seen" not in shown
-    assert "batches seen" in chronicle("log").out
+    assert "batches seen" not in chronicle("log").out
+    assert "batches seen" in chronicle("log", "--all").out and "batches seen" in chronicle("log", "--kind", "guard.batches").out
+    first = next(e["id"] for e in reversed(chronicle("log", "--kind", "incident", "--json").json))
+    assert f"recovered  {first[-8:]}" in shown  # the id by which every view knows it
 
 
 def test_the_graph_nests_a_fork_inside_an_abandoned_stretch(tmp_path: Path, chronicle: Cli) -> None:
@@ -188,6 +195,65 @@ def test_the_graph_nests_a_fork_inside_an_abandoned_stretch(tmp_path: Path, chro
         run.end(number, last)
     lanes = [line[:6].rstrip() for line in chronicle("log", "--graph").out.splitlines()]
     assert lanes == ["*", "R", "| x", "| R", "| | x", "| |/", "| x", "|/", "*"]
+
+
+def test_a_rollback_stands_by_the_launch_that_trained_after_it_not_by_one_that_was_refused(
+    tmp_path: Path, chronicle: Cli
+) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.end(1, 100)
+    run.rollback(50, 0.5)
+    run.start(2, None)
+    run.add("guard.verdict", launch=2, step=50, title="guard: refused before the first step", data={"verdict": "refused"})
+    run.end(2, None, exit_code=78)
+    run.start(3, 50)
+    run.end(3, 120)
+    lines = chronicle("log", "--graph").out.splitlines()
+    assert [line[:4].rstrip() for line in lines] == ["*", "R", "| x", "| g", "|/", "| x", "|/", "*"]
+    chronicle("render", "--no-plots")
+    assert "none; it would have resumed at step 50" in run.paths.chronicle_md.read_text()
+
+
+def test_lines_fit_a_terminal_and_are_whole_elsewhere(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    entry = run.add("note", title="word " * 40)
+    run.end(1, 3)
+    for words in (("log", "--graph"), ("log",)):
+        assert "word " * 39 in chronicle(*words).out
+    monkeypatch.setattr("chronicle.commands.log._columns", lambda: 80)
+    for words in (("log", "--graph"), ("log",)):
+        lines = chronicle(*words).out.splitlines()
+        assert max(map(len, lines)) == 80 and any(entry.id[-8:] in line for line in lines)
+
+
+def test_what_the_detector_and_a_proposal_said_is_told_in_sentences(tmp_path: Path, chronicle: Cli) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    event = {"id": 1, "kind": "level-shift", "channels": ["loss", "grad_norm"], "onset_step": 302, "onset_low_step": 299}
+    event |= {"alarm_step": 303, "peak_step": 306, "excess": 0.52132, "sigmas": 17.98, "onset_row": 301}
+    run.add("incident", launch=1, step=302, title="level-shift", data=event)
+    command = "chronicle rollback --to 200"
+    proposal = {"target_step": 200, "command": command, "cost_steps": 134, "reasons": ["the *lr* rose"]}
+    proposal["alternatives"] = [{"step": 150, "launch": 1, "cost_steps": 184}]
+    run.add("proposal", launch=1, step=200, title="back to 200", data=proposal)
+    chronicle("render", "--no-plots")
+    page = run.paths.chronicle_md.read_text()
+    seen = "level-shift on loss, grad_norm, onset at step 302 (at the earliest 299), alarm at 303, peak +0.5213 (17.98 σ)"
+    assert f"**Measured.** {seen} at 306" in page and "onset_row" not in page
+    assert f"**Proposed.** `{command}` gives up 134 steps" in page and "**Because.** the \\*lr\\* rose" in page
+    assert "**Or else.** to 150 of launch 1 (184 steps)" in page
+
+
+def test_json_stays_json_where_the_terminal_knows_only_ascii(tmp_path: Path) -> None:
+    toy_run(tmp_path).add("note", title="größer → 1")
+    words = [sys.executable, "-m", "chronicle.commands.main", "log", "--json"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, check=True)
+    assert json.loads(done.stdout)[0]["title"] == "größer → 1"
 
 
 def test_the_graph_has_colour_only_on_request(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

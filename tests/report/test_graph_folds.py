@@ -20,4 +20,4 @@ def test_a_preflight_is_told_only_when_it_failed(verdict: str, told: bool, tmp_p
     for page in (chronicle("log", "--graph").out, run.paths.chronicle_md.read_text()):
         assert ("preflight: 3 checks" in page) is told
         assert "batches seen" not in page
-    assert "batches seen" in chronicle("log").out
+    assert "batches seen" in chronicle("log", "--all").out
