@@ -5,8 +5,6 @@ Deterministic: no clock and no dice; the same journals give the same bytes, and 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from chronicle.journal import JournalWriter, read_journal
 from experiments.document import Block, Figure, Heading, Paragraph, Table, format_csv, format_html, format_markdown
 from experiments.errors import GateFailed, StudyError
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
-from experiments.history import REPORT
 from experiments.outcomes import StudyData, outcome_of, read_study
 from experiments.paths import StudyPaths
 from experiments.plots import PLOTS, draw_plots
+from experiments.record import record_report, write_numbers
 from experiments.runner import read_registered
 from experiments.statistics import compare_paired
 from experiments.text import read_shape
 from experiments.transients import Transient, find_transients
 from experiments.verdicts import Judged, judge_contrasts, judge_factorial, paired_differences
-from experiments.words import answer, answer_for_the_seed, format_bpb, limits
+from experiments.words import answer, answer_questions, describe_errors, format_bpb, limits
 
 __all__ = ["Built", "build_report"]
 
@@ -53,43 +50,56 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     checks = check_gates(data, ledgers)
     broken = [check for check in checks if not check.ok]
     if broken:
-        told = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
-        raise GateFailed(f"the study's own controls failed, so it has nothing to report: {told}",
+        named = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
+        raise GateFailed(f"the study's own controls failed, so it has nothing to report: {named}",
                          "find the cause before anything else: an exact restart that is not exact is a bug")  # fmt: skip
-    judged, factorial = judge_contrasts(data), judge_factorial(data)
+    judged = (*judge_contrasts(data), *judge_factorial(data))
+    told = answer_questions(plan.study, judged)
     digests = {corpus.name: corpus.digest for corpus in corpora}
-    directory.mkdir(parents=True, exist_ok=True)
-    draw_plots(data, (*judged, *factorial), ledgers, directory)
-    blocks = list(_blocks(data, checks, judged, factorial, ledgers, digests))
-    for block in blocks:
-        if isinstance(block, Table):
-            (directory / f"{block.name}.csv").write_text(format_csv(block), encoding="utf-8")
-    (directory / "report.md").write_text(format_markdown(blocks), encoding="utf-8")
-    (directory / "report.html").write_text(format_html(blocks, directory), encoding="utf-8")
-    verdicts = {one.name: str(one.verdict) for one in (*judged, *factorial)}
-    summary = _write_summary(data, verdicts, (*judged, *factorial), directory)
-    entry = _record(paths, data, verdicts, directory)
-    lines = [f"{directory / 'report.md'}"] + [f"{name}: {verdict}" for name, verdict in verdicts.items()]
+    blocks = list(_blocks(data, checks, judged, told, ledgers, digests))
+    summary, written = _write(data, judged, ledgers, blocks, directory)
+    entry = record_report(paths, data, judged, told, written)
+    verdicts = {one.name: str(one.verdict) for one in judged}
+    lines = [f"{directory / 'report.md'}"] + [f"{question} {said}" for question, said in told]
     return Built(
         text="\n".join(lines), data={"directory": str(directory), "verdicts": verdicts, "entry": entry, **summary}
     )
 
 
+def _write(
+    data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], blocks: Sequence[Block], directory: Path
+) -> tuple[dict[str, Any], list[Path]]:
+    """All files of the report; returns the summary and what was written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    plots = draw_plots(data, judged, ledgers, directory)
+    tables = [block for block in blocks if isinstance(block, Table)]
+    for table in tables:
+        (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
+    (directory / "report.md").write_text(format_markdown(blocks), encoding="utf-8")
+    (directory / "report.html").write_text(format_html(blocks, directory), encoding="utf-8")
+    summary = write_numbers(data, judged, directory)
+    names = [f"{name}.{kind}" for name in plots for kind in ("png", "csv")] + [f"{table.name}.csv" for table in tables]
+    names += ["report.md", "report.html", "summary.json", "plan.json", "panel.json"]
+    return summary, [directory / name for name in names]
+
+
 def _blocks(
-    data: StudyData, checks: Sequence[GateCheck], judged: Sequence[Judged], factorial: Sequence[Judged],
+    data: StudyData, checks: Sequence[GateCheck], judged: Sequence[Judged], told: Sequence[tuple[str, str]],
     ledgers: Sequence[Ledger], digests: Mapping[str, str],
 ) -> Iterator[Block]:  # fmt: skip
     study, profile = data.plan.study, data.plan.profile
     yield Heading(text=f"{study.title} Study {study.name}, profile {profile.name}", level=1)
     yield Paragraph(text=_what(data))
     yield Heading(text="Answers")
-    for line in answer_for_the_seed(judged, factorial):
-        yield Paragraph(text=line)
+    for question, said in told:
+        yield Paragraph(text=f"**{question}** {said}")
+    yield from _exactness(data)
     yield Heading(text="Every contrast in words", level=3)
-    for one in (*judged, *factorial):
-        yield Paragraph(text=answer(one, study.margin_bpb))
+    yield Paragraph(text=describe_errors(study, judged))
+    for one in judged:
+        yield Paragraph(text=answer(one, study.margin_bpb, study.alpha))
     yield _figure("contrasts")
-    yield _contrast_table((*judged, *factorial))
+    yield _contrast_table(judged)
     yield Heading(text="What it does not show")
     for line in limits(data):
         yield Paragraph(text=line)
@@ -124,10 +134,10 @@ def _blocks(
     yield _ledger_table(ledgers)
     yield Heading(text="Provenance")
     start = data.start.result.weights if data.start else "none"
-    told = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
+    sources = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
     yield Paragraph(text=f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of "
                          f"its weights) {start}; "
-                         f"sources (sha256): {told}.")  # fmt: skip
+                         f"sources (sha256): {sources}.")  # fmt: skip
 
 
 def _what(data: StudyData) -> str:
@@ -140,6 +150,14 @@ def _what(data: StudyData) -> str:
         f"differences are paired by seed.\n\n"
         f"Arms: {arms}."
     )
+
+
+def _exactness(data: StudyData) -> Iterator[Paragraph]:
+    if data.plan.study.gate:
+        one, other = data.plan.study.gate
+        restarts = max(len(run.restarts) for run in data.of_arm(other))
+        yield Paragraph(text=f"**And a restart that loses nothing?** No effect at all: after {restarts} of them {other} is "
+                             f"{one} to the last bit.")  # fmt: skip
 
 
 def _figure(name: str) -> Figure:
@@ -272,39 +290,3 @@ def _ledger_table(ledgers: Sequence[Ledger]) -> Table:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _write_summary(
-    data: StudyData, verdicts: Mapping[str, str], judged: Sequence[Judged], directory: Path
-) -> dict[str, Any]:
-    contrasts = {one.name: {"mean": one.result.mean, "low": one.result.interval.low, "high": one.result.interval.high,
-                            "n": one.result.num_pairs, "verdict": str(one.verdict)}
-                 for one in judged if one.result is not None}  # fmt: skip
-    summary = {"study": data.plan.study.name, "profile": data.plan.profile.name, "plan_hash": data.plan.plan_hash,
-               "contrasts": contrasts, "stopped": dict(data.stopped), "open": list(data.open)}  # fmt: skip
-    (directory / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    (directory / "plan.json").write_text(
-        json.dumps(data.plan.to_json(), indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
-    return summary
-
-
-def _record(paths: StudyPaths, data: StudyData, verdicts: Mapping[str, str], directory: Path) -> str:
-    """One entry per report; the same report again is not written again."""
-    files = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.iterdir())
-        if path.is_file()
-    }
-    for entry in read_journal(paths.journal).of_kind(REPORT):
-        if dict(entry.data.get("files", {})) == files:
-            return entry.id
-    record = {"plan_hash": data.plan.plan_hash, "study": data.plan.study.name, "profile": data.plan.profile.name,
-              "checkpoint": data.start.result.weights if data.start else None,
-              "seeds": sorted({seed for _, seed in data.runs}), "verdicts": dict(verdicts), "stopped": dict(data.stopped),
-              "files": files}  # fmt: skip
-    with JournalWriter(paths.journal) as writer:
-        title = f"report of {data.plan.study.name}, {data.plan.profile.name}: " + ", ".join(
-            f"{k} {v}" for k, v in verdicts.items()
-        )
-        return writer.append(REPORT, title=title[:200], data=record).id

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.definition import Study
+from experiments.gates import find_treatment
 from experiments.outcomes import StudyData
 from experiments.verdicts import LEAST_PAIRS, Judged, Verdict
 
-__all__ = ["answer", "answer_for_the_seed", "format_bpb", "limits", "what_would_settle"]
+__all__ = ["answer", "answer_questions", "describe_errors", "format_bpb", "limits", "what_would_settle"]
 
 
 def format_bpb(value: float) -> str:
@@ -20,33 +22,46 @@ def format_p(p: float | None) -> str:
     return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def answer(one: Judged, margin: float) -> str:
+def answer(one: Judged, margin: float, alpha: float) -> str:
     """One contrast in words: the question, the numbers, the verdict, and what would settle it."""
     if one.result is None:
         return f"**{one.question}** Not tested: {len(one.differences)} paired seed{'s' * (len(one.differences) != 1)} " \
                f"({_one_seed(one)}), two are the least."  # fmt: skip
     r = one.result
+    adjusted = " (Holm-adjusted over the main contrasts)" if one.family == "main" else ""
     numbers = (
-        f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {format_bpb(r.interval.low)} to {format_bpb(r.interval.high)}, "
-        f"n = {r.num_pairs}, sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
-        f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}, "
+        f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, n = {r.num_pairs}, "
+        f"sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
+        f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}, "
         f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}"
     )
-    adjusted = " (Holm-adjusted over the main contrasts)" if one.family == "main" else ""
-    return f"**{one.question}** {_verdict(one, margin)} {numbers}{adjusted}. {what_would_settle(one, margin)}".rstrip()
+    return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin)}".rstrip()
 
 
-def _verdict(one: Judged, margin: float) -> str:
+def _verdict(one: Judged, margin: float, alpha: float) -> str:
     assert one.result is not None
-    direction = "worse" if one.result.mean > 0 else "better"
     if one.verdict is Verdict.DIFFERENCE:
-        return f"**Difference**: the first arm ends {direction}."
+        return f"**Difference**: {_direction(one)}."
     if one.verdict is Verdict.EQUIVALENT:
-        if not one.result.interval.contains(0.0):
+        if max(one.t_p or 0.0, one.sign_flip_p or 0.0) <= alpha:
             return f"**Equivalent**: a real difference, but smaller than the margin of {margin:g}."
         return f"**Equivalent** within the margin of {margin:g}."
     inside = one.result.interval.low > -margin and one.result.interval.high < margin
     return "**Inconclusive**" + (", though the interval lies inside the margin." if inside else ".")
+
+
+def _direction(one: Judged) -> str:
+    assert one.result is not None
+    plus, _, minus = one.formula.partition(" − ")
+    word = "worse" if one.result.mean > 0 else "better"
+    if one.family == "factorial":
+        return f"{abs(one.result.mean):.4f} bits per byte {word}"
+    return f"{plus} ends {abs(one.result.mean):.4f} bits per byte {word} than {minus}"
+
+
+def _interval(one: Judged) -> str:
+    assert one.result is not None
+    return f"{format_bpb(one.result.interval.low)} to {format_bpb(one.result.interval.high)}"
 
 
 def what_would_settle(one: Judged, margin: float) -> str:
@@ -74,21 +89,43 @@ def what_would_settle(one: Judged, margin: float) -> str:
     return "What would settle it, with 80 % power: " + "; ".join(parts) + floor + "."
 
 
-def answer_for_the_seed(judged: Sequence[Judged], factorial: Sequence[Judged]) -> list[str]:
-    """The three questions of the original experiment, from the contrasts that isolate each."""
-    by_name = {one.name: one for one in (*judged, *factorial)}
-    lines = []
-    for question, names in (
-        ("A vs B: is it the simple fact of restarting?", ("a-vs-b", "order", "restart", "restart, main effect")),
-        ("B vs C: is it the repetition of data?", ("b-vs-c", "repetition", "repetition, main effect")),
-        ("Or neither, or both together?", ("interaction", "restart-on-repeated")),
-    ):
-        told = [
-            f"{one.name} ({one.formula}): {_short(one)}" for name in names if (one := by_name.get(name)) is not None
-        ]
-        if told:
-            lines.append(f"**{question}** " + "; ".join(told) + ".")
-    return lines
+def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
+    """The study's questions with their answers; a study that names none is asked its main contrasts."""
+    by_name = {one.name: one for one in judged}
+    asked = [(one.name, one.by) for one in study.answers]
+    asked = asked or [(one.question or one.name, (one.name,)) for one in study.contrasts if one.family == "main"]
+    told = []
+    for question, names in asked:
+        found = [by_name[name] for name in names if name in by_name]
+        if found:
+            beside = "; ".join(f"{one.name} ({one.formula}) {_short(one)}" for one in found[1:])
+            said = _plainly(found[0], study.margin_bpb)
+            told.append((question, said + (f" Beside it: {beside}." if beside else "")))
+    return told
+
+
+def describe_errors(study: Study, judged: Sequence[Judged]) -> str:
+    """Which claims share an error of 5 %, and which do not."""
+    main = [one.name for one in judged if one.family == "main"]
+    rest = f"every contrast, and every equivalence, is judged at {study.alpha:.0%} by itself."
+    if not main:
+        return rest.capitalize()
+    shared = f"The main contrasts ({', '.join(main)}) share one error of {study.alpha:.0%} for differences (Holm)"
+    return f"{shared}; {rest.replace('every contrast', 'every other contrast')}"
+
+
+def _plainly(one: Judged, margin: float) -> str:
+    if one.result is None:
+        return f"Not tested: {_one_seed(one)}."
+    where = f"95 % interval {_interval(one)}, n = {one.result.num_pairs}"
+    if one.verdict is Verdict.DIFFERENCE:
+        return f"An effect: {_direction(one)} ({where})."
+    missed = " An effect that must be there was not seen: where this study sees nothing, that means little."
+    rest = missed if one.family == "control" else ""
+    if one.verdict is Verdict.EQUIVALENT:
+        return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
+    settle = what_would_settle(one, margin)
+    return f"Not settled: {one.formula} = {format_bpb(one.result.mean)} ({where}). {settle}{rest}"
 
 
 def _short(one: Judged) -> str:
@@ -114,16 +151,19 @@ def limits(data: StudyData) -> list[str]:
         "9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, and how large an "
         "effect it would have seen.",
         f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight.",
-        "Seeds vary the slices and the order of samples; the common checkpoint and its initialisation are one.",
+        "Seeds vary the slices and the order of samples. The common checkpoint, its initialisation and the "
+        f"held-out text are one, and {len(data.plan.study.arms[0].slices)} neighbouring seeds rotate the same slices: "
+        "what is said holds for this checkpoint and this text.",
         "Moments, weights and RNG are restored exactly in every arm that does not lose them on purpose: world "
         "size, precision of the "
         "saved weights and hardware do not change at a restart here.",
     ]
-    single = [arm for arm in data.arms if len(data.seeds(arm)) == 1]
+    single = [arm for arm in data.arms if len(data.seeds(arm)) == 1 and max(len(data.seeds(a)) for a in data.arms) > 1]
     if single:
-        lines.append(f"One seed only, so no inference on lasting effects: {', '.join(single)}. Their transients "
-                     f"are on identical "
-                     "batches and need no second seed to be seen.")  # fmt: skip
+        lines.append(f"One seed only, so no inference on lasting effects: {', '.join(single)}.")
+    same = [arm for arm in single if _same_data(data, arm)]
+    if same:
+        lines.append(f"Read on identical batches, so that a transient needs no second seed to be seen: {', '.join(same)}.")
     if data.stopped:
         lines.append(
             "Stopped, not in the numbers: " + "; ".join(f"{run}: {why}" for run, why in data.stopped.items()) + "."
@@ -131,3 +171,7 @@ def limits(data: StudyData) -> list[str]:
     if data.open:
         lines.append("Not run yet: " + ", ".join(data.open) + ".")
     return lines
+
+
+def _same_data(data: StudyData, arm: str) -> bool:
+    return find_treatment(data.plan, data.plan.study.arm(arm), data.of_arm(arm)[0].run.legs).data_after is None

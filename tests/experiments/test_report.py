@@ -1,6 +1,7 @@
 """The report on planted results: verdicts find them, broken controls refuse it, the same data give the same bytes."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from chronicle.journal import read_journal
+from chronicle.journal.objects import object_path
 from experiments.definition import Study, find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
@@ -144,6 +146,37 @@ def test_the_same_data_give_the_same_bytes_and_one_entry(finished: StudyPaths, b
     entries = list(read_journal(finished.journal).of_kind(REPORT))
     assert [dict(entry.data["files"]) for entry in entries] == [one]
     assert entries[0].data["verdicts"]["repetition"] == "difference"
+
+
+def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPaths, built: Path) -> None:
+    """docs/studies.md: words in the entry, curves in one JSON object, plots as objects; nothing of `experiments` needed."""
+    entry = next(read_journal(finished.journal).of_kind(REPORT))
+    arms = {row["id"]: row for row in entry.data["arms"]}
+    assert (arms["B"]["restarts"], arms["B"]["data"], arms["C0"]["data"]) == (3, "1 2 3 4", "1 1 1 1")
+    assert {row["q"] for row in entry.data["questions"]} >= {"B vs C: is it the repetition of data?"}
+    assert all(row["answer"] for row in entry.data["questions"])
+    stored = {row["path"]: object_path(finished.journal, row["sha256"]) for row in entry.data["evidence"]}
+    assert len([row for row in entry.data["evidence"] if row["kind"] == "plot"]) == 7
+    panel = json.loads(stored["panel.json"].read_text())
+    assert panel == json.loads((built / "panel.json").read_text())
+    assert (panel["v"], panel["unit"], panel["margin"], panel["marks"]) == (1, "bits per byte", 0.02, [15, 30, 45])
+    curves = {(row["channel"], row["arm"]): row for row in panel["curves"]}
+    apart = curves["difference", "C0"]
+    assert apart["x"] == [15, 30, 45, 60] and len(apart["low"]) == len(apart["high"]) == 4
+    assert apart["mean"][-1] == pytest.approx(0.6)
+    level = curves["eval", "A0"]
+    assert level["low"][-1] < level["mean"][-1] < level["high"][-1]
+    assert curves["eval", "A-prime"]["low"] == [None] * 4  # one seed: no band
+    assert ("difference", "A0") not in curves
+    assert [row["value"] for row in panel["outcomes"] if row["arm"] == "A0"] == pytest.approx([4 + 0.1 * s for s in range(8)])
+    contrast = next(row for row in panel["contrasts"] if row["name"] == "repetition")
+    assert (contrast["verdict"], contrast["n"], len(contrast["differences"])) == ("difference", 8, 8)
+
+
+def test_a_file_that_lies_in_the_folder_already_is_no_part_of_the_report(finished: StudyPaths, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    build_report(finished, tmp_path)
+    assert len(list(read_journal(finished.journal).of_kind(REPORT))) == 1
 
 
 def test_all_controls_hold_on_the_planted_study(plan: StudyPlan, finished: StudyPaths) -> None:
