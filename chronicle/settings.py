@@ -48,7 +48,7 @@ class Settings:
         """The checkpoints directory; raises `UsageProblem` when none is known, with the ways to say it."""
         if self.checkpoints_dir is None:
             raise UsageProblem(
-                f"no checkpoints directory is known for run `{self.run}`",
+                f"no checkpoints directory is known for run `{self.run}`{self._where_from()}",
                 "name it with --checkpoints DIR, or `checkpoints = \"…\"` in chronicle.toml",
             )
         if not self.checkpoints_dir.is_dir():
@@ -58,6 +58,11 @@ class Settings:
                 "name the right one with --checkpoints DIR",
             )
         return self.checkpoints_dir
+
+
+    def _where_from(self) -> str:
+        origin = self.origin.get("checkpoints", "default")
+        return "" if origin == "default" else f" ({origin})"
 
 
 def load_settings(

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.story.plain import plain
@@ -28,7 +29,7 @@ def show_settings(
 
     Example: chronicle config show
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     values: dict[str, str | None] = {
         "logs": str(settings.logs_dir),
         "run": settings.run,

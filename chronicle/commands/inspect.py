@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from rollback.checkpoint import list_checkpoints, open_checkpoint, select_checkpoint
 from rollback.errors import visible
@@ -41,7 +42,7 @@ def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: P
     """The checkpoints directory of the settings; not asked for when the checkpoint is given by its path."""
     if Path(named).exists():
         return None
-    return settings_from(run, logs, checkpoints).need_checkpoints()
+    return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
 
 
 def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> Checkpoint:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 from chronicle.evidence.statements import Kind, parse_claim
@@ -46,7 +47,7 @@ def preflight(
 
     Unknown is said as unknown and is no pass. Exit code 3 when a check failed.
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     command = tuple(launcher or ())
     skipped = require_known(skip or ())
     talk = (_make_experiments(settings, command, again),) if full else ()

@@ -3,7 +3,8 @@
 import shlex
 from pathlib import Path
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.watch.scan import scan_run
 from rollback.propose import Proposal
@@ -21,7 +22,7 @@ def propose(
 
     Example: chronicle propose --run tr-190-80b
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     scan = scan_run(settings.paths, settings.checkpoints_dir, options=_options(logs, checkpoints))
     if scan.proposal is None:
         text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"

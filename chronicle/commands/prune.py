@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chronicle.commands.carrying_out import agree, uninterrupted
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.journal import Entry
 from chronicle.rollbacks.ground import Ground, open_ground
@@ -33,7 +34,7 @@ def prune(
 
     Example: chronicle prune
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     with open_ground(settings) as ground:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)

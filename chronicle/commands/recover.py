@@ -1,7 +1,8 @@
 """`chronicle recover`: finish or revert a transaction that was interrupted."""
 
 from chronicle.commands.carrying_out import uninterrupted
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.rollbacks.ground import open_ground
 from chronicle.rollbacks.history import find_open_intent
@@ -17,7 +18,7 @@ def recover(
 
     Example: chronicle recover
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     with open_ground(settings, recovering=True) as ground:
         intent = find_open_intent(ground.journal.entries)
         if intent is None:

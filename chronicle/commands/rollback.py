@@ -16,9 +16,9 @@ from chronicle.commands.options import (
     LogsOption,
     RunOption,
     YesOption,
-    settings_from,
 )
 from chronicle.commands.progress import read_every_byte
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.rollbacks.ground import open_ground
@@ -98,7 +98,7 @@ def rollback(
         reshuffle=reshuffle,
         accept_change=tuple(accept_change or ()),
     )
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     only_look = dry_run or plan_out is not None
     # Without a terminal and without --yes nothing is created either: the plan is made, shown and not carried out.
     looking = only_look or (not yes and not sys.stdin.isatty())

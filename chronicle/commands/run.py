@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
 from chronicle.mirror.process import MLFLOW_OFF, MirrorHandle, start_mirror
@@ -70,7 +71,7 @@ def run(
         raise UsageProblem(f"--on-propose is `{on_propose}`: expected `stop` or `continue`")
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     skipped = _known_checks(skip)
     seconds, recorded = _look_before(settings, command, grace, skipped)
     if sbatch is not None:

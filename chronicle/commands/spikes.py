@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import UsageProblem
 from chronicle.watch.scan import Scan, scan_file, scan_run
@@ -50,7 +51,7 @@ def spikes(
 def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
     """A name is a file when one is there, else a run; no name is the run of this directory."""
     if not names:
-        settings = settings_from(run, logs, checkpoints)
+        settings = settings_with_checkpoints(run, logs, checkpoints)
         return [scan_run(settings.paths, settings.checkpoints_dir)]
     scans = []
     for name in names:
@@ -60,7 +61,7 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
             continue
         if "/" in name:
             raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
-        named = settings_from(name, logs, checkpoints)
+        named = settings_with_checkpoints(name, logs, checkpoints)
         if not named.paths.run_dir.is_dir():
             raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
         scans.append(scan_run(named.paths, named.checkpoints_dir))

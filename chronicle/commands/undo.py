@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from chronicle.commands.carrying_out import agree, uninterrupted
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.journal import Entry
 from chronicle.rollbacks.ground import Ground, open_ground
@@ -37,7 +38,7 @@ def undo(
 
     Example: chronicle undo
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_with_checkpoints(run, logs, checkpoints)
     with open_ground(settings, force=force) as ground:
         entry = find_undoable(ground.journal.entries, rollback)
         if entry is None:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.commands.inspect import checkpoint_named, settings_root
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
 from chronicle.commands.progress import byte_progress
 from chronicle.commands.quarantining import bring_back, move_strays
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.remembering import remember, stamp_or_none
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import ChronicleError
@@ -53,8 +54,8 @@ def verify(
     Example: chronicle verify --all
     """
     if restore is not None:
-        return bring_back(restore, settings_from(run, logs, checkpoints), yes=yes)
-    root = None if checkpoint and not all_ else settings_from(run, logs, checkpoints).need_checkpoints()
+        return bring_back(restore, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
+    root = None if checkpoint and not all_ else settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
     if checkpoint and not all_:
         chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))]
     else:
@@ -63,7 +64,7 @@ def verify(
     if quarantine:
         beside = list_root_strays(root) if root is not None else ()
         where = root or chosen[0].path.parent
-        return move_strays(where, chosen, beside, settings_from(run, logs, checkpoints), yes=yes)
+        return move_strays(where, chosen, beside, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
     found, stamps = _verified(chosen, full)
     talk = _remember(found, stamps, full, run, logs, checkpoints)
     if root is not None:
@@ -115,7 +116,7 @@ def _remember(
     checkpoints: Path | None,
 ) -> tuple[str, ...]:
     try:
-        settings = settings_from(run, logs, checkpoints)
+        settings = settings_with_checkpoints(run, logs, checkpoints)
     except ChronicleError:
         return ()  # a checkpoint named by its path needs no run
     looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]

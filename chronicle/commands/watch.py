@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.commands.spikes import describe_event
 from chronicle.errors import UsageProblem
@@ -59,7 +60,7 @@ def _follower(
 ) -> tuple[Follower, Mapping[str, str]]:
     if target is not None and Path(target).is_file():
         return follow_file(Path(target)), {}
-    settings = settings_from(target, logs, checkpoints)
+    settings = settings_with_checkpoints(target, logs, checkpoints)
     if not settings.paths.run_dir.is_dir():
         raise UsageProblem(f"`{target or settings.run}` is neither a file nor a run", "chronicle watch FILE, or --logs DIR")
     return follow_run(settings.paths), settings.hooks
