@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chronicle.data.errors import DataError, PlanChanged
-from chronicle.data.order import Ids, derive_key, permute
+from chronicle.data.order import Ids, derive_key, permute, permute_rows
 from chronicle.data.segments import Segments
 
 PLAN_VERSION = 1
@@ -84,19 +84,32 @@ class DataPlan:
 
     def batch_ids(self, step: int, segments: Segments = Segments()) -> Ids:
         """Return the global batch of `step`: rows (source number, sample index), shape (batch_size, 2)."""
-        position = segments.position(step)
-        before, after = self.drawn_before(position), self.drawn_before(position + 1)
-        starts = segments.generation_starts(step)
-        rows = []
+        return self.block_ids(step, 1, segments)[0]
+
+    def block_ids(self, first_step: int, count: int, segments: Segments = Segments()) -> Ids:
+        """Return the global batches of `count` steps at once, shape (count, batch_size, 2): many times faster than singly."""
+        cuts = sorted({first_step, first_step + count, *(segment.step for segment in segments.items
+                                                         if first_step < segment.step < first_step + count)})
+        return np.concatenate([self._run_ids(first, end - first, segments) for first, end in itertools.pairwise(cuts)])
+
+    def _run_ids(self, first_step: int, count: int, segments: Segments) -> Ids:
+        """The batches of steps within one segment, whose positions run on."""
+        position, starts = segments.position(first_step), segments.generation_starts(first_step)
+        drawn = np.array([self.drawn_before(position + t) for t in range(count + 1)], dtype=np.int64)
+        counts = np.diff(drawn, axis=0)  # (count, sources)
+        slots = np.cumsum(counts, axis=1) - counts  # where each source begins in its batch, before the batch is shuffled
+        batches = np.empty((count, self.batch_size, 2), dtype=np.int64)
         for number, source in enumerate(self.sources):
-            draws = np.arange(before[number], after[number], dtype=np.int64)
+            draws = np.arange(drawn[0, number], drawn[-1, number], dtype=np.int64)
             begun = tuple((generation, self.drawn_before(start)[number]) for generation, start in starts)
-            indices = sample_indices(draws, source.num_samples, (self.seed, source.name), begun)
-            rows.append(np.stack([np.full_like(indices, number), indices], axis=1))
-        batch = np.concatenate(rows)
-        order = permute(np.arange(len(batch), dtype=np.int64), len(batch),
-                        derive_key(self.seed, "batch", position, segments.at(step).generation))
-        return batch[order]
+            t = np.repeat(np.arange(count), counts[:, number])
+            slot = slots[t, number] + draws - drawn[t, number]
+            batches[t, slot, 0] = number
+            batches[t, slot, 1] = sample_indices(draws, source.num_samples, (self.seed, source.name), begun)
+        generation = segments.at(first_step).generation
+        order = permute_rows(self.batch_size, [
+            derive_key(self.seed, "batch", position + t, generation) for t in range(count)])
+        return batches[np.arange(count)[:, None], order]
 
     def rank_ids(self, step: int, segments: Segments, *, rank: int, world_size: int) -> Ids:
         """Return this rank's rows of the global batch. Raises DataError where the batch does not divide."""

@@ -131,3 +131,22 @@ def test_impossible_source_is_refused(fields: dict[str, int], sentence: str) -> 
     """An empty source or a weight of nothing is said before training."""
     with pytest.raises(DataError, match=sentence):
         SourceSpec(**{"name": "x", "num_samples": 1, "digest": "", "weight": 1, **fields})
+
+
+def test_many_steps_at_once_are_the_same_batches() -> None:
+    """Over skips, reshuffles, epoch ends and batches that no weight divides: block and single steps are equal."""
+    for batch_size, num_a in ((16, 1000), (7, 97), (1, 50)):
+        plan = DataPlan(seed=batch_size, batch_size=batch_size, sources=tuple(
+            SourceSpec(name=name, num_samples=count, digest="x", weight=weight)
+            for name, count, weight in (("a", num_a, 7), ("b", 53, 3), ("c", 11, 1))))
+        segments = Segments().resumed(40, skip_batches=5).resumed(55, reshuffle=True).resumed(80, skip_batches=2)
+        block = plan.block_ids(30, 70, segments)
+        assert all(np.array_equal(block[step - 30], plan.batch_ids(step, segments)) for step in range(30, 100))
+
+
+def test_order_is_the_one_of_version_1() -> None:
+    """A plan that is resumed years later draws the same samples: the digest of two steps, written down once."""
+    plan = DataPlan(seed=1, batch_size=16, sources=(SourceSpec(name="a", num_samples=1000, digest="x", weight=7),
+                                                    SourceSpec(name="b", num_samples=53, digest="x", weight=3)))
+    assert (step_digest(plan.batch_ids(0)), step_digest(plan.batch_ids(1234))) == (
+        "b3c1884ebcf7c988", "472317557c025766")
