@@ -1,9 +1,10 @@
 """Keeping hold of everything a launch starts, and ending all of it.
 
-Three holds that need no root: the subreaper attribute (orphans become our children instead of pid 1's), the token in
-the environment (found even when somebody else adopted them), and a parent-death signal on the launcher (a supervisor
-that is killed does not leave it running). torchrun puts each worker into its own session, so killing a process group
-would miss them: nothing here does. Source: prctl(2); measured in `tests/launch/test_matrix.py`.
+Holds that need no root: a control group where we may make one (`cgroup`), the subreaper attribute (orphans become our
+children instead of pid 1's), the token in the environment (found even when somebody else adopted them), and a
+parent-death signal on the launcher (a supervisor that is killed does not leave it running). torchrun puts each worker
+into its own session, so killing a process group would miss them: nothing here does. Source: prctl(2); measured in
+`tests/launch/test_matrix.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chronicle.launch.cgroup import ControlGroup
 from chronicle.launch.processes import Process, list_descendants, list_processes, read_environment, send_signal
 
 __all__ = [
@@ -71,15 +73,19 @@ def die_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
     return prepare
 
 
-def describe_containment(subreaper: bool) -> str:
-    """Which hold is in force, for the exit report and `chronicle ps`."""
-    holds = ["subreaper + token"] if subreaper else ["token only (no subreaper: orphans go to pid 1)"]
+def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> str:
+    """Which holds are in force, for the journal, the exit report and `chronicle ps`."""
+    named = ["cgroup"] if group is not None else []
+    named += ["subreaper"] if subreaper else []
+    holds = [" + ".join([*named, "token"])] if named else ["token only (no cgroup, no subreaper: orphans go to pid 1)"]
+    if group is not None:
+        return holds[0]
     try:
-        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").rsplit(":", 1)[-1].strip()
+        outer = Path("/proc/self/cgroup").read_text(encoding="utf-8").rsplit(":", 1)[-1].strip()
     except OSError:
-        group = "/"
-    if "slurm" in group or group.endswith(".scope"):
-        holds.append(f"cgroup {group}")
+        outer = "/"
+    if "slurm" in outer or outer.endswith(".scope"):
+        holds.append(f"inside {outer}")
     return ", ".join(holds)
 
 
@@ -95,11 +101,12 @@ def list_tagged(token: str, table: Iterable[Process] | None = None) -> list[Proc
     return found
 
 
-def find_contained(token: str) -> list[Process]:
-    """Living processes of a launch: below this process in the tree, or carrying its token anywhere."""
+def find_contained(token: str, group: ControlGroup | None = None) -> list[Process]:
+    """Living processes of a launch: in its group, below this process in the tree, or carrying its token anywhere."""
     table = list_processes()
     found = {process.key: process for process in list_descendants(os.getpid(), table) if process.alive}
     found.update((process.key, process) for process in list_tagged(token, table))
+    found.update((process.key, process) for process in (group.processes() if group is not None else ()))
     return list(found.values())
 
 
@@ -108,12 +115,13 @@ def end_processes(
     *,
     term_seconds: float,
     reap: Callable[[], None] = lambda: None,
+    kill_all: Callable[[], None] = lambda: None,
     spare: Callable[[Process], bool] = lambda process: False,
 ) -> EndReport:
     """TERM everything `find` returns, wait up to `term_seconds`, then KILL in rounds until it returns nothing.
 
     `find` is asked again each round, because a dying process can still fork. Processes for which `spare` is true
-    are neither signalled nor waited for.
+    are neither signalled nor waited for. `kill_all` ends a whole group in one stroke, before each round.
     """
 
     def remaining() -> list[Process]:
@@ -133,6 +141,7 @@ def end_processes(
         alive = remaining()
         if not alive:
             break
+        kill_all()
         killed += sum(send_signal(process, signal.SIGKILL) for process in alive)
         _wait_for_one(alive, 0.2)
     return EndReport(terminated=terminated, killed=killed, left=tuple(remaining()))

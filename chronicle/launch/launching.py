@@ -21,6 +21,7 @@ from typing import Any
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_node_in_use, ensure_startable
+from chronicle.launch.cgroup import ControlGroup, make_group
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.devices import DeviceSampler
@@ -115,6 +116,7 @@ class _Launch:
         self._clock = clock
         self._selector = selectors.PollSelector()
         self._said: set[str] = set()
+        self._group: ControlGroup | None = None
         self._start_step: int | None = None
         self._parts: dict[Path, dict[str, Any]] = {}
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
@@ -144,11 +146,14 @@ class _Launch:
     def run(self) -> LaunchEnd:
         request, number = self._request, self._number
         subreaper = become_subreaper()
-        containment = describe_containment(subreaper)
+        self._group = make_group(self._token, request.environ)
+        containment = describe_containment(subreaper, self._group)
         if request.force:
             self._start["force"] = request.force
         self._start |= request.recorded
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
+        if self._group is not None:
+            self._start["cgroup"] = str(self._group.path)
         self._record.append("launch.start", title=f"launch {number}: {_short(self._start['argv'])}", data=self._start)
         self._say_start(containment)
         supervisor = self._make_supervisor()
@@ -159,6 +164,8 @@ class _Launch:
             self._record.append("launch.end", title=f"launch {number} could not start: {error}", data=data)
             raise LaunchRefused(f"cannot start `{request.command[0]}`: {error.strerror or error}") from error
         finally:
+            if self._group is not None:
+                self._group.remove()
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
         return self._finish(outcome, containment)
 
@@ -185,6 +192,7 @@ class _Launch:
             selector=self._selector,
             channels=self._channels,
             ranks=self._ranks,
+            group=self._group,
             watch=self._look,
             beat=self._beat,
             beat_seconds=INTERVAL_SECONDS,

@@ -1,8 +1,8 @@
 """Which processes of this run are alive on this machine, and which of them are orphans.
 
-Ours means: the token of a launch of *this* journal in `/proc/<pid>/environ`, or a (pid, start time) pair that its
-supervisor recorded, and always the same boot and the same user. Never a name, never a command line: on a shared node
-they belong to strangers too. An orphan is ours while its supervisor is gone.
+Ours means: the token of a launch of *this* journal in `/proc/<pid>/environ`, the control group it was started in, or a
+(pid, start time) pair that its supervisor recorded, and always the same boot and the same user. Never a name, never a
+command line: on a shared node they belong to strangers too. An orphan is ours while its supervisor is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.launch.cgroup import open_group
 from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.launch.processes import (
@@ -49,6 +50,7 @@ class LaunchFacts:
     start_ticks: int | None
     boot_id: str
     ended: bool
+    cgroup: str | None = None
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -60,7 +62,7 @@ class LaunchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A living process of this run. `how` says what made it ours: "token" or "recorded"."""
+    """A living process of this run. `how` says what made it ours: "token", "cgroup" or "recorded"."""
 
     process: Process
     launch: int
@@ -100,6 +102,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             pid=data.get("pid"),
             start_ticks=data.get("start_ticks"),
             boot_id=str(data.get("boot_id") or ""),
+            cgroup=data.get("cgroup"),
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), data in starts.items()
@@ -114,6 +117,7 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
     recorded = _recorded(read_heartbeats(paths.heartbeats_dir), here)
     watched = {facts.number for facts in here if facts.supervisor_alive(boot)}
     supervisors = {(facts.pid, facts.start_ticks): facts.number for facts in here if facts.number in watched}
+    grouped = _grouped(here)
     found = []
     for process in list_processes():
         if not process.alive or process.pid == os.getpid():
@@ -122,6 +126,8 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
             found.append(_found(process, supervisors[process.key], Role.SUPERVISOR, "recorded"))
             continue
         launch, how = _claim(process, by_token, recorded)
+        if launch is None and process.key in grouped:
+            launch, how = grouped[process.key], "cgroup"
         if launch is not None:
             role = Role.SUPERVISED if launch in watched else Role.ORPHAN
             found.append(_found(process, launch, role if process.uid == os.getuid() else Role.FOREIGN, how))
@@ -130,10 +136,21 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
 
 def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
     """TERM, then KILL, every orphan of this user; each is looked up again before each signal."""
-    return end_processes(
+    report = end_processes(
         lambda: [one.process for one in find_alive(paths, launches) if one.role is Role.ORPHAN],
         term_seconds=term_seconds,
     )
+    for facts in launches:  # an empty group outlives a supervisor that was killed
+        group = open_group(facts.cgroup) if facts.boot_id == read_boot_id() else None
+        if group is not None and not facts.supervisor_alive(facts.boot_id):
+            group.remove()
+    return report
+
+
+def _grouped(here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:
+    """(pid, start ticks) of everything in the control groups of these launches."""
+    groups = ((facts.number, open_group(facts.cgroup)) for facts in here)
+    return {process.key: number for number, group in groups if group is not None for process in group.processes()}
 
 
 def _recorded(beats: Iterable[Heartbeat], here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from chronicle.launch.cgroup import ControlGroup
 from chronicle.launch.channels import Channels
 from chronicle.launch.containment import EndReport, die_with_parent, end_processes, find_contained
 from chronicle.launch.processes import Process, read_process, send_signal, walk_children
@@ -65,6 +66,7 @@ class Supervisor:
         selector: selectors.BaseSelector,
         channels: Channels,
         ranks: RankWatch,
+        group: ControlGroup | None = None,
         watch: Callable[[], bool] = lambda: False,
         beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
         beat_seconds: float = 30.0,
@@ -77,6 +79,7 @@ class Supervisor:
         self._selector = selector
         self._channels = channels
         self._ranks = ranks
+        self._group = group
         self._watch = watch
         self._beat = beat
         self._beat_seconds = beat_seconds
@@ -108,6 +111,9 @@ class Supervisor:
 
     def _start(self) -> None:
         out, err = self._channels.open_pipes()
+        prepare = die_with_parent()  # no thread of ours has been started yet
+        if self._group is not None:
+            prepare = self._group.joining(prepare)
         stdin = None if not os.isatty(0) else subprocess.DEVNULL  # its session has no terminal to read from
         try:
             child = subprocess.Popen(
@@ -118,7 +124,7 @@ class Supervisor:
                 env=dict(self._environ),
                 cwd=self._cwd,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),  # no thread of ours has been started yet
+                preexec_fn=prepare,
             )
         finally:
             for fd in {out, err}:
@@ -126,6 +132,8 @@ class Supervisor:
         child.returncode = 0  # reaped by `_reap`, together with adopted orphans
         self._launcher_pid = child.pid
         self._launcher = read_process(child.pid)
+        if self._group is not None and self._launcher is not None and not self._group.holds(child.pid):
+            self._channels.say("the launcher could not enter its cgroup; subreaper and token hold it")
 
     def _loop(self) -> None:
         next_watch = next_look = next_beat = self._started
@@ -199,7 +207,7 @@ class Supervisor:
         """After the launcher: hand the signal on to what it left. False when nothing is left."""
         alive = [process for process in walk_children(os.getpid()) if process.alive]
         if not alive:
-            alive = find_contained(self._token)  # the exact look, once the cheap one finds nothing
+            alive = find_contained(self._token, self._group)  # the exact look, once the cheap one finds nothing
         if not alive:
             return False
         now = time.monotonic()
@@ -219,7 +227,14 @@ class Supervisor:
         return True
 
     def _end_rest(self) -> EndReport:
-        report = end_processes(lambda: find_contained(self._token), term_seconds=TERM_SECONDS, reap=self._pump)
+        report = end_processes(
+            lambda: find_contained(self._token, self._group),
+            term_seconds=TERM_SECONDS,
+            reap=self._pump,
+            kill_all=self._group.kill if self._group is not None else lambda: None,
+        )
+        if self._group is not None:
+            self._group.remove()
         self._reap()
         self._ranks.collect()
         return report
