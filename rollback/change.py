@@ -69,6 +69,8 @@ class Change:
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
     links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> what it is to point to
+    copies: Mapping[str, Writer] = field(default_factory=dict)  # further name of the checkpoint in `root` -> its content
+    configs: Mapping[Path, bytes] = field(default_factory=dict)  # file outside `root` that goes with it -> new content
     contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
     facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
 
@@ -100,7 +102,8 @@ class Prepared:
     intent: str
     receipt_kind: str
     moves: tuple[Move, ...]
-    patched: tuple[PatchedFile, ...]  # with any, the root is out of sight until all is done
+    patched: tuple[PatchedFile, ...]
+    hides_root: bool  # out of sight until all is done: files are patched, or one outside it changes with it
     place: str  # its name in the root
     final: str  # where it lies in the end: there, or among the abandoned again
     twin: str  # where its hard-linked twin is built
@@ -117,6 +120,7 @@ class Prepared:
             "receipt_kind": self.receipt_kind,
             "moves": [move.to_json() for move in self.moves],
             "patched": [file.to_json() for file in self.patched],
+            "hides_root": self.hides_root,
             "place": self.place,
             "final": self.final,
             "twin": self.twin,
@@ -136,6 +140,7 @@ class Prepared:
             receipt_kind=record["receipt_kind"],
             moves=tuple(Move.from_json(move) for move in record["moves"]),
             patched=tuple(PatchedFile.from_json(file) for file in record["patched"]),
+            hides_root=bool(record.get("hides_root", record["patched"])),
             place=record["place"],
             final=record["final"],
             twin=record["twin"],
@@ -156,6 +161,7 @@ def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
     """Digests of everything that `undo` of this receipt needs from the object store."""
     yield from (file["before"] for file in data["files"])
     yield from (pointer["before"] for pointer in data["pointers"] if pointer["before"] is not None)
+    yield from (config["before"] for config in data.get("configs") or ())
     if data.get("contract") and data["contract"]["before"] is not None:
         yield data["contract"]["before"]
 
@@ -163,3 +169,8 @@ def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
 def contract_part(path: Path, intent: str) -> Path:
     """Where the new contract waits for its move: beside the one it replaces."""
     return path.with_name(f".contract-{intent}.json")
+
+
+def config_part(path: Path, intent: str) -> Path:
+    """Where the new content of a file outside the root waits for its move."""
+    return path.with_name(f".{path.name}.chronicle-{intent}")

@@ -1,4 +1,5 @@
-"""The moves of a transaction that also patches very large files in place: done while the whole root is out of sight.
+"""The moves of a transaction that also patches very large files in place, or changes a file outside the root with it:
+done while the whole root is out of sight.
 
     root -> root.chronicle-<id>     a loader sees no checkpoints at all, which it reports; one missing it would pass over
     patch                           the old bytes are in `transaction.json` and in the object store; done twice is fine

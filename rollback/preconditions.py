@@ -38,6 +38,15 @@ def check_ground(change: Change) -> None:
                 f"`{path}` is not writable: the edited checkpoint is built and moved there",
                 remedy="run as the user who owns the checkpoints, or make the directory writable",
             )
+    for path in change.configs:
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise Refused(
+                f"`{path.parent}` is not writable: `{path.name}` in it has to change together with the checkpoint",
+                remedy="run as the user who owns it, or make the directory writable",
+            )
+    for name in change.copies:
+        if not (change.root / name).is_file() or (change.root / name).is_symlink():
+            raise Refused(f"`{change.root / name}` is no regular file: expected a copy of a checkpoint")
     for name in change.pointers:
         if (change.root / name).is_symlink():
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
@@ -71,6 +80,13 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
             raise Refused(
                 f"`{Path(data['abandoned_dir']) / name}` is gone: the checkpoint that the rollback moved away cannot come back",
                 remedy="it was pruned or moved by hand; put it back there, or leave the rollback as it is",
+            )
+    for config in data.get("configs") or ():
+        path = Path(config["path"])
+        if not path.is_file() or sha256_of(path) != config["after"]:
+            raise Refused(
+                f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
+                remedy="put back what the rollback wrote (kept in the run's objects directory), or do without the undo",
             )
     for file in map(StagedFile.from_json, data["files"]):
         path = place / file.path if file.path else place

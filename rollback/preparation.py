@@ -3,8 +3,9 @@
 Durable when it returns; nothing visible has changed. The order of the moves is part of the promise: at every point a
 loader that takes the newest checkpoint, one that follows a pointer and one that is given a path see before or after.
 
-    rollback   the twin takes its place, pointers, later checkpoints away (earliest first), contract
-    undo       later checkpoints back (latest first), newer ones away, pointers, the original takes its place, contract
+    rollback   the twin takes its place, its copies, pointers, later checkpoints away (earliest first), configs, contract
+    undo       later checkpoints back (latest first), newer ones away, pointers, copies, the original takes its place,
+               configs, contract
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.change import ABANDONED, Change, PatchedFile, Prepared, contract_part
+from rollback.change import ABANDONED, Change, PatchedFile, Prepared, config_part, contract_part
 from rollback.durable import Attributes, Disk
 from rollback.errors import Refused
 from rollback.moves import HiddenExchange, Kind, Move, inode_of
@@ -66,9 +67,20 @@ def prepare_rollback(
             {"path": name, "link": os.readlink(path), "before": None, "attributes": Attributes.of(path).to_json()}
         )
         moves.append(_relinking(disk, workspace / f"link-{number}", path, points_to))
+    copies = []
+    for number, (name, writer) in enumerate(change.copies.items()):
+        made = _copy(disk, writer, change, workspace / f"copy-{number}", change.root / name)
+        moves += _swap(change.root, made, change.root / name, workspace, disk, leftover=abandoned_dir / name)
+        copies.append({"name": name, "stamp": _stamp(made)})
     moves += [_move(change.root / name, abandoned_dir / name) for name in change.abandon]
     if any(move.target.parent == abandoned_dir for move in moves):
         disk.make_directory(abandoned_dir)
+    configs = []
+    for path, content in change.configs.items():
+        kept = _kept(path, store) | {"folder": Attributes.of(path.parent).to_json()}
+        configs.append({"path": str(path), "after": store.add_bytes(content)} | kept)
+        moves.append(_replacement(disk, config_part(path, intent), path, content))
+        disk.set_attributes(moves[-1].source, replace(Attributes.of(path), mtime_ns=moves[-1].source.lstat().st_mtime_ns))
     contract: dict[str, Any] | None = None
     if change.contract is not None:
         path, render = change.contract
@@ -80,6 +92,7 @@ def prepare_rollback(
         receipt_kind="rollback.receipt",
         moves=tuple(moves),
         patched=patched,
+        hides_root=bool(patched or configs),
         place=str(place),
         final=str(place),
         twin=str(twin),
@@ -100,6 +113,8 @@ def prepare_rollback(
             "abandoned": list(change.abandon),
             "abandoned_dir": str(abandoned_dir),
             "pointers": pointers,
+            "copies": copies,
+            "configs": configs,
             "contract": contract,
             "remaining": sorted(set(os.listdir(change.root)) - set(change.abandon) | {change.entry}),
             "attributes": attributes,
@@ -136,10 +151,21 @@ def prepare_undo(
             moves.append(_move(back_dir / name, root / name))
     moves += [_move(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
     moves += _pointers_back(data, root, workspace, store, disk)
+    overwritten = [copy["name"] for copy in data.get("copies") or () if _stamp(root / copy["name"]) != copy["stamp"]]
+    for copy in data.get("copies") or ():
+        name = copy["name"]
+        leftover = own_dir / name if name in overwritten else workspace / "trash" / name
+        disk.make_directory(leftover.parent)
+        moves += _swap(root, back_dir / name, root / name, workspace, disk, leftover=leftover)
     if source != place or files:
         moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
     if newer:
         disk.make_directory(own_dir)
+    configs = data.get("configs") or ()
+    for config in configs:
+        path = Path(config["path"])
+        moves.append(_replacement(disk, config_part(path, intent), path, store.find(config["before"]).read_bytes()))
+        disk.set_attributes(moves[-1].source, Attributes.from_json(config["attributes"]))
     if source != place:
         disk.make_directory(source.parent)
     remove = [str(back_dir), str(back_dir.parent)]
@@ -148,19 +174,23 @@ def prepare_undo(
         remove.append(str(moves[-1].source if data["contract"]["before"] else moves[-1].target))
     restored = source if source != place else place
     attributes = [(str(restored / f.path if f.path else restored), f.attributes) for f in patched]
-    if not newer:
+    if not newer and not overwritten:
         attributes.append((str(root), Attributes.from_json(data["attributes"]["root"])))
     return Prepared(
         intent=intent,
         receipt_kind="undo.receipt",
         moves=tuple(moves),
         patched=tuple(file.backwards() for file in patched),
+        hides_root=bool(patched or configs),
         place=str(place),
         final=str(restored),
         twin=str(twin),
         checks={str(restored / file.path if file.path else restored): file.before for file in files},
         attributes=tuple(attributes),
-        final_attributes=((str(root.parent), Attributes.from_json(data["attributes"]["parent"])),),
+        final_attributes=(
+            *((str(Path(c["path"]).parent), Attributes.from_json(c["folder"])) for c in configs),
+            (str(root.parent), Attributes.from_json(data["attributes"]["parent"])),
+        ),
         remove=tuple(remove),
         receipt={
             **facts,
@@ -168,9 +198,9 @@ def prepare_undo(
             "root": str(root),
             "entry": data["entry"],
             "returned": list(data["abandoned"]),
-            "abandoned": list(newer),
+            "abandoned": [*newer, *overwritten],
             "abandoned_dir": str(own_dir),
-            "restored": [*(file.path for file in files), *(file.path for file in patched)],
+            "restored": [*(f.path for f in files), *(f.path for f in patched), *(c["path"] for c in configs)],
         },
     )
 
@@ -306,6 +336,22 @@ def _kept(path: Path, store: ObjectStore) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {"before": None, "attributes": None}
     return {"before": store.add_bytes(path.read_bytes()), "attributes": Attributes.of(path).to_json()}
+
+
+def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path) -> Path:
+    """A further copy of the checkpoint, with the mode and owner of the one that it is to replace."""
+    disk.point("open", made)
+    writer(change.source, made, ())
+    attributes = Attributes.of(made)
+    disk.set_attributes(made, replace(Attributes.of(present), atime_ns=attributes.atime_ns, mtime_ns=attributes.mtime_ns))
+    disk.sync_file(made)
+    return made
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """What tells whether a file is still the one that was written, without reading it."""
+    found = path.lstat() if os.path.lexists(path) else None
+    return None if found is None else [found.st_size, found.st_mtime_ns]
 
 
 def _move(source: Path, target: Path, kind: Kind = Kind.MOVE) -> Move:

@@ -21,7 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollback.change import ABANDONED, READY, Change, Prepared, Receipt, contract_part, originals_of, workspace_of
+from rollback.change import (
+    ABANDONED,
+    READY,
+    Change,
+    Prepared,
+    Receipt,
+    config_part,
+    contract_part,
+    originals_of,
+    workspace_of,
+)
 from rollback.durable import REAL_DISK, Attributes, Disk
 from rollback.errors import RollbackError, StoppedPartWay
 from rollback.moves import run_moves
@@ -51,7 +61,7 @@ def apply_change(
     check_ground(change)
     store = ObjectStore(objects_dir, disk)
     contract_path = None if change.contract is None else str(change.contract[0])
-    intent_data = _intent_data(change.root, change.entry, contract_path)
+    intent_data = _intent_data(change.root, change.entry, contract_path, [str(path) for path in change.configs])
     intent = record("rollback.intent", intent_data | dict(change.facts))
 
     def prepare(workspace: Path) -> Prepared:
@@ -81,7 +91,8 @@ def undo(
         store.find(sha256)
     facts = {"undoes": receipt.id, "undoes_intent": data["intent"], "step": data.get("step")}
     contract_path = data["contract"]["path"] if data.get("contract") else None
-    intent_data = _intent_data(root, data["entry"], contract_path)
+    configs = [str(config["path"]) for config in data.get("configs") or ()]
+    intent_data = _intent_data(root, data["entry"], contract_path, configs)
     intent = record("undo.intent", intent_data | facts)
 
     def prepare(workspace: Path) -> Prepared:
@@ -132,6 +143,7 @@ class _Traces:
     workspace: Path
     abandoned_dir: Path
     contract_part: Path | None
+    config_parts: tuple[Path, ...]
     parent_attributes: Attributes | None
 
     @classmethod
@@ -141,6 +153,7 @@ class _Traces:
             workspace=workspace_of(root.parent, intent),
             abandoned_dir=root.parent / ABANDONED / intent,
             contract_part=None if contract_path is None else contract_part(Path(contract_path), intent),
+            config_parts=tuple(config_part(Path(path), intent) for path in data.get("config_paths") or ()),
             parent_attributes=None if attributes is None else Attributes.from_json(attributes),
         )
 
@@ -149,8 +162,8 @@ class _Traces:
         if (self.workspace / READY).is_file():
             disk.unlink(self.workspace / READY)
             disk.sync_directory(self.workspace)
-        if self.contract_part is not None:
-            disk.remove_tree(self.contract_part)
+        for part in (*self.config_parts, *([] if self.contract_part is None else [self.contract_part])):
+            disk.remove_tree(part)
         for directory in (self.abandoned_dir, self.abandoned_dir.parent):
             _remove_if_empty(directory, disk)
         _remove_workspace(self.workspace, disk)
@@ -158,11 +171,12 @@ class _Traces:
             disk.set_attributes(self.workspace.parent, self.parent_attributes)
 
 
-def _intent_data(root: Path, entry: str, contract_path: str | None) -> dict[str, Any]:
+def _intent_data(root: Path, entry: str, contract_path: str | None, config_paths: list[str]) -> dict[str, Any]:
     return {
         "root": str(root),
         "entry": entry,
         "contract_path": contract_path,
+        "config_paths": config_paths,
         "parent_attributes": Attributes.of(root.parent).to_json(),
     }
 
@@ -199,9 +213,9 @@ def _carry_out(
 
 def _is_begun(prepared: Prepared) -> bool:
     place = Path(prepared.place)
-    if prepared.patched and (
-        os.path.lexists(hidden_root(place.parent, prepared.intent)) or patched_at(Path(prepared.final), prepared)
-    ):
+    if prepared.hides_root and os.path.lexists(hidden_root(place.parent, prepared.intent)):
+        return True
+    if prepared.patched and patched_at(Path(prepared.final), prepared):
         return True
     return any(move.is_done() for move in prepared.moves)
 
@@ -214,7 +228,7 @@ def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
 
 
 def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> Receipt:
-    if prepared.patched:
+    if prepared.hides_root:
         run_out_of_sight(disk, prepared)
     else:
         run_moves(disk, prepared.moves)

@@ -140,9 +140,8 @@ def _one_cycle(params: Params, low: list[float], high: list[float]) -> Lrs:
     first = float(params.get("cycle_first_step_size", 2000))
     second = first if params.get("cycle_second_step_size") is None else float(params["cycle_second_step_size"])
     total, ratio = first + second, first / (first + second)
-    stairs = params.get("cycle_first_stair_count", 0)
-    stairs_down = params.get("cycle_second_stair_count")
-    stairs_down = stairs if stairs_down is None else stairs_down
+    stairs = int(params.get("cycle_first_stair_count", 0))
+    stairs_down = stairs if params.get("cycle_second_stair_count") is None else int(params["cycle_second_stair_count"])
     decay_size, decay_rate = params.get("decay_step_size", 0), params.get("decay_lr_rate", 0.0)
 
     def height(n: int) -> float:

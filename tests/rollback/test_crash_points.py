@@ -18,7 +18,16 @@ from rollback.durable import Disk
 from rollback.errors import RollbackError, StoppedPartWay
 from rollback.transaction import Receipt, recover, remove_leftovers
 from tests.rollback.disks import DyingDisk, FailingDisk, Journal, Killed, picture
-from tests.rollback.test_transaction import HALVED, NoExchange, apply, change_to, make_world, take_back
+from tests.rollback.test_transaction import (
+    HALVED,
+    NoExchange,
+    age,
+    apply,
+    change_to,
+    make_world,
+    take_back,
+    write_bytes,
+)
 
 Scenario = Callable[[Path, Journal, Disk], Any]
 
@@ -26,13 +35,22 @@ Scenario = Callable[[Path, Journal, Disk], Any]
 def loader_views(root: Path) -> dict[str, Any]:
     """What three kinds of loader would take: the highest number, the one the pointer names, the one asked for."""
     if not root.is_dir():
-        return dict.fromkeys(("highest", "pointer", "explicit"), "no root")
+        return dict.fromkeys(("highest", "pointer", "explicit", "last", "config"), "no root")
     steps = sorted(int(m[1]) for path in root.iterdir() if (m := re.fullmatch(r"opt_step-(\d+)", path.name)))
     pointed = (root / "latest").read_text()
     return {
         "highest": contents(root / f"opt_step-{steps[-1]}") if steps else "none",
         "pointer": contents(root / pointed),
         "explicit": contents(root / "opt_step-500"),
+    } | companions(root)
+
+
+def companions(root: Path) -> dict[str, Any]:
+    """A copy of the newest checkpoint under a name of its own, and a config that has to fit the checkpoint."""
+    config, last = root.parent / "config" / "ds.json", root / "last.ckpt"
+    return {
+        "last": last.read_bytes() if last.exists() else None,
+        "config": (config.read_bytes(), contents(root / "opt_step-500")) if config.exists() else None,
     }
 
 
@@ -77,11 +95,39 @@ def prepare_patched(top: Path, journal: Journal) -> None:
     patching(top, journal, Disk())
 
 
+def prepare_companions(top: Path, journal: Journal) -> None:
+    root = make_world(top)
+    (root / "last.ckpt").write_bytes(b"all of 1000")
+    config = root.parent / "config" / "ds.json"
+    config.parent.mkdir()
+    config.write_bytes(b'{"lr": 1.0}')
+    age(top / "work")
+
+
+def with_companions(top: Path, journal: Journal, disk: Disk) -> Receipt:
+    """A copy of the checkpoint and a config outside the root change with it."""
+    root = top / "work" / "checkpoints"
+    change = change_to(
+        root,
+        500,
+        copies={"last.ckpt": write_bytes(b"all of 500, halved")},
+        configs={root.parent / "config" / "ds.json": b'{"lr": 0.5}'},
+    )
+    return apply(root, change, journal, disk)
+
+
+def prepare_rolled_back_companions(top: Path, journal: Journal) -> None:
+    prepare_companions(top, journal)
+    with_companions(top, journal, Disk())
+
+
 SCENARIOS: dict[str, tuple[Callable[[Path, Journal], None], Scenario]] = {
     "rollback": (prepare_nothing, forward),
     "undo": (prepare_rolled_back, backward),
     "patched rollback": (prepare_nothing, patching),
     "patched undo": (prepare_patched, backward),
+    "rollback with companions": (prepare_companions, with_companions),
+    "undo with companions": (prepare_rolled_back_companions, backward),
 }
 
 

@@ -414,3 +414,53 @@ def test_recover_of_an_intent_that_began_nothing_closes_it(tmp_path: Path) -> No
     intent = journal.record("rollback.intent", {"root": str(root), "entry": "opt_step-500"})
     assert recover(intent, journal.entries[0][2], record=journal.record) is None
     assert journal.open_intents() == []
+
+
+def with_companions(top: Path) -> tuple[Path, Path]:
+    """A checkpoints root with a copy of the newest checkpoint, and a config elsewhere that goes with it."""
+    root = make_world(top)
+    (root / "last.ckpt").write_bytes(b"all of 1000")
+    config = top / "work" / "config" / "ds.json"
+    config.parent.mkdir()
+    config.write_bytes(b'{"lr": 1.0}')
+    config.chmod(0o640)
+    age(top / "work")
+    return root, config
+
+
+def change_companions(root: Path, config: Path) -> Change:
+    copies = {"last.ckpt": write_bytes(b"all of 500")}
+    return change_to(root, 500, copies=copies, configs={config: b'{"lr": 0.5}'}, contract=None)
+
+
+def test_copy_and_config_change_with_the_checkpoint_and_come_back_to_the_byte(tmp_path: Path) -> None:
+    (root, config), journal = with_companions(tmp_path), Journal()
+    before = picture(tmp_path / "work")
+    receipt = apply(root, change_companions(root, config), journal)
+    assert (root / "last.ckpt").read_bytes() == b"all of 500"
+    assert config.read_bytes() == b'{"lr": 0.5}' and config.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(config.parent) == ["ds.json"]
+    away = root.parent / "abandoned" / receipt.data["intent"]
+    assert (away / "last.ckpt").read_bytes() == b"all of 1000"
+    take_back(root, receipt, journal)
+    assert picture(tmp_path / "work") == before
+
+
+def test_copy_that_a_later_launch_overwrote_is_abandoned_by_undo_and_not_lost(tmp_path: Path) -> None:
+    (root, config), journal = with_companions(tmp_path), Journal()
+    receipt = apply(root, change_companions(root, config), journal)
+    (root / "last.ckpt").write_bytes(b"of a later launch")
+    undone = take_back(root, receipt, journal)
+    assert (root / "last.ckpt").read_bytes() == b"all of 1000"
+    away = root.parent / "abandoned" / undone.data["intent"]
+    assert (away / "last.ckpt").read_bytes() == b"of a later launch"
+
+
+def test_config_that_was_changed_after_the_rollback_is_not_overwritten_by_undo(tmp_path: Path) -> None:
+    (root, config), journal = with_companions(tmp_path), Journal()
+    receipt = apply(root, change_companions(root, config), journal)
+    config.write_bytes(b'{"lr": 0.25}')
+    after = picture(tmp_path / "work")
+    with pytest.raises(Refused, match=r"ds\.json.* was changed after the rollback"):
+        take_back(root, receipt, journal)
+    assert picture(tmp_path / "work") == after
