@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +12,46 @@ import numpy as np
 
 from experiments.document import Table, format_csv
 from experiments.gates import Ledger, find_treatment
-from experiments.outcomes import Curve, StudyData
+from experiments.outcomes import Curve, RunData, StudyData
+from experiments.panel import slice_ends
 from experiments.statistics import compare_paired
 from experiments.transients import excess_over, to_bpb
-from experiments.verdicts import Judged
+from experiments.verdicts import Judged, Verdict
 
 __all__ = ["PLOTS", "draw_plots"]
 
 PLOTS = {
-    "losses": "Training loss per source (mean of 15 updates): thin lines are seeds, thick ones their mean; dashed: restarts.",
-    "differences": "Held-out bits per byte during the run, minus the reference at the same seed; band: 95 % paired t interval.",
-    "transients": "Excess loss around the restarts, mean over restarts and seeds. Solid: identical batches; "
-                  "dotted: another order, "
-    "over the reference's local mean.",
-    "contrasts": "Contrasts on the primary outcome with 95 % intervals; shaded: the registered margin of equivalence.",
+    "losses": "Training loss per source (mean of 15 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
+    "slices, where the restarted arms restart. Arms with one seed only are left out: a mean of others lies elsewhere.",
+    "differences": "Held-out bits per byte during the run, minus the reference at the same seed: thin lines are seeds, the "
+    "thick one their mean, the band its 95 % paired t interval.",
+    "transients": "Excess loss around the restarts, mean over restarts and seeds. Left: on identical batches, each update. "
+    "Right: another order, over the reference's local mean, mean of 5 updates.",
+    "contrasts": "Contrasts on the primary outcome with 95 % intervals, dots are seeds; shaded: the registered margin of "
+    "equivalence.",
     "ratios": "Share of the first source in the batches (mean of 5 updates, first seed).",
     "ledger": "Samples drawn more than once, and samples of the slices never read, per run of the first seed.",
-    "same-until-treated": "The A/A check: absolute difference of the loss to the reference at the same seed; it "
-                          "must be 0 until "
-    "the treatment.",
+    "same-until-treated": "The A/A check: absolute difference of the loss to the reference at the same seed; it must be 0 "
+    "until the treatment.",
 }
 NEAR = 60
+COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e")
+VERDICT_COLOURS = {Verdict.DIFFERENCE: "#d55e00", Verdict.EQUIVALENT: "#009e73"}
+UPDATES = "updates after the common checkpoint"
 
 
 def draw_plots(
     data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], directory: Path
 ) -> tuple[str, ...]:
     """Write `<name>.png` and `<name>.csv` of every plot; the same data give the same bytes with the same matplotlib."""
-    import matplotlib
-
-    matplotlib.use("agg")
     drawers: dict[str, Callable[[Any], Table]] = {
-        "losses": lambda axes: _losses(axes, data),
-        "differences": lambda axes: _differences(axes, data),
-        "transients": lambda axes: _transients(axes, data),
-        "contrasts": lambda axes: _contrasts(axes, data, judged),
-        "ratios": lambda axes: _ratios(axes, data),
-        "ledger": lambda axes: _ledger(axes, ledgers),
-        "same-until-treated": lambda axes: _same(axes, data),
+        "losses": lambda figure: _losses(figure, data),
+        "differences": lambda figure: _differences(figure, data),
+        "transients": lambda figure: _transients(figure, data),
+        "contrasts": lambda figure: _contrasts(figure, data, judged),
+        "ratios": lambda figure: _ratios(figure, data),
+        "ledger": lambda figure: _ledger(figure, ledgers),
+        "same-until-treated": lambda figure: _same(figure, data),
     }
     for name, draw in drawers.items():
         _write(name, draw, directory)
@@ -56,106 +59,129 @@ def draw_plots(
 
 
 def _write(name: str, draw: Callable[[Any], Table], directory: Path) -> None:
-    from matplotlib import pyplot
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.2))
-    figure.subplots_adjust(left=0.3 if name == "contrasts" else 0.1, right=0.98, top=0.97, bottom=0.14)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # means over updates that no arm logged
-            table = draw(axes)
-        axes.grid(alpha=0.25)
-        figure.savefig(directory / f"{name}.png", dpi=90, metadata={"Software": None})
-    finally:
-        pyplot.close(figure)
+    figure = Figure(figsize=(9, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # means over updates that no arm logged
+        table = draw(figure)
+    for axes in figure.axes:
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    figure.savefig(directory / f"{name}.png", dpi=100, metadata={"Software": None})
     (directory / f"{name}.csv").write_text(format_csv(table), encoding="utf-8")
 
 
-def _colour(data: StudyData, arm: str) -> Any:
-    from matplotlib import colormaps
-
+def _colour(data: StudyData, arm: str) -> str:
     names = [one.name for one in data.plan.study.arms]
-    return colormaps["tab10"](names.index(arm) % 10)
+    return COLOURS[names.index(arm) % len(COLOURS)]
 
 
-def _losses(axes: Any, data: StudyData) -> Table:
+def _compared(data: StudyData) -> Iterator[str]:
+    """Arms but for the exact restart, which is the reference."""
+    yield from (arm for arm in data.arms if arm not in data.plan.study.gate[1:])
+
+
+def _losses(figure: Any, data: StudyData) -> Table:
+    """One panel a source."""
     rows = []
-    styles = ["-", "--", ":", "-."]
-    for arm in data.arms:
-        for number, source in enumerate(data.plan.sources):
+    most = max(len(data.seeds(arm)) for arm in data.arms)
+    panels = figure.subplots(1, len(data.plan.sources), squeeze=False)[0]
+    for axes, source in zip(panels, data.plan.sources, strict=True):
+        for arm in _compared(data):
             curves = np.stack([_smooth(run.channel(f"bpb/{source}"), 15) for run in data.of_arm(arm)])
             mean, updates = np.nanmean(curves, axis=0), np.arange(1, curves.shape[1] + 1)
-            colour, style = _colour(data, arm), styles[number % 4]
-            for curve in curves:
-                axes.plot(updates, curve, color=colour, lw=0.3, alpha=0.4, ls=style)
-            axes.plot(updates, mean, color=colour, lw=1.4, ls=style, label=f"{arm} {source}")
             rows += [(arm, source, str(update), _number(value)) for update, value in zip(updates, mean, strict=True)]
-    _mark_slices(axes, data)
-    axes.set(xlabel="updates after the common checkpoint", ylabel="bits per byte")
-    axes.legend(fontsize=6, ncols=3)
+            if len(curves) > 1 or most == 1:
+                for curve in curves:
+                    axes.plot(updates, curve, color=_colour(data, arm), lw=0.4, alpha=0.3)
+                axes.plot(updates, mean, color=_colour(data, arm), lw=1.5, label=arm)
+        _mark_slices(axes, data)
+        axes.set_xlabel(UPDATES, fontsize=8)
+        axes.set_ylabel("bits per byte", fontsize=8)
+        axes.set_title(source, fontsize=9)
+    _legend_below(figure, panels[0])
     return Table(name="losses", header=("arm", "source", "update", "bpb_mean_of_seeds"), rows=tuple(rows))
 
 
-def _differences(axes: Any, data: StudyData) -> Table:
+def _differences(figure: Any, data: StudyData) -> Table:
+    """One panel an arm, one scale."""
     rows, reference = [], data.plan.study.reference
-    for arm in data.arms:
-        seeds = data.seeds(arm, reference)
-        if arm in (reference, *data.plan.study.gate) or not seeds:
-            continue
+    arms = [arm for arm in _compared(data) if arm != reference and data.seeds(arm, reference)]
+    columns = max(1, math.ceil(len(arms) / 2)) if len(arms) > 3 else max(1, len(arms))
+    grid = figure.subplots(math.ceil(len(arms) / columns) or 1, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, arm in zip(grid.ravel(), arms, strict=False):
+        seeds, colour = data.seeds(arm, reference), _colour(data, arm)
         curves = np.stack(
             [data.runs[arm, s].channel("eval/mixture") - data.runs[reference, s].channel("eval/mixture") for s in seeds]
         )
         where = np.flatnonzero(np.isfinite(curves).all(axis=0))
         mean = curves[:, where].mean(axis=0)
-        axes.plot(where + 1, mean, color=_colour(data, arm), marker=".", ms=3, lw=1, label=f"{arm} (n={len(seeds)})")
+        for curve in curves:
+            axes.plot(where + 1, curve[where], color=colour, lw=0.4, alpha=0.5)
+        axes.plot(where + 1, mean, color=colour, marker=".", ms=3, lw=1.5)
         low, high = mean, mean
         if len(seeds) > 1:
             intervals = [compare_paired(curves[:, i].tolist(), margin=1.0).interval for i in where]
             low, high = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
-            axes.fill_between(where + 1, low, high, color=_colour(data, arm), alpha=0.12, lw=0)
-        rows += [
-            (arm, str(u + 1), _number(m), _number(a), _number(b))
-            for u, m, a, b in zip(where, mean, low, high, strict=True)
-        ]
-    _mark_slices(axes, data)
-    axes.axhline(0, color="black", lw=0.8)
-    axes.set(xlabel="updates after the common checkpoint", ylabel=f"bits per byte, minus {reference}")
-    if rows:
-        axes.legend(fontsize=7, ncols=2)
+            axes.fill_between(where + 1, low, high, color=colour, alpha=0.2, lw=0)
+        rows += [(arm, str(u + 1), *map(_number, band)) for u, *band in zip(where, mean, low, high, strict=True)]
+        axes.set_title(f"{arm} − {reference} (n = {len(seeds)})", fontsize=9)
+    for axes in grid.ravel()[len(arms) :]:
+        axes.set_visible(False)
+    for axes in grid.ravel()[: len(arms)]:
+        _mark_slices(axes, data)
+        axes.axhline(0, color="black", lw=0.8)
+    widest = [abs(float(value)) for *_, low, high in rows for value in (low, high)]
+    top = float(np.quantile(widest, 0.97)) if widest else 0.0
+    grid[0, 0].set_ylim(*(-1.3 * top, 1.3 * top) if top else (-1, 1))
+    figure.supxlabel(UPDATES, fontsize=8)
+    figure.supylabel(f"held-out bits per byte, minus {reference}", fontsize=8)
     return Table(name="differences", header=("arm", "update", "mean", "low", "high"), rows=tuple(rows))
 
 
-def _transients(axes: Any, data: StudyData) -> Table:
+def _transients(figure: Any, data: StudyData) -> Table:
+    """Identical batches left, other orders right: their scales and their noise differ by a factor of ten."""
     rows, reference = [], data.plan.study.reference
     offsets = np.arange(-NEAR, NEAR + 1)
-    for arm in data.arms:
+    left, right = figure.subplots(1, 2)
+    for arm in _compared(data):
         cuts, same = [], True
         for seed in data.seeds(arm, reference):
-            run = data.runs[arm, seed]
-            excess, identical = excess_over(run, data.runs[reference, seed], "loss")
-            for index, after in enumerate(run.restarts):
-                bounds = (run.restarts[index - 1] if index else 0, [*run.restarts, run.num_updates][index + 1])
-                cuts.append(_around(excess, after, bounds))
-                same &= bool(identical[after : after + NEAR].all())
-        if cuts and arm not in data.plan.study.gate:
+            found, identical = _cuts(data.runs[arm, seed], data.runs[reference, seed])
+            cuts += found
+            same &= identical
+        if cuts:
             mean = np.nanmean(np.stack(cuts), axis=0)
-            axes.plot(
-                offsets,
-                mean,
-                color=_colour(data, arm),
-                lw=1,
-                ls="-" if same else ":",
-                label=f"{arm} ({len(cuts)} restarts)",
-            )
+            axes, shown = (left, mean) if same else (right, _centred(mean, 5))
+            axes.plot(offsets, shown, color=_colour(data, arm), lw=1.2, label=f"{arm} ({len(cuts)} restarts)")
             rows += [(arm, "yes" if same else "no", str(o), _number(v)) for o, v in zip(offsets, mean, strict=True)]
-    axes.axvline(0, color="black", ls="--", lw=0.8)
-    axes.axhline(0, color="black", lw=0.8)
-    axes.set(xlabel="updates after a restart", ylabel="excess loss, bits per byte")
-    if rows:
-        axes.legend(fontsize=7)
-    return Table(
-        name="transients", header=("arm", "identical_batches", "updates_after_restart", "excess_bpb"), rows=tuple(rows)
-    )
+    for axes, title in ((left, "identical batches"), (right, "another order (mean of 5 updates)")):
+        axes.axvline(0, color="black", ls="--", lw=0.8)
+        axes.axhline(0, color="black", lw=0.8)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("updates after a restart", fontsize=8)
+        axes.set_ylabel("excess loss, bits per byte", fontsize=8)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7, frameon=False)
+        else:
+            axes.text(0.5, 0.55, "no such arm was run", ha="center", transform=axes.transAxes, fontsize=8, color="#777777")
+    header = ("arm", "identical_batches", "updates_after_restart", "excess_bpb")
+    return Table(name="transients", header=header, rows=tuple(rows))
+
+
+def _cuts(run: RunData, base: RunData) -> tuple[list[Curve], bool]:
+    """The excess around each restart of a run, and whether all batches after them are the reference's."""
+    excess, identical = excess_over(run, base, "loss")
+    cuts, same = [], True
+    for index, after in enumerate(run.restarts):
+        bounds = (run.restarts[index - 1] if index else 0, [*run.restarts, run.num_updates][index + 1])
+        cuts.append(_around(excess, after, bounds))
+        same &= bool(identical[after : after + NEAR].all())
+    return cuts, same
 
 
 def _around(curve: Curve, after: int, bounds: tuple[int, int]) -> Curve:
@@ -168,98 +194,101 @@ def _around(curve: Curve, after: int, bounds: tuple[int, int]) -> Curve:
     return found
 
 
-def _contrasts(axes: Any, data: StudyData, judged: Sequence[Judged]) -> Table:
+def _contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> Table:
     margin, rows = data.plan.study.margin_bpb, []
-    axes.axvspan(-margin, margin, color="tab:green", alpha=0.12, lw=0)
+    figure.set_size_inches(9, 1.2 + 0.42 * max(3, len(judged)))
+    axes = figure.subplots()
+    axes.axvspan(-margin, margin, color="#009e73", alpha=0.12, lw=0)
     axes.axvline(0, color="black", lw=0.8)
     labels = []
     for row, one in enumerate(reversed(judged)):
-        labels.append(f"{one.name}\n{one.formula} (n={len(one.differences)})")
-        axes.scatter(one.differences, [row] * len(one.differences), s=6, color="grey", alpha=0.6)
+        labels.append(f"{one.name}{' (main)' if one.family == 'main' else ''}\n{one.formula} (n = {len(one.differences)})")
+        colour = VERDICT_COLOURS.get(one.verdict, "#555555")
+        axes.scatter(one.differences, [row + 0.22] * len(one.differences), s=7, color="grey", alpha=0.6, lw=0)
         mean, low, high = (float("nan"),) * 3
         if one.result is not None:
             mean, low, high = one.result.mean, one.result.interval.low, one.result.interval.high
-            axes.plot([low, high], [row, row], color="tab:blue", lw=2)
-            axes.plot([mean], [row], "o", color="tab:blue", ms=5)
-        rows.append(
-            (
-                one.name,
-                one.formula,
-                str(len(one.differences)),
-                _number(mean),
-                _number(low),
-                _number(high),
-                str(one.verdict),
-            )
-        )
-    axes.set_yticks(range(len(labels)), labels, fontsize=6)
-    axes.set(xlabel="difference, bits per byte (below 0: the first arm is better)")
-    return Table(
-        name="contrasts",
-        header=("contrast", "formula", "seeds", "mean", "low", "high", "verdict"),
-        rows=tuple(reversed(rows)),
-    )
+            axes.plot([low, high], [row, row], color=colour, lw=2)
+            axes.plot([mean], [row], "o", color=colour, ms=5)
+        axes.text(1.01, row, str(one.verdict), transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=colour)
+        rows.append((one.name, one.formula, str(len(one.differences)), *map(_number, (mean, low, high)), str(one.verdict)))
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(-0.6, len(labels) - 0.4)
+    axes.set_xlabel("difference, bits per byte (below 0: the first arm is better)", fontsize=8)
+    header = ("contrast", "formula", "seeds", "mean", "low", "high", "verdict")
+    return Table(name="contrasts", header=header, rows=tuple(reversed(rows)))
 
 
-def _ratios(axes: Any, data: StudyData) -> Table:
-    source, rows = next(iter(data.plan.sources)), []
-    for arm in data.arms:
+def _ratios(figure: Any, data: StudyData) -> Table:
+    """Widest line first, so that arms that share a line are all seen."""
+    axes, source, rows = figure.subplots(), next(iter(data.plan.sources)), []
+    for number, arm in enumerate(data.arms):
         run = data.of_arm(arm)[0]
         curve = _smooth(run.channel(f"ratio/{source}"), 5)
-        axes.plot(np.arange(1, len(curve) + 1), curve, color=_colour(data, arm), lw=1, label=arm)
+        width = 1.2 + 6 * (1 - number / len(data.arms))
+        axes.plot(np.arange(1, len(curve) + 1), curve, color=_colour(data, arm), lw=width, label=arm)
         rows += [(arm, str(update), _number(value)) for update, value in enumerate(run.channel(f"ratio/{source}"), 1)]
     _mark_slices(axes, data)
-    axes.set(xlabel="updates after the common checkpoint", ylabel=f"share of `{source}`", ylim=(0, 1))
-    axes.legend(fontsize=7, ncols=3)
+    axes.set_xlabel(UPDATES, fontsize=8)
+    axes.set_ylabel(f"share of `{source}` in the batches", fontsize=8)
+    axes.set_ylim(0, 1)
+    _legend_below(figure, axes)
     return Table(name="ratios", header=("arm", "update", "share"), rows=tuple(rows))
 
 
-def _ledger(axes: Any, ledgers: Sequence[Ledger]) -> Table:
-    first = [ledger for ledger in ledgers if ledger.run.endswith("-s0")]
+def _ledger(figure: Any, ledgers: Sequence[Ledger]) -> Table:
+    axes, first = figure.subplots(), [ledger for ledger in ledgers if ledger.run.endswith("-s0")]
     places = np.arange(len(first))
-    axes.bar(places - 0.2, [ledger.repeats for ledger in first], width=0.4, label="drawn again")
-    axes.bar(places + 0.2, [ledger.unread for ledger in first], width=0.4, label="of the slices, never read")
-    axes.set_xticks(places, [ledger.run for ledger in first], rotation=30, fontsize=7)
-    axes.set(ylabel="samples")
-    axes.legend(fontsize=7)
-    rows = tuple(
-        (one.run, str(one.drawn), str(one.repeats), str(one.unread), "yes" if one.as_planned else "no", " ".join(one.guard))
-        for one in ledgers
-    )
-    return Table(
-        name="ledger", header=("run", "drawn", "repeats", "unread", "digests_as_planned", "guard_by_launch"), rows=rows
-    )
+    again = axes.bar(places - 0.2, [one.repeats for one in first], width=0.4, label="drawn again", color="#d55e00")
+    left_out = [one.unread for one in first]
+    unread = axes.bar(places + 0.2, left_out, width=0.4, label="of the slices, never read", color="#0072b2")
+    for bars in (again, unread):
+        axes.bar_label(bars, fontsize=7)
+    axes.set_xticks(places, [ledger.run for ledger in first])
+    axes.set_ylabel("samples", fontsize=8)
+    axes.margins(y=0.15)
+    axes.legend(fontsize=8, frameon=False)
+    rows = tuple((one.run, str(one.drawn), str(one.repeats), str(one.unread), "yes" if one.as_planned else "no",
+                  " ".join(one.guard)) for one in ledgers)  # fmt: skip
+    header = ("run", "drawn", "repeats", "unread", "digests_as_planned", "guard_by_launch")
+    return Table(name="ledger", header=header, rows=rows)
 
 
-def _same(axes: Any, data: StudyData) -> Table:
-    rows, reference = [], data.plan.study.reference
-    for arm in data.arms:
-        seeds = data.seeds(arm, reference)
-        if arm == reference or not seeds:
-            continue
-        run = data.runs[arm, seeds[0]]
-        apart = np.abs(to_bpb(run.channel("loss")) - to_bpb(data.runs[reference, seeds[0]].channel("loss")))
+def _same(figure: Any, data: StudyData) -> Table:
+    """One strip an arm: an equal loss lies on the line named 0."""
+    rows, reference, floor = [], data.plan.study.reference, 1e-7
+    arms = [arm for arm in data.arms if arm != reference and data.seeds(arm, reference)]
+    columns = 1 if len(arms) <= 3 else 2 if len(arms) <= 6 else 3
+    grid = figure.subplots(math.ceil(len(arms) / columns) or 1, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, arm in zip(grid.ravel(), arms, strict=False):
+        seed = data.seeds(arm, reference)[0]
+        run = data.runs[arm, seed]
+        apart = np.abs(to_bpb(run.channel("loss")) - to_bpb(data.runs[reference, seed].channel("loss")))
         treated = find_treatment(data.plan, data.plan.study.arm(arm), run.run.legs).first
-        axes.plot(
-            np.arange(1, len(apart) + 1),
-            apart + 1e-9,
-            color=_colour(data, arm),
-            lw=0.8,
-            label=f"{arm} (treated after {treated})",
-        )
+        axes.plot(np.arange(1, len(apart) + 1), np.maximum(apart, floor), color=_colour(data, arm), lw=0.9)
+        if treated:
+            axes.axvline(treated, color="black", ls="--", lw=0.8)
+        word = "never treated" if treated is None else "treated at once" if treated == 0 else f"treated after {treated}"
+        axes.set_title(f"{arm}: {word}", fontsize=8)
+        axes.set_yscale("log")
+        axes.set_yticks([floor, 1e-5, 1e-3, 1e-1], ["0", "$10^{-5}$", "$10^{-3}$", "0.1"])
+        axes.set_ylim(floor / 3, 10)
         rows += [(arm, str(update), repr(float(value))) for update, value in enumerate(apart, 1)]
-    axes.set(
-        yscale="log", xlabel="updates after the common checkpoint", ylabel="|loss difference| + 1e-9, bits per byte"
-    )
-    if rows:
-        axes.legend(fontsize=6, ncols=2)
+    for axes in grid.ravel()[len(arms) :]:
+        axes.set_visible(False)
+    figure.supxlabel(UPDATES, fontsize=8)
+    figure.supylabel("|loss difference|, bits per byte", fontsize=8)
     return Table(name="same-until-treated", header=("arm", "update", "abs_difference_bpb"), rows=tuple(rows))
 
 
+def _legend_below(figure: Any, axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(10, max(1, len(labels))), fontsize=8, frameon=False)
+
+
 def _mark_slices(axes: Any, data: StudyData) -> None:
-    size = data.plan.profile.slice_updates
-    for number in range(1, len(data.plan.study.arms[0].slices)):
-        axes.axvline(number * size, color="black", ls="--", lw=0.5, alpha=0.5)
+    for update in slice_ends(data):
+        axes.axvline(update, color="black", ls="--", lw=0.5, alpha=0.5)
 
 
 def _smooth(curve: Curve, width: int) -> Curve:
@@ -270,6 +299,19 @@ def _smooth(curve: Curve, width: int) -> Curve:
     total[width:], counts[width:] = total[width:] - total[:-width], counts[width:] - counts[:-width]
     smooth: Curve = total / np.maximum(counts, 1)
     return smooth
+
+
+def _centred(curve: Curve, width: int) -> Curve:
+    """Centred mean of the finite values; never across the restart in the middle."""
+    half, middle = width // 2, len(curve) // 2
+    found = np.full(len(curve), np.nan)
+    for i in range(len(curve)):
+        first, last = max(0, i - half), min(len(curve), i + half + 1)
+        first, last = (first, min(last, middle + 1)) if i <= middle else (max(first, middle + 1), last)
+        part = curve[first:last]
+        if np.isfinite(curve[i]):
+            found[i] = np.nanmean(part)
+    return found
 
 
 def _number(value: float) -> str:
