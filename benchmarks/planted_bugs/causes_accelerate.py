@@ -20,7 +20,7 @@ def reseal(checkpoint: Path) -> None:
         write_manifest(checkpoint, step=manifest.step, memory=manifest.memory, run=manifest.run, launch=manifest.launch)
 
 
-def _edit(name: str, change: Any) -> Any:
+def edited(name: str, change: Any) -> Any:
     """A hook that loads a state file with torch, changes it, writes it back and seals it again."""
 
     def edit(checkpoint: Path) -> None:
@@ -55,7 +55,7 @@ def _(plan: Plan) -> None:
 @cause(ACC, "scheduler.bin is an empty dict", "formats §4 row 7")
 def _(plan: Plan) -> None:
     plan.first["scheduler"] = "CosineAnnealingLR"
-    plan.files.append(_edit("scheduler.bin", lambda state: {"_": 0}))
+    plan.files.append(edited("scheduler.bin", lambda state: {"_": 0}))
 
 
 @cause(ACC, "scheduler.bin deleted", "transformers #25865")
@@ -69,7 +69,7 @@ def _(plan: Plan) -> None:
         state["base_lrs"] = [lr / 2 for lr in state["base_lrs"]]
         state["_last_lr"] = [lr / 2 for lr in state["_last_lr"]]
 
-    plan.files.append(_edit("scheduler.bin", halve))
+    plan.files.append(edited("scheduler.bin", halve))
 
 
 @cause(ACC, "LR edited in the optimizer's groups only", "formats §3")
@@ -78,17 +78,17 @@ def _(plan: Plan) -> None:
         for group in state["param_groups"]:
             group["lr"] /= 2
 
-    plan.files.append(_edit("optimizer.bin", halve))
+    plan.files.append(edited("optimizer.bin", halve))
 
 
 @cause(ACC, "optimizer.bin with empty state", "formats §4 row 9; KempnerForge #115")
 def _(plan: Plan) -> None:
-    plan.files.append(_edit("optimizer.bin", lambda state: {**state, "state": {}}))
+    plan.files.append(edited("optimizer.bin", lambda state: {**state, "state": {}}))
 
 
 @cause(ACC, "optimizer state of some parameters dropped", "pytorch #192202")
 def _(plan: Plan) -> None:
-    plan.files.append(_edit("optimizer.bin", lambda s: {**s, "state": {k: v for k, v in s["state"].items() if k < 3}}))
+    plan.files.append(edited("optimizer.bin", lambda s: {**s, "state": {k: v for k, v in s["state"].items() if k < 3}}))
 
 
 @cause(ACC, "moments set to zero after the load", "pytorch #140898")
@@ -108,7 +108,7 @@ def _(plan: Plan) -> None:
             entry["step"] = entry["step"] - 5
             entry["exp_avg"] *= 0.7
 
-    plan.files.append(_edit("optimizer.bin", older))
+    plan.files.append(edited("optimizer.bin", older))
 
 
 @cause(ACC, "LR and betas of the second group lost", "pytorch #143828")
@@ -116,7 +116,7 @@ def _(plan: Plan) -> None:
     def lose(state: dict[str, Any]) -> None:
         state["param_groups"][1] |= {"lr": 1e-3, "initial_lr": 1e-3}
 
-    plan.files.append(_edit("optimizer.bin", lose))
+    plan.files.append(edited("optimizer.bin", lose))
 
 
 @cause(ACC, "initial_lr missing in the optimizer", "pytorch #140900")
@@ -184,7 +184,9 @@ def _(plan: Plan) -> None:
 @cause(ACC, "generators seeded again after the load, file intact", "tunix #2288")
 def _(plan: Plan) -> None:
     plan.files.append(
-        _edit("random_states_0.pkl", lambda s: {**s, "torch_manual_seed": torch.Generator().manual_seed(0).get_state()})
+        edited(
+            "random_states_0.pkl", lambda s: {**s, "torch_manual_seed": torch.Generator().manual_seed(0).get_state()}
+        )
     )
 
 
@@ -224,7 +226,7 @@ def _(plan: Plan) -> None:
 
 @cause(ACC, "scheduler's position doubled on load", "slime PR #1547")
 def _(plan: Plan) -> None:
-    plan.files.append(_edit("scheduler.bin", lambda s: {**s, "last_epoch": s["last_epoch"] * 2}))
+    plan.files.append(edited("scheduler.bin", lambda s: {**s, "last_epoch": s["last_epoch"] * 2}))
 
 
 @cause(ACC, "horizon of the schedule rebuilt with another length", "OneTrainer #1604; transformers #27749")
@@ -270,9 +272,9 @@ def _(plan: Plan) -> None:
         return {**state, "param_groups": [group]}
 
     plan.again["one_group"] = True
-    plan.files.append(_edit("optimizer.bin", merge))
+    plan.files.append(edited("optimizer.bin", merge))
     plan.files.append(
-        _edit("scheduler.bin", lambda s: {**s, "base_lrs": s["base_lrs"][:1], "_last_lr": s["_last_lr"][:1]})
+        edited("scheduler.bin", lambda s: {**s, "base_lrs": s["base_lrs"][:1], "_last_lr": s["_last_lr"][:1]})
     )
 
 
@@ -317,4 +319,4 @@ def _(plan: Plan) -> None:
 @cause(ACC, "SGD momentum lost", "KempnerForge #115")
 def _(plan: Plan) -> None:
     plan.first["optimizer"] = "SGD"
-    plan.files.append(_edit("optimizer.bin", lambda s: {**s, "state": {}}))
+    plan.files.append(edited("optimizer.bin", lambda s: {**s, "state": {}}))

@@ -85,7 +85,7 @@ def _(plan: Plan) -> None:
     plan.after_load.append(reset)
 
 
-def _in_ckpt(change: Any) -> Any:
+def in_ckpt(change: Any) -> Any:
     def edit(path: Path) -> None:
         state = torch.load(path, weights_only=False)
         change(state)
@@ -96,12 +96,12 @@ def _in_ckpt(change: Any) -> Any:
 
 @cause(PL, "no scheduler in the file", "Lightning #11188")
 def _(plan: Plan) -> None:
-    plan.files.append(_in_ckpt(lambda s: s.update(lr_schedulers=[])))
+    plan.files.append(in_ckpt(lambda s: s.update(lr_schedulers=[])))
 
 
 @cause(PL, "optimizer state empty in the file", "KempnerForge #115")
 def _(plan: Plan) -> None:
-    plan.files.append(_in_ckpt(lambda s: s["optimizer_states"][0].update(state={})))
+    plan.files.append(in_ckpt(lambda s: s["optimizer_states"][0].update(state={})))
 
 
 @cause(PL, "scheduler saved before its update: off by one", "Lightning #1772")
@@ -109,7 +109,7 @@ def _(plan: Plan) -> None:
     def earlier(state: Any) -> None:
         state["lr_schedulers"][0]["last_epoch"] -= 1
 
-    plan.files.append(_in_ckpt(earlier))
+    plan.files.append(in_ckpt(earlier))
 
 
 @cause(PL, "step counter of the loops lost", "Lightning #12274")
@@ -118,7 +118,7 @@ def _(plan: Plan) -> None:
         progress = state["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
         progress["optimizer"]["step"]["total"] = {"ready": 0, "completed": 0}
 
-    plan.files.append(_in_ckpt(lose))
+    plan.files.append(in_ckpt(lose))
 
 
 @cause(PL, "fit without ckpt_path", "verl #7952")

@@ -1,5 +1,11 @@
 """Resumes with nothing wrong: every one that the guard stops is a false alarm."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
 from benchmarks.planted_bugs.plan import Acts, Cause, Plan
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
@@ -53,12 +59,76 @@ def healthy_causes() -> tuple[Cause, ...]:
         _accepted("accumulation doubled, accepted with a reason", accumulation=2),
         _accepted("batch size doubled, accepted with a reason", batch=8),
     ]
-    return tuple(out)
+    return (*out, *unseen_healthy())
 
 
-def _healthy(rig: str, name: str, **options: object) -> Cause:
+def unseen_healthy() -> tuple[Cause, ...]:
+    """Resumes in which something else changed: written after the guard was finished, as `causes_unseen`."""
+    moved = [_healthy(rig, "moved to another directory", moved=True) for rig in
+             ("accelerate", "ddp", "transformers", "lightning", "torch", "deepspeed")]  # fmt: skip
+    extended = {"lr_scheduler_type": "constant", "max_steps": 40}
+    return (
+        *moved,
+        _healthy("accelerate", "two loader workers instead of none", {"workers": 2}),
+        _healthy("accelerate", "a new evaluation set, prepared first", {"evaluation": True}),
+        _healthy("accelerate", "torch.compile on", {"compiled": True}),
+        _healthy("accelerate", "torch.compile off", {"compiled": False}, compiled=True),
+        _healthy("accelerate", "batch norm", model="norm"),
+        _healthy("accelerate", "tied weights", model="tied"),
+        _healthy("accelerate", "frozen layer", frozen=True),
+        _healthy("accelerate", "AMSGrad", optimizer="AMSGrad"),
+        _healthy("accelerate", "an object of the script's own", counter=True),
+        _healthy("accelerate", "evaluation between load and first step", after_load=_evaluate),
+        _healthy("accelerate", "files are read-only", files=_read_only),
+        _healthy("ddp", "two loader workers instead of none", {"workers": 2}),
+        _healthy("transformers", "another logging interval", {"logging_steps": 5}),
+        _healthy("transformers", "a new evaluation set", {"evaluation": True, "eval_strategy": "steps", "eval_steps": 5}),
+        _healthy("transformers", "evaluation before the first step",
+                 {"evaluation": True, "eval_strategy": "steps", "eval_on_start": True}),
+        _healthy("transformers", "longer run, constant LR", {"max_steps": 80}, **extended),
+        _healthy("transformers", "two loader workers", {"dataloader_num_workers": 2}),
+        _healthy("transformers", "saves twice as often", {"save_steps": 6}),
+        _healthy("lightning", "a new evaluation set", {"evaluation": True}),
+        _healthy("lightning", "another logging interval", {"trainer": {"log_every_n_steps": 7}}),
+        _healthy("lightning", "two loader workers", {"workers": 2}),
+        _healthy("lightning", "frozen layer", model="plain", frozen=True),
+        _healthy("torch", "torch.compile on", {"compiled": True}),
+        _healthy("torch", "fused AdamW on", {"fused": True}),
+        _healthy("torch", "SGD with momentum", optimizer="SGD", momentum=0.9),
+        _healthy("torch", "batch norm", model="norm"),
+    )  # fmt: skip
+
+
+def _evaluate(launch: Any) -> None:
+    launch.model.eval()
+    with torch.no_grad():
+        launch.model(torch.randn(16, 8))
+    launch.model.train()
+
+
+def _read_only(checkpoint: Path) -> None:
+    for path in (*checkpoint.rglob("*"), checkpoint):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def _healthy(
+    rig: str,
+    name: str,
+    again: dict[str, object] | None = None,
+    *,
+    moved: bool = False,
+    after_load: Callable[[Any], object] | None = None,
+    files: Callable[[Path], object] | None = None,
+    **options: object,
+) -> Cause:
+    """`options` of both launches, `again` of the one that resumes."""
+
     def plant(plan: Plan) -> None:
         plan.first.update(options)
+        plan.again.update(again or {})
+        plan.moved = moved
+        plan.after_load += [after_load] if after_load else []
+        plan.files += [files] if files else []
 
     return Cause(rig=rig, name=name, source="healthy", acts=Acts.NEVER_SEEN, alone=False, plant=plant)
 

@@ -26,6 +26,7 @@ class Plan:
     first: dict[str, Any] = field(default_factory=dict)
     again: dict[str, Any] = field(default_factory=dict)
     files: list[Callable[[Path], object]] = field(default_factory=list)  # the checkpoint directory or file
+    moved: bool = False  # the checkpoint lies in another directory when it is loaded
     before_load: list[Callable[[Any], object]] = field(default_factory=list)  # the launch
     after_load: list[Callable[[Any], object]] = field(default_factory=list)
     at_step: dict[int, Callable[[Any], object]] = field(default_factory=dict)  # steps of the new launch, from 1
@@ -61,6 +62,11 @@ def cause(
 
 def causes() -> tuple[Cause, ...]:
     """All causes, in the order they are written."""
-    from benchmarks.planted_bugs import causes_accelerate, causes_frameworks, causes_ranks  # noqa: F401
+    from benchmarks.planted_bugs import (  # noqa: F401
+        causes_accelerate,
+        causes_frameworks,
+        causes_ranks,
+        causes_unseen,
+    )
 
     return tuple(_ALL)

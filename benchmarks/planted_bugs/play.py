@@ -86,7 +86,10 @@ def play(
         if rank == 0:
             for hook in plan.files:
                 hook(checkpoint)
+            if plan.moved:
+                _move(checkpoint, folder)
         barrier()
+        checkpoint = _moved(checkpoint, folder) if plan.moved else checkpoint
         outcome, detail = _resume(rig, checkpoint, run_dir, plan, rows)
     if outcome is None:
         outcome, detail = _look_at_log(before, rows)
@@ -100,6 +103,20 @@ def play(
         step=len(rows) + 1,
         detail=detail[:160],
     )
+
+
+def _move(checkpoint: Path, folder: Path) -> None:
+    """Files move alone, a directory with everything beside it (DeepSpeed's `latest`)."""
+    target = _moved(checkpoint, folder)
+    if checkpoint.is_dir():
+        checkpoint.parent.rename(target.parent)
+    else:
+        target.parent.mkdir()
+        checkpoint.rename(target)
+
+
+def _moved(checkpoint: Path, folder: Path) -> Path:
+    return folder / "moved" / checkpoint.name
 
 
 def _resume(

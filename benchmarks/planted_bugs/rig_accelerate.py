@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs
 
 import chronicle
+from benchmarks.planted_bugs.models import MODELS, split_parameters
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
@@ -20,6 +21,19 @@ __all__ = ["SAVED_AT", "AccelerateLaunch", "first", "resume"]
 SAVED_AT = 12
 NUM_FIRST = 40
 EPOCH_BATCHES = 220
+
+
+class Counter:
+    """An object of the script's own that is saved: the update counter of an average with a warm-up."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.updates = state["updates"]
 
 
 class AccelerateLaunch:
@@ -36,6 +50,7 @@ class AccelerateLaunch:
             "zero": 0,
             "seed": 0,
             "prepared": True,
+            "model": "dropout",
             **options,
         }
         self.options = o
@@ -50,16 +65,17 @@ class AccelerateLaunch:
         if run_dir is not None:
             chronicle.guard(self.accelerator, run_dir=run_dir, same_data=True, accept_change=o.get("accept", {}))
         self.rank = int(self.accelerator.process_index)
-        self.model: Any = torch.nn.Sequential(
-            torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1)
-        )
+        self.model: Any = MODELS[o["model"]]()
         self.model.to(o.get("dtype", torch.float32))
         self.optimizer: Any = _optimizer(self.model, o)
         self.scheduler: Any = SCHEDULERS[o["scheduler"]](self.optimizer) if o["scheduler"] else None
         generator = torch.Generator().manual_seed(7)
         inputs = torch.randn(EPOCH_BATCHES * 4 * self.accelerator.num_processes, 8, generator=generator)
         rows = torch.utils.data.TensorDataset(inputs)
-        self.loader: Any = torch.utils.data.DataLoader(rows, batch_size=o["batch"], shuffle=o.get("shuffle", True))
+        shuffle, workers = o.get("shuffle", True), o.get("workers", 0)
+        self.loader: Any = torch.utils.data.DataLoader(rows, o["batch"], shuffle=shuffle, num_workers=workers)
+        if o.get("evaluation"):
+            self.accelerator.prepare(torch.utils.data.DataLoader(rows, 2 * o["batch"]))
         if o["prepared"]:
             self.prepare()
         torch.manual_seed(100 * o["seed"] + self.rank)  # every rank its own noise, as scripts with dropout do
@@ -71,11 +87,18 @@ class AccelerateLaunch:
     def prepare(self) -> None:
         """What every script does before it loads."""
         o = self.options
+        if o.get("frozen"):
+            next(self.model.children()).requires_grad_(False)
+        if o.get("compiled"):
+            self.model.compile(backend="eager")
         things = (self.model, self.optimizer, self.loader)
         if self.scheduler is not None and o["prepare"]:  # all at once: DeepSpeed's engine must see the scheduler
             self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(*things, self.scheduler)
         else:
             self.model, self.optimizer, self.loader = self.accelerator.prepare(*things)
+        if o.get("counter"):
+            self.counter = Counter()
+            self.accelerator.register_for_checkpointing(self.counter)
         if self.scheduler is not None and o["register"]:
             self.accelerator.register_for_checkpointing(self.scheduler)
 
@@ -106,6 +129,8 @@ class AccelerateLaunch:
         self.micro += 1
         if self.accelerator.sync_gradients:
             self.steps += 1
+            if self.options.get("counter"):
+                self.counter.updates += 1
             rows.append((self.steps, {"lr": lr, "loss": float(loss.detach())}))
 
 
@@ -117,7 +142,12 @@ def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Ro
     launch.accelerator.save_state(str(checkpoint))
     if run_dir is not None:
         launch.accelerator.chronicle.sealer.finish()
-    launch.train(NUM_FIRST - SAVED_AT, rows)
+    if plan.first.get("saves_again"):
+        launch.train(SAVED_AT, rows)
+        launch.accelerator.save_state(str(checkpoint.with_name(f"opt_step-{2 * SAVED_AT}")))
+        if run_dir is not None:
+            launch.accelerator.chronicle.sealer.finish()
+    launch.train(NUM_FIRST - launch.steps, rows)
     launch.accelerator.wait_for_everyone()
     return checkpoint, rows
 
@@ -137,13 +167,13 @@ def resume(checkpoint: Path, run_dir: Path | None, plan: Plan, rows: list[Row]) 
 
 
 def _optimizer(model: Any, options: dict[str, Any]) -> Any:
-    layers = [model[0].parameters(), model[3].parameters()]
-    groups = [{"params": list(layers[0])}, {"params": list(layers[1]), "lr": 5e-3}]
+    body, head = split_parameters(model, swapped=options.get("swapped", False))
+    groups = [{"params": body}, {"params": head, "lr": 5e-3}]
     if options.get("one_group"):
         groups = [{"params": list(model.parameters())}]
     if options["optimizer"] == "SGD":
         return torch.optim.SGD(groups, lr=1e-3, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=1e-2)
+    return torch.optim.AdamW(groups, lr=1e-2, amsgrad=options["optimizer"] == "AMSGrad")
 
 
 def _accelerator_options(o: dict[str, Any]) -> dict[str, Any]:

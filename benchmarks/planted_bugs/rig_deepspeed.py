@@ -62,7 +62,12 @@ def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Ro
     launch.engine.save_checkpoint(str(root))
     if run_dir is not None:
         launch.engine.chronicle.sealer.finish()
-    launch.train(NUM_FIRST - SAVED_AT, rows)
+    if plan.first.get("saves_again"):
+        launch.train(SAVED_AT, rows)
+        launch.engine.save_checkpoint(str(root))
+        if run_dir is not None:
+            launch.engine.chronicle.sealer.finish()
+    launch.train(NUM_FIRST - int(launch.engine.global_steps), rows)
     return root / f"global_step{SAVED_AT}", rows
 
 

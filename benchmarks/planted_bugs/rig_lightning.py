@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from benchmarks.planted_bugs.models import MODELS, split_parameters
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 from chronicle.resume.lightning import ChronicleCallback
@@ -24,7 +25,9 @@ class Regression(pl.LightningModule):
 
     def __init__(self, options: dict[str, Any], rows: list[Row]) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
+        self.layer: Any = MODELS[options["model"]]() if "model" in options else torch.nn.Linear(8, 1)
+        if options.get("frozen"):
+            next(self.layer.children()).requires_grad_(False)
         self.options, self.rows = options, rows
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -34,8 +37,12 @@ class Regression(pl.LightningModule):
         self.rows.append((self.trainer.global_step + 1, {"lr": lr, "loss": loss.item()}))
         return loss
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.layer(batch[0])
+
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        body, head = split_parameters(self.layer, swapped=self.options.get("swapped", False))
+        optimizer = torch.optim.AdamW([*body, *head], lr=1e-2)
         scheduler = SCHEDULERS[self.options.get("scheduler", "ExponentialLR")](optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -68,7 +75,7 @@ def _fit(
 ) -> Any:
     torch.manual_seed(0)
     module = Regression(options, rows)
-    data = torch.utils.data.TensorDataset(torch.randn(400, 4))
+    data = torch.utils.data.TensorDataset(torch.randn(400, 8))
     callbacks = [*([Hooks(plan)] if plan else []), *([ChronicleCallback(run_dir)] if run_dir is not None else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,9 +91,11 @@ def _fit(
             callbacks=callbacks,
             gradient_clip_val=options.get("clip"),
             accumulate_grad_batches=options.get("accumulation", 1),
+            **options.get("trainer", {}),
         )
-        loader = torch.utils.data.DataLoader(data, batch_size=4)
-        trainer.fit(module, loader, ckpt_path=None if ckpt is None else str(ckpt), weights_only=False)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=options.get("workers", 0))
+        looked = torch.utils.data.DataLoader(data, batch_size=8) if options.get("evaluation") else None
+        trainer.fit(module, loader, looked, ckpt_path=None if ckpt is None else str(ckpt), weights_only=False)
     return trainer
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import chronicle
+from benchmarks.planted_bugs.models import MODELS, split_parameters
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
@@ -19,14 +20,19 @@ class Loop:
     """One start of the script."""
 
     def __init__(self, run_dir: Path | None, options: dict[str, Any]) -> None:
-        self.options = o = {"scheduler": "StepLR", "optimizer": "AdamW", "ema": False, "attach_late": False, **options}
+        self.options = o = {"scheduler": "StepLR", "optimizer": "AdamW", "ema": False, "model": "plain", **options}
         torch.manual_seed(o.get("seed", 0))
-        self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-        self.average = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        self.model: Any = MODELS[o["model"]]()
+        self.average = MODELS[o["model"]]()
         self.average.load_state_dict(self.model.state_dict())
         self.scaler = torch.amp.GradScaler("cpu", enabled=True, growth_interval=5) if o.get("scaler") else None
-        kind = torch.optim.SGD if o["optimizer"] == "SGD" else torch.optim.AdamW
-        self.optimizer = kind(self.model.parameters(), lr=1e-2)
+        body, head = split_parameters(self.model, swapped=o.get("swapped", False))
+        if o["optimizer"] == "SGD":
+            self.optimizer: Any = torch.optim.SGD([*body, *head], lr=1e-2, momentum=o.get("momentum", 0.0))
+        else:
+            self.optimizer = torch.optim.AdamW([*body, *head], lr=1e-2, fused=o.get("fused", False))
+        if o.get("compiled"):
+            self.model.compile(backend="eager")
         self.scheduler: Any = SCHEDULERS[o["scheduler"]](self.optimizer)
         self.parts = [
             "model",
@@ -79,7 +85,10 @@ class Loop:
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
         for part in self.parts:
-            if part not in self.options.get("leave_out", ()):
+            if part == "model" and "prefix" in self.options:  # saved from inside a wrapper, loaded without a look
+                prefixed = {self.options["prefix"] + name: value for name, value in state[part].items()}
+                self.model.load_state_dict(prefixed, strict=False)
+            elif part not in self.options.get("leave_out", ()):
                 getattr(self, part).load_state_dict(state[part])
         if "step" not in self.options.get("leave_out", ()):
             self.step = int(state["step"])

@@ -67,13 +67,16 @@ def _trainer(out: Path, run_dir: Path | None, options: dict[str, Any], hooks: Ho
     )
     # the guard comes after the hooks: what they plant at the beginning of training is there when it looks
     callbacks = [hooks, *([ChronicleCallback(run_dir, same_data=True)] if run_dir is not None else [])]
-    trainer = transformers.Trainer(model=Regression(), args=arguments, train_dataset=rows, callbacks=callbacks)
+    looked = rows[:20] if options.get("evaluation") else None
+    trainer = transformers.Trainer(
+        model=Regression(), args=arguments, train_dataset=rows, eval_dataset=looked, callbacks=callbacks
+    )
     for unwanted in (transformers.trainer_callback.PrinterCallback, transformers.trainer_callback.ProgressCallback):
         trainer.remove_callback(unwanted)
     return trainer
 
 
-OWN = ("load",)
+OWN = ("load", "saves_again", "evaluation")
 
 
 def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Row]]:
@@ -81,7 +84,7 @@ def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Ro
     rows: list[Row] = []
     _trainer(folder / "out", run_dir, plan.first, Hooks(rows, None, NUM_FIRST)).train()
     checkpoint = folder / "out" / f"checkpoint-{SAVED_AT}"
-    for step in range(SAVED_AT * 2, NUM_FIRST + 1, SAVED_AT):
+    for step in () if plan.first.get("saves_again") else range(SAVED_AT * 2, NUM_FIRST + 1, SAVED_AT):
         later = folder / "out" / f"checkpoint-{step}"
         later.rename(folder / later.name)
     return checkpoint, rows

@@ -13,8 +13,15 @@ def warm_up(step: int) -> float:
     return min((step + 1) / 30, (30 / (step + 1)) ** 0.5)
 
 
+def stable_until(last: int) -> Callable[[Any], Any]:
+    """Constant up to a step, then down to zero within forty."""
+    return lambda o: lr.LambdaLR(o, lambda step: min(1.0, max(0.0, (last + 40 - step) / 40)))
+
+
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lr.LambdaLR(o, warm_up),
+    "decay after 240": stable_until(240),
+    "decay after 300": stable_until(300),
     "MultiplicativeLR": lambda o: lr.MultiplicativeLR(o, lambda step: 0.98),
     "StepLR": lambda o: lr.StepLR(o, 5, 0.7),
     "MultiStepLR": lambda o: lr.MultiStepLR(o, [6, 14, 22], 0.5),

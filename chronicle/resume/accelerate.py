@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler, raw_scheduler
 from chronicle.resume.hooks import hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.optimizers import collect_optimizers
 from chronicle.resume.options import Options
 from chronicle.resume.refusal import Check, failed
 from chronicle.resume.session import GuardSession
@@ -87,6 +88,7 @@ def observe_accelerator(accelerator: Any) -> LiveState:
         optimizers=optimizers,
         schedulers=_schedulers(accelerator, engines),
         scaler=accelerator.scaler,
+        objects=_own_objects(accelerator),
         topology=_topology(accelerator, engines),
         step=int(engines[0].global_steps) if engines else None,
     )
@@ -110,6 +112,15 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
     return tuple(found.values())
 
 
+def _own_objects(accelerator: Any) -> dict[str, Any]:
+    """What else the script registered. Loaders are left alone: some begin to iterate when asked for their state."""
+    return {
+        f"{type(thing).__name__} {index}": thing
+        for index, thing in enumerate(accelerator._custom_objects)
+        if not hasattr(thing, "optimizer") and not hasattr(thing, "__iter__") and not hasattr(thing, "parameters")
+    }
+
+
 def _steps_many(wrapper: Any) -> bool:
     """Whether a wrapper's one step is `num_processes` steps of the scheduler inside (Accelerate's `scheduler.py`)."""
     if any(base.__name__ == "DeepSpeedSchedulerWrapper" for base in type(wrapper).__mro__):
@@ -128,10 +139,11 @@ def _topology(accelerator: Any, engines: list[Any]) -> dict[str, Any]:
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for m in accelerator._models for p in m.parameters()})
     if dtypes:
         topology["dtype"] = "+".join(dtypes)
-    sizes = [getattr(loader, "total_batch_size", None) for loader in accelerator._dataloaders]
-    known = [int(size) for size in sizes if isinstance(size, int)]
-    if known:
-        topology["batch_size"] = known[0]
+    active = accelerator.gradient_state.active_dataloader
+    loaders = accelerator._dataloaders if active is None else [active]
+    sizes = [getattr(loader, "total_batch_size", None) for loader in loaders]
+    if len(sizes) == 1 and isinstance(sizes[0], int):  # of several, only the one in use is the one trained from
+        topology["batch_size"] = sizes[0]
     return topology
 
 

@@ -18,10 +18,15 @@ SAMPLES = 64
 
 
 class BatchWitness:
-    """Collects digests of model inputs in short windows; `report(key, digests)` gets each full window."""
+    """Collects digests of model inputs in short windows; `report(key, digests)` gets each full window.
 
-    def __init__(self, report: Callable[[str, tuple[str, ...]], None]) -> None:
-        self._report = report
+    `first_batch()` is called when the first batch of the launch is about to enter the model.
+    """
+
+    def __init__(
+        self, report: Callable[[str, tuple[str, ...]], None], first_batch: Callable[[], None] = lambda: None
+    ) -> None:
+        self._report, self._first_batch = report, first_batch
         self._key: str | None = "start"
         self._digests: list[str] = []
         self._model: weakref.ref[Any] | None = None
@@ -50,6 +55,8 @@ class BatchWitness:
         """One batch enters the model."""
         if self._key is None:
             return
+        if self._key == "start" and not self._digests:
+            self._first_batch()
         self._digests.append(batch_digest(args, kwargs))
         if self._key == "start":
             self.first = tuple(self._digests)

@@ -4,13 +4,11 @@ Codes are the primitives of the evidence table: M1 fingerprint, M2 LR oracle, M3
 Nothing is compared that was not recorded; nothing that was recorded is left out silently: `Check.ok` rows say what held.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from chronicle.resume.contract import COMPUTED, Expectation, close, close_rows
+from chronicle.resume.comparing import equal, is_sharded, near, other_world
+from chronicle.resume.contract import Expectation, close
 from chronicle.resume.likely_causes import (
-    forecast_cause,
-    lr_cause,
     moment_cause,
     moments_cause,
     position_cause,
@@ -18,12 +16,12 @@ from chronicle.resume.likely_causes import (
     step_cause,
     weights_cause,
 )
-from chronicle.resume.memory import Memory
+from chronicle.resume.lr_checks import further_checks, lr_checks, warm_up_checks
+from chronicle.resume.memory import Group, Memory
 from chronicle.resume.refusal import Check
 
 __all__ = ["check_memory", "check_rng"]
 
-SAME = 1e-9  # relative: the same program on the same state
 NORM = 1e-4  # relative: a reduction may be summed in another order
 
 
@@ -35,15 +33,16 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
     memory = expected.memory
     checks: list[Check] = []
     if at_first_step and expected.warms_up:
-        checks += _warm_up_checks(expected, found)
+        checks += warm_up_checks(expected, found)
     elif not expected.accepts("lr"):
-        checks += _lr_checks(expected, found, at_first_step and expected.lr_set_by_hand)
+        by_hand = at_first_step and expected.lr_set_by_hand
+        checks += [*lr_checks(expected, found, by_hand), *(() if by_hand else further_checks(expected, found))]
     if memory is None:
         return checks + list(_contract_only_checks(expected, found))
     for part in (_step_checks, _scheduler_checks, _topology_checks, _extra_checks):
         checks += part(expected, memory, found)
     # sizes and norms in the manifest are the main process's own: of a sharded optimizer they describe its shard alone
-    if rank == 0 or not _is_sharded(memory):
+    if rank == 0 or not is_sharded(memory):
         checks += _optimizer_checks(expected, memory, found)
     return checks + list(_digest_checks(expected, memory, found, rank))
 
@@ -51,7 +50,7 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
 def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
     """The generators of this rank: only comparable directly after the load, before anything draws from them."""
     memory = expected.memory
-    if memory is None or expected.accepts("rng") or _other_world(expected, found):
+    if memory is None or expected.accepts("rng") or other_world(expected, found):
         return []
     promised, own = memory.of_rank(rank), found.of_rank(rank)
     if promised is None or own is None or not promised.rng:
@@ -70,62 +69,13 @@ def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]
     ]
 
 
-def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[Check]:
-    tolerance = SAME if expected.contract is None else COMPUTED
-    lrs = expected.lrs()
-    own = tuple(group.lr for group in found.groups)
-    if lrs is not None:
-        ok = close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
-        yield Check(
-            name="learning rate per group",
-            code="M1",
-            ok=ok,
-            expected=_show(lrs),
-            found=_show(own) or "no optimizer",
-            where="optimizer param_groups",
-            cause="" if ok else lr_cause(expected, found, lrs, own),
-        )
-    rows = expected.next_lrs()
-    if rows is None or found.next_lrs is None or by_hand or _other_world(expected, found):
-        return
-    count = min(len(rows), len(found.next_lrs))
-    bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
-    yield Check(
-        name="learning rates of the next steps",
-        code="M2",
-        ok=bad is None,
-        expected=f"step +{bad + 1}: {_show(rows[bad])}" if bad is not None else f"{count} steps",
-        found=f"step +{bad + 1}: {_show(found.next_lrs[bad])}" if bad is not None else "equal",
-        where="scheduler and optimizer, stepped on copies",
-        cause="" if bad is None else forecast_cause(expected, found),
-    )
-
-
-def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """The first LR of a new warm-up is the trainer's choice, but not above the LR it warms up to."""
-    lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
-    if lrs is None:
-        return
-    ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
-    cause = "" if ok else "the trainer did not carry out the warm-up of the rollback"
-    yield Check(
-        name="learning rate of the warm-up",
-        code="M2",
-        ok=ok,
-        expected=f"at most {_show(lrs)}",
-        found=_show(own),
-        where="optimizer param_groups",
-        cause=cause,
-    )
-
-
 def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     """A checkpoint without manifest: what the contract itself promises."""
     contract = expected.contract
     if contract is None:
         return
     if contract.last_epochs and found.schedulers:
-        yield _equal(
+        yield equal(
             "scheduler position",
             "M1",
             sorted(contract.last_epochs),
@@ -136,16 +86,14 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
     promised = contract.optimizer_step
     if promised is not None:
         actual = found.optimizer_steps[1] if found.optimizer_steps else None
-        yield _equal(
-            "optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored"
-        )
+        yield equal("optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored")
 
 
 def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.step is not None and found.step is not None:
-        yield _equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(memory, found))
+        yield equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(memory, found))
     if memory.optimizer_steps is not None:
-        yield _equal(
+        yield equal(
             "optimizer step",
             "M1",
             memory.optimizer_steps,
@@ -158,7 +106,7 @@ def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterat
 
 
 def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    yield _equal(
+    yield equal(
         "schedulers",
         "M1",
         [s.name for s in memory.schedulers],
@@ -172,7 +120,7 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
     for index, (saved, own) in enumerate(zip(memory.schedulers, found.schedulers, strict=True)):
         where = f"scheduler {index} ({own.name})"
         if own.last_epoch not in moved:
-            yield _equal(
+            yield equal(
                 "scheduler position",
                 "M1",
                 saved.last_epoch,
@@ -180,8 +128,8 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 f"{where} last_epoch, {saved.unit} per optimizer step",
                 position_cause(saved, own),
             )
-        if not _other_world(expected, found):
-            yield _equal(
+        if not other_world(expected, found):
+            yield equal(
                 "scheduler unit",
                 "M3",
                 saved.unit,
@@ -192,7 +140,7 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
 
 
 def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    yield _equal(
+    yield equal(
         "optimizers",
         "M3",
         list(memory.optimizers),
@@ -201,8 +149,8 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
         "another optimizer class is used in this launch, or prepare() was called after the load",
     )
     saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
-    if not _other_world(expected, found):
-        yield _equal(
+    if not other_world(expected, found):
+        yield equal(
             "parameter groups",
             "M3",
             saved_sizes,
@@ -210,11 +158,20 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
             "parameters and elements per group",
             "the model or its grouping is not the one that was saved",
         )
+    if memory.order and found.order and not other_world(expected, found):
+        yield equal(
+            "order of the parameters",
+            "M5",
+            memory.order,
+            found.order,
+            "places of the optimizer against those of the model",
+            "the optimizer was built over the parameters in another order: each gets the moments of another",
+        )
     if len(memory.groups) != len(found.groups):
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
         where = f"group {index}"
-        if saved.moment_norm is not None and not _other_world(expected, found):
+        if saved.moment_norm is not None and not other_world(expected, found):
             ok = own.moment_norm is not None and close(saved.moment_norm, own.moment_norm, NORM)
             yield Check(
                 name="first moments",
@@ -225,7 +182,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 where=where,
                 cause="" if ok else moment_cause(own.moment_norm),
             )
-        yield _equal(
+        yield equal(
             "parameters with state",
             "M1",
             saved.num_states,
@@ -233,25 +190,34 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
             where,
             "part of the optimizer state was dropped",
         )
+        yield from _setting_checks(expected, saved, own, where)
         names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
         for name in names:
             if not expected.accepts(name) and getattr(saved, name) is not None:
-                yield _near(name, getattr(saved, name), getattr(own, name), where)
+                yield near(name, getattr(saved, name), getattr(own, name), where)
+
+
+def _setting_checks(expected: Expectation, saved: Group, own: Group, where: str) -> Iterator[Check]:
+    """Options of the group that both know; a newer torch may know more of them."""
+    for name in saved.settings.keys() & own.settings.keys():
+        if not expected.accepts(name):
+            cause = f"the optimizer's `{name}` was set again after the load"
+            yield equal(name, "M1", saved.settings[name], own.settings[name], where, cause)
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     for key, value in memory.topology.items():
         if expected.accepts(key) or key not in found.topology:
             continue
-        if key == "num_processes" and _other_world(expected, found):
+        if key == "num_processes" and other_world(expected, found):
             continue
         cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
-        yield _equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
+        yield equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
 
 
 def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.scaler is not None:
-        yield _equal(
+        yield equal(
             "loss scaler",
             "M1",
             dict(memory.scaler),
@@ -260,7 +226,7 @@ def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Itera
             "the scaler's state was not restored; it starts from its initial scale",
         )
     for name, digest in memory.averages.items():
-        yield _equal(
+        yield equal(
             f"averaged weights `{name}`",
             "M1",
             digest,
@@ -273,13 +239,13 @@ def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Itera
 def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: int) -> Iterator[Check]:
     own = found.of_rank(rank)
     saved = memory.of_rank(rank)
-    if saved is None or _other_world(expected, found):
+    if saved is None or other_world(expected, found):
         replicated = {digest.weights for digest in memory.ranks}
         saved = memory.ranks[0] if len(replicated) == 1 and memory.ranks else None
-    if saved is None or own is None or (_other_world(expected, found) and _is_sharded(memory)):
+    if saved is None or own is None or (other_world(expected, found) and is_sharded(memory)):
         return
     if saved.weights:
-        yield _equal(
+        yield equal(
             "weights",
             "M1",
             saved.weights,
@@ -288,7 +254,7 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
             weights_cause(memory, own.weights),
         )
     if saved.moments:
-        yield _equal(
+        yield equal(
             "optimizer moments",
             "M1",
             saved.moments,
@@ -296,44 +262,3 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
             f"sample of every tensor, rank {rank}",
             moments_cause(memory, own.moments, rank),
         )
-
-
-def _equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
-    ok = expected == found
-    return Check(
-        name=name,
-        code=code,
-        ok=ok,
-        expected=_text(expected),
-        found=_text(found),
-        where=where,
-        cause="" if ok else cause,
-    )
-
-
-def _near(name: str, expected: float, found: float | None, where: str) -> Check:
-    ok = found is not None and close(expected, found, SAME)
-    cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
-    return Check(name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=_text(found), where=where, cause=cause)
-
-
-def _other_world(expected: Expectation, found: Memory) -> bool:
-    """Whether this launch runs on another number of ranks, and a person accepted that."""
-    memory = expected.memory
-    if memory is None or not expected.accepts("world_size"):
-        return False
-    return bool(memory.topology.get("world_size") != found.topology.get("world_size"))
-
-
-def _is_sharded(memory: Memory) -> bool:
-    return len({digest.moments for digest in memory.ranks}) > 1
-
-
-def _show(row: Sequence[float]) -> str:
-    shown = ", ".join(f"{lr:.9g}" for lr in row[:6])
-    return f"{shown}, … ({len(row)} groups)" if len(row) > 6 else shown
-
-
-def _text(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 160 else text[:157] + "…"

@@ -31,7 +31,9 @@ __all__ = [
 CONTRACT_VERSION = 1
 COMPUTED = 1e-6  # relative: a contract's LRs come from a closed form, torch's from its recursion
 EVERYTHING = "*"  # a reason without a name: every difference of topology and data plan
-NEVER_BY_REASON_ALONE = frozenset({"lr", "rng", "weight_decay", "initial_lr", "max_lr", "min_lr"})
+NEVER_BY_REASON_ALONE = frozenset(
+    {"lr", "schedule", "rng", "weight_decay", "initial_lr", "max_lr", "min_lr", "checkpoint", "frozen_parameters"}
+)
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 SMALL_JUMP = 1.05
 UNKNOWN_JUMP = 2.0

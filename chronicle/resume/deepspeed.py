@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler, raw_scheduler
 from chronicle.resume.hooks import hook_engine_steps
+from chronicle.resume.optimizers import collect_optimizers
 from chronicle.resume.options import Options
 from chronicle.resume.refusal import Check, failed
 from chronicle.resume.session import GuardSession

@@ -17,6 +17,7 @@ __all__ = [
     "check_contract",
     "check_fresh_start",
     "check_identity",
+    "check_newest",
     "check_next_batch",
     "check_ranks",
     "check_run_state",
@@ -67,7 +68,7 @@ def check_ranks(asked: int | None, world_size: int) -> list[Check]:
             expected=f"{asked}, as the launcher was asked for",
             found=f"{world_size} in the process group",
             where="this launch",
-            cause="the launcher started fewer, or the process group was never formed; --accept-change \"world_size: why\"",
+            cause='the launcher started fewer, or the process group was never formed; --accept-change "world_size: why"',
         )
     ]
 
@@ -116,6 +117,30 @@ def check_run_state(root: Path, memory: Memory | None, history: History) -> list
     return checks
 
 
+def check_newest(memory: Memory | None, root: Path, history: History, contract: Contract | None) -> list[Check]:
+    """F9: a newer checkpoint of the same weights is there, and no rollback says to leave it out (a stale pointer)."""
+    step = memory.step if memory else None
+    if step is None or (contract is not None and same_checkpoint(contract, root)):
+        return []
+    newer = [
+        (saved, path) for saved, path in history.kept if saved is not None and saved > step and Path(path).exists()
+    ]
+    if not newer:
+        return []
+    saved, path = max(newer)
+    return [
+        failed(
+            "newest checkpoint",
+            "F9",
+            expected=f"step {saved}: {path}",
+            found=f"step {step}: {root}",
+            where="checkpoints in the journal",
+            cause="a pointer that is stale, or names sorted as text; to go back on purpose: "
+            f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
+        )
+    ]
+
+
 def check_fresh_start(found: Memory, history: History, pending: Contract | None) -> list[Check]:
     """L2: a launch that loaded nothing, in a run that has a past, would train from scratch."""
     step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -137,13 +162,19 @@ def check_fresh_start(found: Memory, history: History, pending: Contract | None)
 
 
 def check_next_batch(
-    first: str, followed: str | None, starts: Collection[str], *, promised: bool, mid_epoch: bool | None
+    first: str,
+    followed: str | None,
+    starts: Collection[str],
+    *,
+    promised: bool,
+    mid_epoch: bool | None,
+    rank: int = 0,
 ) -> list[Check]:
     """M4: digest of the first batch of a resume against the one that `followed` the save, and those of fresh starts.
 
     A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to have followed.
     """
-    name, where = "next batch", "first batch of rank 0"
+    name, where = "next batch", f"first batch of rank {rank}"
     if followed is not None and first == followed:
         return [Check(name=name, code="M4", ok=True, expected=followed, found="equal", where=where)]
     if first in starts and (followed is not None or mid_epoch):

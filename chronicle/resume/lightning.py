@@ -12,10 +12,11 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler
 from chronicle.resume.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory
+from chronicle.resume.optimizers import collect_optimizers
 from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
 from chronicle.resume.step_log import StepLog

@@ -26,6 +26,7 @@ class Group:
     num_elements: int = 0
     moment_norm: float | None = None
     num_states: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its other plain options: betas, momentum, eps, …
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,9 @@ class Scheduler:
     step_count: int | None = None
     last_lr: tuple[float, ...] = ()
     unit: int = 1
+    further: tuple[
+        tuple[float, ...], ...
+    ] = ()  # its functions of the step, at steps further on (`forecast.far_points`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class RankDigest:
     rng: Mapping[str, str] = field(default_factory=dict)  # python | numpy | torch | cuda -> digest
     weights: str = ""
     moments: str = ""
+    buffers: str = ""  # what a model saves beside its parameters: running statistics
     data: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +61,7 @@ class RankDigest:
             "rng": dict(self.rng),
             "weights": self.weights,
             "moments": self.moments,
+            "buffers": self.buffers,
             "data": self.data,
         }
 
@@ -65,7 +71,8 @@ class RankDigest:
         return cls(
             rank=int(record.get("rank", 0)),
             rng={str(k): str(v) for k, v in dict(record.get("rng") or {}).items()},
-            weights=str(record.get("weights") or ""),
+            weights=str(record.get("weights") or "") if "buffers" in record else "",  # before, one digest of both
+            buffers=str(record.get("buffers") or ""),
             moments=str(record.get("moments") or ""),
             data=str(record.get("data") or ""),
         )
@@ -86,6 +93,10 @@ class Memory:
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
+    objects: Mapping[str, str] = field(default_factory=dict)  # objects of the script's own that are saved -> digest
+    order: str = ""  # which parameter of the models each place of the optimizers holds
+    frozen: str = ""  # how many parameters take no gradient, and which
+    training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
     ranks: tuple[RankDigest, ...] = ()
 
@@ -108,6 +119,10 @@ class Memory:
             "topology": dict(self.topology),
             "scaler": None if self.scaler is None else dict(self.scaler),
             "averages": dict(self.averages),
+            "objects": dict(self.objects),
+            "order": self.order,
+            "frozen": self.frozen,
+            "training": None if self.training is None else list(self.training),
             "rng": {str(digest.rank): dict(digest.rng) for digest in self.ranks},
             "ranks": [digest.to_json() for digest in self.ranks],
             "data": self.data,
@@ -117,7 +132,7 @@ class Memory:
     def from_json(cls, record: Mapping[str, Any]) -> "Memory":
         """Parse the persisted form; a missing field is absent, an unknown one ignored."""
         steps = record.get("optimizer_steps")
-        rows = record.get("next_lrs")
+        rows, modes = record.get("next_lrs"), record.get("training")
         return cls(
             step=record.get("step"),
             groups=tuple(_parse_group(group) for group in record.get("groups") or ()),
@@ -130,6 +145,10 @@ class Memory:
             topology=dict(record.get("topology") or {}),
             scaler=record.get("scaler"),
             averages=dict(record.get("averages") or {}),
+            objects=dict(record.get("objects") or {}),
+            order=str(record.get("order") or ""),
+            frozen=str(record.get("frozen") or ""),
+            training=None if modes is None else tuple(bool(mode) for mode in modes),
             data=record.get("data"),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
         )
@@ -146,6 +165,7 @@ def _group_json(group: Group) -> dict[str, Any]:
         "num_elements": group.num_elements,
         "moment_norm": group.moment_norm,
         "num_states": group.num_states,
+        "settings": dict(group.settings),
     }
 
 
@@ -160,6 +180,7 @@ def _parse_group(record: Mapping[str, Any]) -> Group:
         num_elements=int(record.get("num_elements") or 0),
         moment_norm=_float(record.get("moment_norm")),
         num_states=int(record.get("num_states") or 0),
+        settings=dict(record.get("settings") or {}),
     )
 
 
@@ -170,6 +191,7 @@ def _scheduler_json(scheduler: Scheduler) -> dict[str, Any]:
         "step_count": scheduler.step_count,
         "last_lr": list(scheduler.last_lr),
         "unit": scheduler.unit,
+        "further": [list(row) for row in scheduler.further],
     }
 
 
@@ -180,6 +202,7 @@ def _parse_scheduler(record: Mapping[str, Any]) -> Scheduler:
         step_count=record.get("step_count"),
         last_lr=tuple(float(lr) for lr in record.get("last_lr") or ()),
         unit=int(record.get("unit") or 1),
+        further=_parse_rows(record.get("further") or ()),
     )
 
 

@@ -8,7 +8,7 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -61,6 +61,18 @@ class Sealer:
         """The digests that are there within a second."""
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
+
+    def share(self, topic: str, value: str, write: Callable[[Sequence[RankDigest]], None], *, at_most: int) -> None:
+        """Give `value` of every rank to `write` on the main process, from a thread when it must wait for the others."""
+        own = RankDigest(rank=self.ranks.rank, data=value)
+        if not 1 < self.ranks.world_size <= at_most:
+            write((own,))
+            return
+        prefix = self.ranks.publish(sha256(topic.encode()).hexdigest()[:16], own)
+        if self.ranks.rank == 0:
+            begun = time.monotonic()
+            deadline = begun + WAIT_IN_BACKGROUND_SECONDS
+            self._start(lambda: write(self.ranks.collect(prefix, own, lambda: min(deadline, self._deadline))))
 
     def finish(self) -> None:
         """Complete every manifest begun here; digests of ranks that have not come within seconds are left out."""

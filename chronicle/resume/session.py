@@ -5,24 +5,32 @@ touch the disk, and tells the journal (`story`). Errors of its own: at a save th
 where unverified state would be trained on, they refuse.
 """
 
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
+from chronicle.resume.data_watch import DataWatch
+from chronicle.resume.entry_checks import Entry, check_entry, check_mode
 from chronicle.resume.files import check_files, checkpoint_root, read_memory
-from chronicle.resume.fingerprint import LiveState, fingerprint_memory, rng_digests
+from chronicle.resume.fingerprint import (
+    LiveState,
+    buffers_digest,
+    fingerprint_memory,
+    frozen_parameters,
+    object_digests,
+    rng_digests,
+)
 from chronicle.resume.forecast import NUM_FORECAST, forecast_lrs
 from chronicle.resume.identity import (
     check_contract,
     check_fresh_start,
     check_identity,
-    check_next_batch,
+    check_newest,
     check_ranks,
     check_run_state,
     shares_parameters,
@@ -57,17 +65,22 @@ class GuardSession:
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
         self.story = Story(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
         self.sealer = Sealer(self.ranks, self.story)
-        self.batches = BatchWitness(self._record_batches)
         if run_dir is None:
             self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.begun = Beginning()
         self.ruling = Ruling(self.ranks, self.story, self.options, self.begun)
-        self.mid_epoch: bool | None = None  # whether the checkpoint lies inside an epoch, where the adapter can tell
+        self.data = DataWatch(
+            self.options, self.story, self.sealer, self.begun, lambda: self.step, self._before_first_batch
+        )
+        self.batches = self.data.batches
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
         self._loading = False
-        self._data_met = False
+        self._entry: Entry | None = None
+        self._objects_before: Mapping[str, str] = {}
+        self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
+        self._models: tuple[Any, ...] = ()
         self._steps_here = 0
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
         self._recent: deque[tuple[float, ...]] = deque(maxlen=NUM_FORECAST)
@@ -110,7 +123,7 @@ class GuardSession:
         memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
-        return memory
+        return replace(memory, training=self._modes)
 
     # ---- at load -------------------------------------------------------------------------------------------------
 
@@ -129,6 +142,7 @@ class GuardSession:
         self._loading = True
 
     def _check_before_load(self, root: Path, memory: Memory | None) -> list[Check]:
+        self._objects_before = object_digests(self._observe())
         contract, memory = self._contract(), memory or read_memory(root)
         self.begun.expectation = self._expect(root, memory, contract)
         if self.ranks.rank != 0:
@@ -170,8 +184,22 @@ class GuardSession:
         expectation = self.begun.expectation or Expectation(basis="none")
         live = self._live()
         found = fingerprint_memory(live)
-        self._data_met = self._data_equal(live.data)
+        self._entry = Entry(
+            buffers=found.ranks[0].buffers,
+            frozen=found.frozen,
+            objects=found.objects,
+            objects_before=self._objects_before,
+        )
+        self.data.loaded(live.data)
         return check_memory(expectation, found, rank=live.rank)
+
+    def _before_first_batch(self) -> None:
+        """Running statistics move with this batch. A plain loop says nothing of its loads: what it meets it has loaded."""
+        if self.off or not (self._entry or self.begun.state_loaded):
+            return
+        live = self._observe()
+        entry = self._entry or Entry(frozen=frozen_parameters(live))
+        self._entry = replace(entry, buffers=buffers_digest(live))
 
     def state_loaded(self, memory: Memory | None) -> None:
         """A plain loop is loading an optimizer state; `memory` is what travelled in it. Compared at the first step."""
@@ -198,6 +226,7 @@ class GuardSession:
         if self.off or not self._is_first(optimizer):
             return
         self._steps_here += 1
+        self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = tuple(float(group["lr"]) for known in self._known for group in known.param_groups)
         self._recent.append(lrs)
         self._witness = self._witness.see(lrs)
@@ -223,14 +252,15 @@ class GuardSession:
         if self.off:
             self.ruling.record("off", (), "before the first step")
             return
-        checks = guarded(lambda: self._check_first_step(optimizer))
+        first_batches = self.data.gather_first()
+        checks = guarded(lambda: self._check_first_step(optimizer, first_batches))
         self.ruling.settle(checks, "before the first step", self.begun.loaded_from)
         if all(check.ok for check in checks):
             self.ruling.record("passed", checks, "before the first step")
 
-    def _check_first_step(self, optimizer: Any) -> list[Check]:
+    def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> list[Check]:
         live = self._live()
-        self._known = tuple(live.optimizers)
+        self._known, self._models = tuple(live.optimizers), tuple(live.models)
         found = fingerprint_memory(live)
         self.begun.start_step = found.step or 0
         if found.next_lrs is not None:
@@ -243,9 +273,11 @@ class GuardSession:
         if self.begun.expectation is None:
             return checks
         checks += check_memory(self.begun.expectation, found, rank=live.rank, at_first_step=True)
-        if not (self._data_met or self._data_equal(live.data)):
-            checks.append(self._data_check(live.data))
-        checks += self._check_next_batch()
+        checks += check_mode(self.begun.expectation, found)
+        if self._entry is not None:
+            checks += check_entry(self.begun.expectation, self._entry, found, rank=live.rank)
+        checks += self._check_newest()
+        checks += self.data.check(live.data, first_batches)
         own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
         self._tripwire = LrTripwire.after(self.begun.expectation, own)
         return checks
@@ -269,26 +301,12 @@ class GuardSession:
         self.begun.loaded_from, self.begun.expectation = root, self._expect(root, memory, contract)
         return check_contract(contract, root, history)
 
-    def _check_next_batch(self) -> list[Check]:
-        """M4: the first batch of this launch against the one that followed the checkpoint."""
-        expectation = self.begun.expectation
-        if not self.batches.first or expectation is None or self.ranks.rank != 0:
+    def _check_newest(self) -> list[Check]:
+        """Before the first step and not at the load: a script that only evaluates may load what it likes."""
+        root, expectation = self.begun.loaded_from, self.begun.expectation
+        if root is None or expectation is None or self.ranks.rank != 0 or expectation.accepts("checkpoint"):
             return []
-        if expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data):
-            return []
-        history = self.story.read()
-        step = expectation.memory.step if expectation.memory else None
-        followed = history.followed.get(str(self.begun.loaded_from) if self.begun.loaded_from else f"step {step}")
-        return check_next_batch(
-            self.batches.first[0], followed, history.starts, promised=self.options.same_data, mid_epoch=self.mid_epoch
-        )
-
-    def _record_batches(self, key: str, digests: tuple[str, ...]) -> None:
-        after = None if key == "start" else key
-        step = self.step if after else self.begun.start_step
-        data = {"digests": list(digests)} | ({"after": after} if after else {})
-        if after is not None or (self.begun.loaded_from is None and not self.begun.state_loaded):
-            self.story.write("guard.batches", step=step, title="batches seen", data=data)
+        return check_newest(expectation.memory, root, self.story.read(), expectation.contract)
 
     def _trip(self, lrs: tuple[float, ...]) -> None:
         assert self._tripwire is not None
@@ -321,29 +339,3 @@ class GuardSession:
         basis = "contract" if bound else ("manifest" if memory else "none")
         accepted = accepted_changes(bound, self.options.accept_change)
         return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
-
-    def _data_equal(self, data: Any) -> bool:
-        expectation = self.begun.expectation
-        if self.options.data_state is None or expectation is None or expectation.memory is None:
-            return True
-        if expectation.memory.data is None or expectation.accepts("data"):
-            return True
-        if expectation.contract is not None and expectation.contract.moves_data:
-            return True
-        return _plain(expectation.memory.data) == _plain(data)
-
-    def _data_check(self, data: Any) -> Check:
-        memory = self.begun.expectation.memory if self.begun.expectation else None
-        saved = memory.data if memory else None
-        return failed(
-            "data position",
-            "M4",
-            expected=str(saved)[:160],
-            found=str(data)[:160],
-            where="data_state()",
-            cause="the data position was not restored: samples would be repeated or left out",
-        )
-
-
-def _plain(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, default=str)

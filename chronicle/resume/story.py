@@ -32,10 +32,10 @@ class History:
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
     fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch has met
     readable: bool = True
-    starts: frozenset[str] = frozenset()  # digests of the first batch of launches from scratch
-    followed: Mapping[str, str] = field(
-        default_factory=dict
-    )  # checkpoint -> digest of the batch that followed its save
+    kept: tuple[tuple[int, str], ...] = ()  # (step, path) of those that the present weights descend from
+    # by rank: digests of the first batch of launches from scratch; checkpoint -> rank -> the batch that followed its save
+    starts: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    followed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def last_step(self) -> int | None:
@@ -88,31 +88,40 @@ class Story:
 def fold_history(entries: Iterable[Entry]) -> History:
     """Pure: checkpoints, open intents and met contracts of a run."""
     checkpoints: list[tuple[int | None, str]] = []
+    kept: list[tuple[int, str]] = []
     intents: dict[str, str] = {}
     fulfilled: set[str] = set()
-    starts: set[str] = set()
-    followed: dict[str, str] = {}
+    starts: dict[int, frozenset[str]] = {}
+    followed: dict[str, dict[int, str]] = {}
     for entry in entries:
         if entry.kind in SAVES:
-            checkpoints.append((entry.step, str(entry.data.get("path") or "")))
+            path = str(entry.data.get("path") or "")
+            checkpoints.append((entry.step, path))
+            kept += [(entry.step, path)] if entry.step is not None and path else []
         elif entry.kind == "guard.batches" and entry.data.get("digests"):
-            first = str(entry.data["digests"][0])
+            firsts = {0: str(entry.data["digests"][0])}
+            firsts |= {int(rank): str(first) for rank, first in (entry.data.get("ranks") or {}).items()}
             if entry.data.get("after"):
-                followed[str(entry.data["after"])] = first
+                followed[str(entry.data["after"])] = firsts
             elif not entry.step:
-                starts.add(first)
+                for rank, first in firsts.items():
+                    starts[rank] = starts.get(rank, frozenset()) | {first}
         elif entry.kind in INTENTS:
             intents[entry.id] = str(entry.data.get("id") or entry.id)
         elif entry.kind in RECEIPTS:
             named = {*entry.refs, str(entry.data.get("intent")), str(entry.data.get("id"))}
             intents = {key: name for key, name in intents.items() if key not in named and name not in named}
-        elif entry.kind == "guard.verdict" and entry.data.get("contract") and entry.data.get("verdict") != "refused":
-            fulfilled.add(str(entry.data["contract"]))
+        elif entry.kind == "guard.verdict" and entry.data.get("verdict") != "refused":
+            if entry.data.get("contract"):
+                fulfilled.add(str(entry.data["contract"]))
+            if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
+                kept = [(step, path) for step, path in kept if step <= entry.step]
     return History(
         checkpoints=tuple(checkpoints),
         open_intent=next(iter(intents), None),
         fulfilled=frozenset(fulfilled),
-        starts=frozenset(starts),
+        kept=tuple(kept),
+        starts=starts,
         followed=followed,
     )
 

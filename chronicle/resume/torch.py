@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler, raw_optimizer
 from chronicle.resume.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory
+from chronicle.resume.optimizers import collect_optimizers
 from chronicle.resume.options import Mode, Options
 from chronicle.resume.session import GuardSession
 from chronicle.resume.step_log import StepLog

@@ -11,9 +11,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler, raw_scheduler
 from chronicle.resume.hooks import hook_optimizer_steps
+from chronicle.resume.optimizers import collect_optimizers
 from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
 from chronicle.resume.step_log import StepLog
@@ -50,8 +51,8 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             return
         directory = find_resumed(args, state, session.known_checkpoints())
         # at an epoch's start the loader draws from the generators before anybody could look at them
-        session.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
-        self._waits_for_generators = session.mid_epoch and not args.ignore_data_skip
+        session.data.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
+        self._waits_for_generators = session.data.mid_epoch and not args.ignore_data_skip
         session.before_load(directory)
         session.after_load(directory, generators=False)
 
