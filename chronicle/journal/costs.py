@@ -15,6 +15,7 @@ from typing import Any
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import Lineage, compute_lineage
+from chronicle.journal.nodes import drop_preflights, merge_nodes
 
 __all__ = ["Cause", "Costs", "Interruption", "LostWork", "compute_costs"]
 
@@ -94,6 +95,7 @@ def compute_costs(
     samples_per_step: float | None = None,
 ) -> Costs:
     """Fold a run's journal and its logged (step, time) pairs by launch. `now` counts as the end of a run that is alive."""
+    entries = merge_nodes(drop_preflights(entries))
     observed = {number: (points[0][0], max(step for step, _ in points)) for number, points in series.items() if points}
     lineage = compute_lineage(entries, observed)
     step_seconds = {number: _seconds_by_step(points) for number, points in series.items()}

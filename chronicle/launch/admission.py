@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from chronicle.errors import Refusal
 from chronicle.hardware.nodes import find_excluded
 from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.launch.cgroup import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_launches
 from chronicle.launch.processes import read_boot_id
@@ -74,6 +75,9 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
         title = f"launch {facts.number} ended without a word: its supervisor is gone"
         writer.append("launch.end", launch=facts.number, title=title, data=data)
         closed.append(facts.number)
+        group = open_group(facts.cgroup)
+        if group is not None:
+            group.remove()  # only an empty one can be removed: `sweep` ends what is in it
     return closed
 
 

@@ -32,6 +32,7 @@ class LaunchStory:
     ended: str = ""
     title: str = ""
     host: str = ""
+    silent_hosts: tuple[str, ...] = ()  # nodes of it that started and have not said that they ended
     argv: tuple[str, ...] = ()
     git_commit: str = ""
     exit_code: int | None = None
@@ -61,9 +62,9 @@ class LaunchStory:
             return "running"
         if not self.ended:
             return "no end recorded"
-        if self.signal:
-            return f"ended by {self.signal}"
-        return "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
+        how = "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
+        how = f"ended by {self.signal}" if self.signal else how
+        return f"{how}, no end recorded on {', '.join(self.silent_hosts)}" if self.silent_hosts else how
 
 
 def tell_launches(
@@ -87,12 +88,16 @@ def tell_launches(
 
 def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
     data = entry.data
+    host = str(data.get("host") or "")
+    if entry.kind == "launch.start" and launch.started:  # another node of it
+        return replace(launch, silent_hosts=(*launch.silent_hosts, host))
     if entry.kind == "launch.start":
         return replace(
             launch,
+            silent_hosts=(host,) if host else (),
             started=entry.ts,
             title=entry.title,
-            host=str(data.get("host") or ""),
+            host=host,
             argv=tuple(str(word) for word in data.get("argv") or ()),
             git_commit=str(data.get("git_commit") or ""),
             imported=bool(data.get("imported")),
@@ -101,7 +106,11 @@ def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
         code, signal = data.get("exit_code"), data.get("signal")
         number = code if isinstance(code, int) else None
         signal = "" if signal is None else _signal(signal)
-        return replace(launch, ended=entry.ts, exit_code=number, signal=signal, alive=False)
+        silent = tuple(one for one in launch.silent_hosts if one != host) if host else ()
+        launch = replace(launch, silent_hosts=silent, ended=entry.ts, alive=False)
+        if launch.exit_code or launch.signal:
+            return launch  # another node has failed: that is how the launch ended
+        return replace(launch, exit_code=number, signal=signal)
     if entry.kind == "guard.verdict":
         return replace(launch, verdict=str(data.get("verdict") or "unknown"), verdict_entry=entry)
     return launch
