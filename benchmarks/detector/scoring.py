@@ -107,7 +107,7 @@ def spread_rows(rows: Iterable[int]) -> list[Alarm]:
 def score_curve(curve: Curve, alarms: Sequence[Alarm], score: Score, *, matching: Sequence[Alarm] | None = None) -> None:
     """Add one curve to the score; `matching` are the alarms to match with when they differ from those counted."""
     for label in curve.labels:
-        alarm = next((a for a in matching or alarms if _sees(a, label)), None)
+        alarm = next((a for a in matching or alarms if sees(a, label)), None)
         score.found.append(Found(curve=curve, label=label, alarm=alarm, has_history=_has_history(curve, label)))
     blank = _blank_rows(curve)
     score.healthy_points += len(curve.steps) - sum(blank)
@@ -118,7 +118,7 @@ def score_curve(curve: Curve, alarms: Sequence[Alarm], score: Score, *, matching
             score.false_alarms.append((curve, alarm))
 
 
-def _sees(alarm: Alarm, label: Label) -> bool:
+def sees(alarm: Alarm, label: Label) -> bool:
     if label.kind == "lr-bug":
         reaches = alarm.end_row is None or alarm.end_row >= label.onset_row - EARLY
         return alarm.tier is not Tier.NOTICE and alarm.row <= label.onset_row + REACH and reaches

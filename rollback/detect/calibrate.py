@@ -12,12 +12,27 @@ import math
 from collections.abc import Sequence
 
 BLOCK_POINTS = 192
+WANDER_POINTS = 48
 SEGMENT_POINTS = 384
 SEGMENTS = 16
 TARGET_POINTS = 300_000  # one false alarm in so many points
 STEPS = 1.5  # the ladder of inflations that are tried
 GUMBEL_SCALE = math.sqrt(6.0) / math.pi
 EULER = 0.5772
+
+
+def find_wander(residuals: Sequence[float]) -> float:
+    """How far the mean of a block strayed from the others, at most, while nothing was wrong; 0.0 with too little history.
+
+    A rise that is no larger than what the run has done by itself proves nothing, however significant it looks.
+    """
+    if len(residuals) < 8 * WANDER_POINTS // 2:
+        return 0.0
+    values = list(residuals)
+    starts = range(0, len(values) - WANDER_POINTS + 1, WANDER_POINTS // 2)
+    means = [math.fsum(values[start : start + WANDER_POINTS]) / WANDER_POINTS for start in starts]
+    middle = sorted(means)[len(means) // 2]
+    return max(abs(mean - middle) for mean in means)
 
 
 class Dice:

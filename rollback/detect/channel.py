@@ -33,6 +33,7 @@ from rollback.detect.channel_state import ChannelState
 from rollback.detect.excursion import ChannelEvent
 
 IQR_TO_SIGMA = 0.7413
+LEAST_SCALE = 1e-100  # a loss of exactly zero has no noise and no level: its square must still be a number
 
 
 class Channel(ChannelState):
@@ -48,6 +49,8 @@ class Channel(ChannelState):
         value = raw
         if config.log:
             value = math.log10(raw) if raw > 1e-12 else -12.0
+            if config.falling:
+                value = -value
         changed = close_non_finite(self, row, step) if self.non_finite else None
         self.last_step = step
         count = self.rows = self.rows + 1
@@ -70,6 +73,8 @@ class Channel(ChannelState):
         floor = config.floor_fraction if config.log else config.floor_fraction * abs(level)
         if floor < 0.5 * self.quantum:
             floor = 0.5 * self.quantum
+        if floor < LEAST_SCALE:
+            floor = LEAST_SCALE
         if sigma < floor:
             sigma = floor
         shift = residual - centre
@@ -232,7 +237,7 @@ class Channel(ChannelState):
         size = len(kept)
         sigma = (self.sorted[(3 * size) >> 2] - self.sorted[size >> 2]) * IQR_TO_SIGMA
         floor = self.config.floor_fraction * (1.0 if self.config.log else abs(self.level))
-        self.scale = max(sigma, floor, 1e-300)
+        self.scale = max(sigma, floor, LEAST_SCALE)
         tail = values[len(values) // 2 :]
         self.middle = self.slow = sum(tail) / len(tail)
         self.set_inflation(1.5)

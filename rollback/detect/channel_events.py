@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from rollback.detect.calibrate import find_wander
 from rollback.detect.channel_state import ChannelState
 from rollback.detect.events import Status
 from rollback.detect.excursion import ChannelEvent, Excursion
@@ -58,6 +59,8 @@ def open_event(
     residuals = [item[2] for item in tail]
     onset = find_onset(residuals, inflation=channel.root)
     first, low = tail[onset.index], tail[onset.low_index]
+    if row - first[0] > 10:
+        low = _earlier(channel, low, row - first[0])
     local = sudden and value - reference < 3.0 * unit
     if local:  # sudden against the fast level only: the slow reference lies higher (early descent)
         before = sorted(item[3] for item in list(channel.buffer)[-33:-1])
@@ -66,7 +69,8 @@ def open_event(
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
         onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
-        sigma=unit, inflation=1.0 if local else channel.inflation, decades=channel.config.log,
+        sigma=unit, wander=find_wander(channel.residuals) * channel.scale / unit, decades=channel.config.log,
+        inflation=_local_inflation(channel, sigma) if local else channel.inflation,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
     )  # fmt: skip
     if sudden and row - first[0] <= 10:
@@ -76,6 +80,22 @@ def open_event(
     channel.excursion.feed(row, step, value)
     channel.last_hot = row
     return [*(changed or ()), event]
+
+
+def _local_inflation(channel: ChannelState, sigma: float) -> float:
+    """What the slow layer knows of the run's wander, in units of the local noise: a level that wanders is no shift."""
+    return max(1.0, min(channel.config.max_inflation, (channel.scale * channel.root / sigma) ** 4))
+
+
+def _earlier(
+    channel: ChannelState, low: tuple[int, int, float, float], points: int
+) -> tuple[int, int, float, float]:
+    """The bound of a slow rise, moved back by as many points as the alarm came late.
+
+    The likelihood knows steps and straight ramps; what grows by e-folds spends as long again below the noise.
+    """
+    wanted = max(low[0] - points, channel.last_end, channel.restart_row)
+    return next((item for item in channel.buffer if item[0] >= wanted), low)
 
 
 def suspects(channel: ChannelState, row: int) -> list[tuple[int, int, float, float]]:

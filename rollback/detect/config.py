@@ -14,6 +14,7 @@ class ChannelConfig:
     """Constants of one channel's fold."""
 
     log: bool = False
+    falling: bool = False  # a fall is the trouble, not a rise: throughput
     warm_points: int = 24
     window_points: int = 48
     fast_points: int = 8  # local level: EW span
@@ -42,6 +43,8 @@ class ChannelConfig:
     unresolved_points: int = 150
     verdict_points: int = 250
     accept_points: int = 600
+    wanders: float = 2.25  # a rise is proposed only when it is so much larger than the run's own wander, or
+    stayed_points: int = 400  # so old and not much smaller
     restart_points: int = 60
     too_good_points: int = 500
     too_good_sigmas: float = 3.0

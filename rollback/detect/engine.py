@@ -25,13 +25,14 @@ from rollback.detect.fusion import Fusion
 from rollback.detect.lr_watch import LrFinding, LrWatch
 from rollback.detect.plateau import BLOCK_POINTS, BLOCKS, PlateauWatch
 from rollback.detect.roles import Role, role_of
+from rollback.detect.scale_watch import ScaleWatch
 from rollback.detect.state import channel_from_json, channel_to_json, fusion_from_json, fusion_to_json
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 DECISIVE = (Role.LOSS, Role.SOURCE)
-EVIDENCE = (Role.NORM, Role.OTHER)
-LOG_ROLES = (Role.NORM,)
+EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
+LOG_ROLES = (Role.NORM, Role.SPEED)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.MIX_SHIFT)
 RESTART_ROWS = 200
 SHARE_POINTS = 64
@@ -51,6 +52,8 @@ class Detector:
         self._stream = Stream()
         self._lr = LrWatch()
         self._lr_event: int | None = None
+        self._scale = ScaleWatch()
+        self._scale_event: int | None = None
         self._plateau = PlateauWatch()
         self._segment_row = -(10**9)
         self._rewound = False
@@ -88,6 +91,8 @@ class Detector:
             if channel is None:
                 if role is Role.LR:
                     self._watch_lr(row, step, launch, value, values, changed)
+                elif role is Role.LOSS_SCALE and not repeated:
+                    self._watch_scale(row, step, launch, name, value, changed)
                 elif role is Role.WEIGHT:
                     self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append(value)
                 continue
@@ -142,7 +147,8 @@ class Detector:
         if role not in LOG_ROLES:
             return self.config
         values = {name: getattr(self.config, name) for name in ChannelConfig.__slots__}
-        return ChannelConfig(**{**values, "log": True, "floor_fraction": 0.02, "level_fraction": 0.0})
+        falling = role is Role.SPEED
+        return ChannelConfig(**{**values, "log": True, "falling": falling, "floor_fraction": 0.02, "level_fraction": 0.0})
 
     def _place(
         self, placement: Placement, row: int, step: int, launch: int | None, changed: list[Event]
@@ -157,6 +163,7 @@ class Detector:
             return
         if placement.segment_start:
             self._segment_row = row
+            self._scale.restart()
             self._rewound = placement.rewound_from is not None
         for name, channel in (*self._channels.items(), *self._evidence.items()):
             items = channel.begin_segment(
@@ -187,6 +194,28 @@ class Detector:
                 self._lr_event, status=Status.RECOVERED, recovered_row=row, recovered_step=step
             )
             self._lr_event = None
+        else:
+            return
+        changed.append(event)
+
+    def _watch_scale(
+        self, row: int, step: int, launch: int | None, name: str, value: float, changed: list[Event]
+    ) -> None:
+        finding = self._scale.feed(row, step, value)
+        if finding is None:
+            return
+        if finding.begins:
+            event = self._add(Kind.LEVEL_SHIFT, Tier.WARN, row, step, launch, (name,), finding.sentence)
+            event = self._fusion.change(
+                event.id, onset_row=finding.row, onset_low_row=finding.row, onset_step=finding.step,
+                onset_low_step=finding.step,
+            )  # fmt: skip
+            self._scale_event = event.id
+        elif self._scale_event is not None:
+            event = self._fusion.change(
+                self._scale_event, status=Status.RECOVERED, recovered_row=row, recovered_step=step
+            )
+            self._scale_event = None
         else:
             return
         changed.append(event)
@@ -249,6 +278,8 @@ class Detector:
             "stream": self._stream.to_json(),
             "lr": self._lr.to_json(),
             "lr_event": self._lr_event,
+            "scale": self._scale.to_json(),
+            "scale_event": self._scale_event,
             "plateau": self._plateau.to_json(),
             "segment_row": self._segment_row,
             "rewound": self._rewound,
@@ -268,6 +299,8 @@ class Detector:
         detector._stream = Stream.from_json(record["stream"])
         detector._lr = LrWatch.from_json(record["lr"])
         detector._lr_event = record["lr_event"]
+        detector._scale = ScaleWatch.from_json(record["scale"])
+        detector._scale_event = record["scale_event"]
         detector._plateau = PlateauWatch.from_json(record["plateau"])
         detector._segment_row = record["segment_row"]
         detector._rewound = record["rewound"]

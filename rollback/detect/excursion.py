@@ -27,8 +27,9 @@ class ChannelEvent:
     """What one channel knows about one event; changed in place while it is open, read by the fusion.
 
     `level` is the reference it is judged against and `sigma` its noise, both in the channel's own unit (log10 for
-    norms); `inflation` is the long-run variance over the variance of one point; `unresolved` says that it did not come
-    back in time; a `respike` happened on top of another event.
+    norms); `wander` and `inflation` tell how far the series strays by itself, the latter as its long-run variance over
+    the variance of one point; `unresolved` says that it did not come back in time; a `respike` happened on top of
+    another event.
     """
 
     id: int
@@ -43,6 +44,7 @@ class ChannelEvent:
     level: float
     sigma: float
     inflation: float = 1.0
+    wander: float = 0.0  # how far block means strayed before, in units of sigma
     status: Status = Status.OPEN
     peak_row: int | None = None
     peak_step: int | None = None
@@ -141,13 +143,16 @@ class Excursion:
 
     def _is_unresolved(self, residuals: list[float]) -> bool:
         config = self.config
+        own = config.wanders * self.event.wander
         if self.count >= config.unresolved_points:
-            return self._mean(residuals, 50) - UPPER_95 * self.spread / math.sqrt(50) > max(self.margin, 0.6 * self.spread)
+            stayed = self.count >= config.stayed_points and self._mean(residuals, 200) > 0.6 * own
+            mean = self._mean(residuals, 50)
+            least = mean - UPPER_95 * self.spread / math.sqrt(50)
+            return (mean > own or stayed) and least > max(self.margin, 0.6 * self.spread)
         if self.event.shape != "gradual" or self.count < config.plain_points:
             return False
-        if self.count < config.preview_points:
-            return self._mean(residuals, 24) > 4.0 * self.spread and not self._is_falling(residuals, 24)
-        return self._mean(residuals, 32) > 2.0 * self.spread and not self._is_falling(residuals, 32)
+        size, height = (24, 4.0) if self.count < config.preview_points else (32, 2.0)
+        return self._mean(residuals, size) > max(own, height * self.spread) and not self._is_falling(residuals, size)
 
     def _verdict(self, residuals: list[float]) -> Status:
         """Partial or diverging; one that diverged stays so until it is plainly lower, or every check would turn it."""

@@ -20,6 +20,7 @@ CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # an event that never came back is still part of the story for so long
 UNSTABLE_EVENTS = 3
 FAR_DECADES = 0.5  # a norm three times its usual size
+SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
 
 
@@ -148,7 +149,7 @@ class Fusion:
             low = leader
         known = self.events[number] if number < len(self.events) else None
         return Event(
-            id=number, kind=self._kind(leader), tier=self._tier(group, number, known), status=leader.status,
+            id=number, kind=self._kind(leader, group.role), tier=self._tier(group, number, known), status=leader.status,
             onset_step=first.onset_step, onset_low_step=low.onset_low_step, onset_row=first.onset_row,
             onset_low_row=low.onset_low_row, alarm_step=group.step, alarm_row=group.row,
             peak_step=leader.peak_step, peak_row=leader.peak_row, recovered_step=leader.recovered_step,
@@ -157,7 +158,9 @@ class Fusion:
             sigmas=leader.sigmas, interval=interval,
         )  # fmt: skip
 
-    def _kind(self, leader: ChannelEvent) -> Kind:
+    def _kind(self, leader: ChannelEvent, role: Role = Role.LOSS) -> Kind:
+        if role is Role.SPEED:
+            return Kind.LEVEL_SHIFT
         if leader.shape == "nan":
             return Kind.NAN
         if leader.shape == "too-good":
@@ -173,8 +176,10 @@ class Fusion:
         return Kind.GRADUAL_DIVERGENCE
 
     def _is_reinit(self, leader: ChannelEvent) -> bool:
-        """After a restart the loss is back near where it was before anything had been learnt."""
-        if not leader.after_restart or self.first_loss is None or leader.excess is None:
+        """The loss is back near where it was before anything had been learnt; without a restart it must also last."""
+        if self.first_loss is None or leader.excess is None or leader.shape != "instant":
+            return False
+        if not (leader.after_restart or leader.lasting):
             return False
         descent = self.first_loss - leader.level
         return descent > 20.0 * leader.sigma and leader.excess > REINIT_SHARE * descent
@@ -184,7 +189,7 @@ class Fusion:
         leader, tier = group.leader, Tier.NOTICE
         if group.role is Role.LOSS:
             tier = self._loss_tier(group, number)
-        elif leader.unresolved or leader.persistent:
+        elif group.role is not Role.SPEED and (leader.unresolved or leader.persistent):
             tier = Tier.WARN
         if known is not None and known.tier.rank > tier.rank:
             return known.tier
@@ -218,6 +223,8 @@ def _is_publishable(group: Group) -> bool:
         return True
     if leader.shape in CLOSED_SHAPES:
         return False
+    if group.role is Role.SPEED:  # one slow step is a save or an evaluation
+        return leader.shape != "nan" and leader.unresolved and leader.height >= SLOW_DECADES
     if leader.shape == "nan":
         return leader.unresolved
     if group.role is Role.SOURCE:
@@ -231,7 +238,7 @@ def _belongs(group: Group, role: Role, item: ChannelEvent) -> bool:
         return False
     if any(member.channel == item.channel for member in group.members):
         return False
-    if role is Role.LOSS and group.role is Role.LOSS:
+    if (role is Role.LOSS and group.role is Role.LOSS) or Role.SPEED in (role, group.role):
         return False
     age = item.alarm_row - leader.alarm_row
     return age <= 16 or (age <= JOIN_ROWS and group.is_open)

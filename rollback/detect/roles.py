@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """LOSS decides; SOURCE is one data source's loss; NORM and OTHER are evidence and never propose alone."""
+    """LOSS decides; SOURCE is one data source's loss; NORM, OTHER, SPEED and LOSS_SCALE never propose alone."""
 
     LOSS = "loss"
     SOURCE = "source"
@@ -24,7 +24,7 @@ class Role(StrEnum):
 PATTERNS: tuple[tuple[str, Role], ...] = (
     (r"(train[/_. ])?(lm[ _]|global[_ ]?avg[_ ]?|total[_ ])?loss", Role.LOSS),
     (r"(train[/_. ])?(loss_metrics/)?(global_avg_loss|lm loss|train_loss|reduced_train_loss)", Role.LOSS),
-    (r"(train/)?loss[/.](?!scale)[\w .-]+|(?!z_|val_|eval_|test_)\w+_loss", Role.SOURCE),
+    (r"(train/)?loss[/.](?!scale)[\w .-]+|(?!z_|val|eval|test|dev_|best_)\w+_loss", Role.SOURCE),
     (r"(train/)?(total_)?(grad|gradient)s?[_ ]?(norm|l2)|gnorm|(train/)?(grad|update|param)[_ ]norm([/.][\w.-]+)?|norm",
      Role.NORM),
     (r"z[_-]?loss|(train/)?z_loss", Role.OTHER),

@@ -39,7 +39,7 @@ class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
     __slots__ = (
-        "candidate", "candidate_count", "interval", "last_launch", "last_step", "other_step", "points", "quiet",
+        "candidate", "candidate_count", "descending", "interval", "last_launch", "last_step", "other_step", "points", "quiet",
         "repeats", "turns",
     )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Stream:
         self.points = 0
         self.turns = 0  # bits: which of the last points went back
         self.other_step: int | None = None  # the second writer's last step, while there is one
+        self.descending = False  # the log is written newest first: its steps say nothing about restarts
         self.quiet = 0  # points since the second writer was heard
         self.repeats = 0  # points with this very step; negative once repeats are known to be the rule
 
@@ -66,7 +67,8 @@ class Stream:
         started = launch != previous_launch and launch is not None and previous_launch is not None
         self.turns = ((self.turns << 1) | (step < last)) & ((1 << TURN_WINDOW) - 1)
         if step < last:
-            return self._go_back(step, last)
+            return ORDINARY if self.descending else self._go_back(step, last)
+        self.descending = False
         delta = step - last
         if delta == 0 and not started:
             return self._repeat()
@@ -80,6 +82,9 @@ class Stream:
 
     def _go_back(self, step: int, last: int) -> Placement:
         """A rewind; the first of a series only, and the sixth of a series says that two writers share the log."""
+        if self.turns & 0x3F == 0x3F:
+            self.descending, self.turns = True, 0
+            return ORDINARY
         turns = self.turns.bit_count()
         if turns >= INTERLEAVED_TURNS:
             self.turns = 0

@@ -69,7 +69,7 @@ def test_the_mixed_series_holds_what_the_property_needs() -> None:
 def test_unknown_state_version_is_refused() -> None:
     """A state of another version must not be folded on as if it were ours."""
     state = Detector().to_json() | {"v": 99}
-    with pytest.raises(UnknownState, match=r"99.*expected 1"):
+    with pytest.raises(UnknownState, match=r"99.*expected 2"):
         Detector.from_json(state)
 
 
@@ -283,3 +283,73 @@ def test_rise_under_a_raised_lr_is_proposed_without_long_proof() -> None:
             if event.tier is Tier.PROPOSE and proposed is None:
                 proposed = step
     assert proposed is not None and proposed < 350
+
+
+def test_loss_of_exactly_zero_is_no_trouble() -> None:
+    """A finished toy, a masked batch: no noise, no level, and nothing may divide by it."""
+    assert fold([0.0] * 400) == ()
+    assert fold([x * 1e-300 for x in noise(400)], finish=True) == ()
+
+
+def test_log_written_newest_first_is_no_series_of_restarts() -> None:
+    """Some exports begin with the last step."""
+    detector = Detector()
+    for row, loss in enumerate(noise(400)):
+        detector.feed(400 - row, {"loss": loss})
+    assert [event.kind for event in detector.events] in ([], [Kind.RESTART_REWIND])
+
+
+def test_lost_weights_without_a_restart_in_the_log_are_a_reinit_once_they_last() -> None:
+    """A CSV knows no launches: back at the loss of the first step, and there it begins to learn again."""
+    first = [2.0 + 8.0 / (1 + row / 20) + x for row, x in enumerate(noise(400, level=0.0))]
+    (event, *_) = [e for e in fold([*first, *first]) if e.onset_row == 400]
+    assert (event.kind, event.tier) == (Kind.REINIT, Tier.PROPOSE)
+
+
+def test_lower_throughput_that_lasts_is_a_notice_and_one_slow_step_is_nothing() -> None:
+    """A node that throttles is for the journal, and evidence for the hardware branch; a save is neither."""
+    detector, rng = Detector(), random.Random(4)
+    for step, loss in enumerate(noise(1_200)):
+        speed = 1_000.0 * math.exp(rng.gauss(0.0, 0.01)) * (0.7 if step >= 800 else 0.2 if step == 400 else 1.0)
+        detector.feed(step, {"loss": loss, "tokens_per_second": speed})
+    (event,) = detector.events
+    assert (event.kind, event.tier, event.channels) == (Kind.LEVEL_SHIFT, Tier.NOTICE, ("tokens_per_second",))
+    assert 795 <= (event.onset_row or 0) <= 801
+
+
+def test_throughput_that_rises_is_no_event() -> None:
+    detector, rng = Detector(), random.Random(4)
+    for step, loss in enumerate(noise(1_200)):
+        speed = 1_000.0 * math.exp(rng.gauss(0.0, 0.01)) * (1.5 if step >= 800 else 1.0)
+        detector.feed(step, {"loss": loss, "tokens_per_second": speed})
+    assert [event for event in detector.events if event.kind is not Kind.LEVEL_DROP] == []
+
+
+def test_collapse_of_the_loss_scale_warns_and_single_overflows_do_not() -> None:
+    """GLM-130B: the scale fell thirty steps before the loss exploded. One halving now and then is how it works."""
+    detector, scale, seen = Detector(), 2.0**32, []
+    for step, loss in enumerate(noise(2_000)):
+        if step < 16 or step in (600, 1_500) or (1_700 <= step < 1_712 and step % 2):
+            scale /= 2
+        elif step % 400 == 399:
+            scale *= 2
+        seen += detector.feed(step, {"loss": loss, "loss_scale": scale})
+    (event,) = detector.events
+    assert (event.tier, event.status, event.channels) == (Tier.WARN, Status.OPEN, ("loss_scale",))
+    assert (event.onset_row, event.alarm_row) == (1_701, 1_707)
+    assert "fell from" in event.evidence[0]
+
+
+def test_slow_rise_is_bounded_as_far_back_as_its_alarm_came_late() -> None:
+    """What grows by e-folds spends as long below the noise as above it."""
+    rows = range(120)
+    growing = [x + 0.001 * math.expm1(row / 15) for row, x in zip(rows, noise(120, seed=5), strict=True)]
+    (event, *_) = fold([*noise(900), *growing])
+    assert event.onset_row is not None and event.onset_low_row is not None
+    assert event.onset_low_row <= event.onset_row - (event.alarm_row - event.onset_row)
+
+
+def test_wander_of_the_runs_own_size_is_not_proposed() -> None:
+    """Slow noise rises by as much as a small ramp, and comes back: it is known by what the run did before."""
+    proposals = [e for curve in generate("red", 4, seed=77) for e in fold_curve(curve).events if e.tier is Tier.PROPOSE]
+    assert proposals == []
