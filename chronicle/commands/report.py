@@ -10,6 +10,7 @@ from chronicle.commands.options import JsonOption, LogsOption, RunOption, settin
 from chronicle.commands.result import CommandResult
 from chronicle.report.costs import lost_seconds
 from chronicle.report.html import plotly_script, render_html
+from chronicle.report.study_panels import read_panels
 from chronicle.report.writing import write_page
 from chronicle.story import read_story
 from chronicle.story.series import read_series
@@ -31,7 +32,8 @@ def report(
     paths, script = settings.paths, plotly_script()
     story = read_story(paths, signs_of_life=False)
     series = read_series(paths, [launch.number for launch in story.launches])
-    page = render_html(story, series, script=script, lost_seconds=lost_seconds(story, paths))
+    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
+    page = render_html(story, series, script=script, lost_seconds=lost, panels=panels)
     target = out or paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}

@@ -49,12 +49,14 @@ def serve(
 def _page(paths: RunPaths, script: str) -> str:
     from chronicle.report.costs import lost_seconds
     from chronicle.report.html import render_html
+    from chronicle.report.study_panels import read_panels
     from chronicle.story import read_story
     from chronicle.story.series import read_series
 
     story = read_story(paths)
     series = read_series(paths, [launch.number for launch in story.launches])
-    return render_html(story, series, script=script, lost_seconds=lost_seconds(story, paths), live=True)
+    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
+    return render_html(story, series, script=script, lost_seconds=lost, panels=panels, live=True)
 
 
 def _status(paths: RunPaths) -> str:

@@ -38,10 +38,11 @@ def render_html(
     *,
     script: str,
     lost_seconds: Mapping[str, float] | None = None,
+    panels: Sequence[Mapping[str, Any]] = (),
     live: bool = False,
 ) -> str:
-    """The page. `live` adds the line that listens for changes; a page in a mail has none."""
-    data = build_page_data(story, series, lost_seconds or {})
+    """The page. `panels` are the curves of studies; `live` adds what listens for changes: a page in a mail has none."""
+    data = build_page_data(story, series, lost_seconds or {}, panels)
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
         "CSS": _own("page.css"),

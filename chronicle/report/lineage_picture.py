@@ -9,20 +9,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from chronicle.story.assemble import Story, loss_of
 from chronicle.story.launches import LaunchStory
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.series import Curve, LaunchSeries, robust_range, thin
+from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
 
 __all__ = ["PALETTE", "draw_lineage"]
 
 PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BUCKETS = 900
-SMOOTHED_POINTS, SMOOTH_BINS = 240, 120
+SMOOTHED_POINTS, SMOOTH_BINS = 120, 120
 TICKS = 20  # checkpoints of one launch; more would only dash its bar
 SPARSE_POINTS = 200  # of all channels of one launch
 FOREVER = 1 << 62
@@ -110,20 +109,10 @@ def _curve(axes: Any, launch: LaunchStory, curve: Curve, *, dots: bool = False) 
         thinned = thin(part, BUCKETS)
         style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
         marker = {"marker": "o", "markersize": 2.6} if dots or len(part.steps) == 1 else {}
-        smooth = _smooth(part) if kept and axes.get_ylabel() == "loss" else Curve()
-        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", alpha=0.35 if smooth.steps else 1, **style, **marker)
-        if smooth.steps:
-            axes.plot(smooth.steps, smooth.values, color=_colour(launch), linewidth=1.7, zorder=4)
-
-
-def _smooth(curve: Curve) -> Curve:
-    """Medians of neighbours, over the raw line, where there are enough: noise must not hide the drift."""
-    if len(curve.steps) < SMOOTHED_POINTS:
-        return Curve()
-    width = max(8, len(curve.steps) // SMOOTH_BINS)
-    rows = [slice(i, i + width) for i in range(0, len(curve.steps) - width + 1, width)]
-    middles = [curve.steps[part.start + width // 2] for part in rows]
-    return Curve(middles, [None] * len(rows), [median(curve.values[part]) for part in rows])
+        drift = smooth(part, SMOOTH_BINS, SMOOTHED_POINTS) if kept and axes.get_ylabel() == "loss" else Curve()
+        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", alpha=0.35 if drift.steps else 1, **style, **marker)
+        if drift.steps:
+            axes.plot(drift.steps, drift.values, color=_colour(launch), linewidth=1.7, zorder=4)
 
 
 def _loss_name(series: Sequence[LaunchSeries]) -> str | None:
@@ -139,17 +128,18 @@ def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | 
     """y from the kept part, with room for what was abandoned near it; what lies beyond is marked at the border."""
     if name is None:
         return
-    kept: list[float] = []
+    parts: tuple[list[float], list[float]] = ([], [])  # kept, abandoned
     for launch in series:
-        curve = launch.channels.get(name)
-        if curve is not None:
-            kept += [v for s, v in zip(curve.steps, curve.values, strict=True) if story.lineage.contains(launch.launch, s)]
-    everything = [v for launch in series for v in launch.channels.get(name, Curve()).values]
+        told, curve = story.launch(launch.launch), launch.channels.get(name, Curve())
+        limit = FOREVER if told is None or told.span.abandoned_after is None else told.span.abandoned_after
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            parts[step > limit].append(value)
+    everything = [*parts[0], *parts[1]]
     if name == "lr":
         top = max((v for v in everything if math.isfinite(v)), default=1.0)
         axes.set_ylim(0, top * 1.25 or 1.0)
         return
-    low, high = robust_range(kept or everything)
+    low, high = shown_range(*parts)
     axes.set_ylim(low, high)
     for launch in series:
         curve = launch.channels.get(name, Curve())
@@ -174,7 +164,8 @@ def _tree(panels: _Panels, story: Story) -> None:
     wide = len(story.launches) <= LABELS
     for launch in story.launches:
         start, last = launch.span.start_step, launch.span.last_step
-        if start is None:
+        if start is None or not launch.span.has_steps:
+            _refused(axes, launch, rows[launch.number], wide)
             continue
         row, limit = rows[launch.number], launch.span.abandoned_after
         last = start if last is None else max(last, start)
@@ -192,6 +183,17 @@ def _tree(panels: _Panels, story: Story) -> None:
             label = f"{launch.number}  {format_factor(launch.lr.factor)}" if launch.lr else str(launch.number)
             axes.annotate(label, (last, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.7)
+
+
+def _refused(axes: Any, launch: LaunchStory, row: int, wide: bool) -> None:
+    """A launch that took no step: a cross where it would have resumed."""
+    step = launch.verdict_entry.step if launch.verdict_entry is not None else launch.span.start_step
+    if step is None:
+        return
+    axes.plot([step], [row], marker="x", markersize=6, color=ALARM, markeredgewidth=1.6, zorder=3)
+    if wide:
+        words = f"{launch.number}  refused" if launch.verdict == "refused" else f"{launch.number}  no step"
+        axes.annotate(words, (step, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _marks(panels: _Panels, story: Story) -> None:
@@ -227,7 +229,8 @@ def _words(panels: _Panels, story: Story) -> None:
     handles = [Line2D([], [], color=GREY, linewidth=2, label="abandoned")]
     if story.lineage.rollbacks:
         handles.append(Line2D([], [], color="#8a5a00", linestyle=(0, (4, 3)), linewidth=1, label="rollback to here"))
-    if any(launch.resumed for launch in story.launches):
+    targets = {mark.to_step for mark in story.lineage.rollbacks}
+    if any(launch.resumed and launch.span.start_step not in targets for launch in story.launches):
         handles.append(Line2D([], [], color="#7c828b", linestyle=(0, (1, 2)), linewidth=1, label="restart"))
     if story.matters:
         handles.append(Line2D([], [], color=ALARM, marker="v", linestyle="none", label="incident"))

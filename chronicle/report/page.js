@@ -5,11 +5,16 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const launches = new Map(data.launches.map((l) => [l.number, l]));
   const GREY = "#a9afb8", AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
-  const AXES = { step: "step", time: "wall clock (h)", samples: "samples", flops: "FLOPs" };
   const state = { axis: "step" };
   const plots = new Map(); // element -> draw function
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const begin = Math.min(...data.clocks.flatMap((c) => c.time[1].slice(0, 1)), Infinity);
+  const end = Math.max(...data.clocks.flatMap((c) => c.time[1].slice(-1)), -Infinity);
+  const [unit, seconds] = [["s", 1], ["min", 60], ["h", 3600], ["d", 86400]].findLast(([, size]) => end - begin >= 3 * size) || ["s", 1];
+  const AXES = {
+    step: "step", time: `wall clock (${unit})`, samples: "samples",
+    flops: data.flopsEstimated ? "FLOPs (6 × parameters × tokens)" : "FLOPs",
+  };
 
   // ---- the x axis -----------------------------------------------------------------------------------------------------
   const clocks = new Map(data.clocks.map((c) => [c.launch, c]));
@@ -32,7 +37,7 @@
     const table = clocks.get(launch)?.[state.axis];
     if (!table) return null;
     const value = interpolate(table, step);
-    return state.axis === "time" && value !== null ? (value - begin) / 3600 : value;
+    return state.axis === "time" && value !== null ? (value - begin) / seconds : value;
   }
   const placeAll = (launch, steps) => (state.axis === "step" ? steps : steps.map((s) => place(launch, s)));
   const owner = (step) => {
@@ -64,13 +69,18 @@
       const l = launches.get(curve.launch);
       for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
         if (!curve[part].s.length) continue;
+        const drift = !abandoned && curve.drift?.s.length > 1;
         traces.push({
           type: "scatter", mode: few || curve[part].s.length === 1 ? "lines+markers" : "lines", ...axes,
           x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
-          line: { color: abandoned ? GREY : l.colour, width: abandoned ? 1 : 1.4 }, marker: { size: 4 },
+          line: { color: abandoned ? GREY : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.45 : 1,
           name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,
-          legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned,
+          legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned && !drift,
           hovertemplate: `launch ${l.number}${abandoned ? " (abandoned)" : ""}<br>step %{customdata}<br>${escape(name)} %{y:.5g}<extra></extra>`,
+        });
+        if (drift) traces.push({
+          type: "scatter", mode: "lines", ...axes, x: placeAll(l.number, curve.drift.s), y: curve.drift.v, line: { color: l.colour, width: 2.2 },
+          hoverinfo: "skip", name: `launch ${l.number} ${l.lr}`, showlegend: Boolean(options.legend), legendgroup: `launch ${l.number}`,
         });
       }
     }
@@ -83,7 +93,7 @@
     const rule = (launch, step, colour, dash, width = 1) => {
       const x = place(launch, step);
       if (x === null) return;
-      shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, layer: "below" });
+      shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, opacity: 0.75, layer: "above" });
     };
     for (const r of data.rollbacks) rule(owner(r.to), r.to, AMBER, "dash");
     for (const r of data.restarts) rule(r.launch, r.step, GREY, "dot");
@@ -160,6 +170,43 @@
       { height: 210, margin: { l: 44, r: 8, t: 6, b: 30 }, shapes, xaxis: {}, yaxis: {} });
   }
 
+  const SHADES = ["#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#5a6f9e"];
+  const faint = (colour) => `${colour}2e`;
+
+  function study(element, panel, channel) {
+    const found = panel.curves.filter((c) => c.channel === channel), arms = [...new Set(panel.curves.map((c) => c.arm))], traces = [];
+    for (const c of found) {
+      const colour = SHADES[arms.indexOf(c.arm) % SHADES.length], rows = c.x.map((_, i) => i).filter((i) => c.low[i] != null && c.high[i] != null);
+      if (rows.length) traces.push({
+        type: "scatter", mode: "lines", x: [...rows.map((i) => c.x[i]), ...rows.map((i) => c.x[i]).reverse()],
+        y: [...rows.map((i) => c.high[i]), ...rows.map((i) => c.low[i]).reverse()], fill: "toself", fillcolor: faint(colour),
+        line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: c.arm,
+      });
+      traces.push({
+        type: "scatter", mode: c.x.length < 40 ? "lines+markers" : "lines", x: c.x, y: c.mean, name: escape(c.arm), legendgroup: c.arm,
+        line: { color: colour, width: 1.8 }, marker: { size: 4 }, hovertemplate: `${escape(c.arm)}<br>%{x}: %{y:.5g}<extra></extra>`,
+      });
+    }
+    const shapes = panel.marks.map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: GREY, width: 1, dash: "dot" }, layer: "between" }));
+    if (channel === "difference" && panel.margin) for (const y of [panel.margin, -panel.margin])
+      shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: AMBER, width: 1, dash: "dash" }, layer: "between" });
+    react(element, traces, { height: 320, xaxis: { title: { text: escape(panel.x) } }, yaxis: { title: { text: escape(panel.unit) } }, shapes });
+  }
+
+  function contrasts(element, panel) {
+    const rows = panel.contrasts.filter((c) => c.mean !== null), ys = rows.map((_, i) => i);
+    const side = (name, sign) => rows.map((c) => (c[name] === null ? 0 : sign * (c[name] - c.mean)));
+    react(element, [{
+      type: "scatter", mode: "markers", x: rows.map((c) => c.mean), y: ys, marker: { size: 9, color: css("--accent") },
+      error_x: { type: "data", symmetric: false, array: side("high", 1), arrayminus: side("low", -1), color: css("--accent") },
+      text: rows.map((c) => `${escape(c.name)}: ${escape(c.verdict)}`), hovertemplate: "%{text}<br>%{x:.4g}<extra></extra>", showlegend: false,
+    }], {
+      height: 120 + 34 * rows.length, yaxis: { tickvals: ys, ticktext: rows.map((c) => escape(c.name)), range: [rows.length - 0.4, -0.6] },
+      xaxis: { title: { text: `difference (${escape(panel.unit)})` }, zeroline: true, zerolinewidth: 2 },
+      shapes: panel.margin ? [{ type: "rect", x0: -panel.margin, x1: panel.margin, yref: "paper", y0: 0, y1: 1, fillcolor: AMBER, opacity: 0.12, line: { width: 0 }, layer: "below" }] : [],
+    });
+  }
+
   function progress(element) {
     const p = data.progress;
     react(element, [{ type: "scatter", mode: "lines", x: p.s, y: p.v, line: { color: css("--accent"), width: 2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
@@ -170,13 +217,13 @@
     const traces = [];
     for (const s of data.staircase) {
       if (!s.s.length) continue;
-      const hours = s.t.map((t) => (t - begin) / 3600), l = launches.get(s.launch);
+      const hours = s.t.map((t) => (t - begin) / seconds), l = launches.get(s.launch);
       const cut = s.limit === null ? s.s.length : s.s.findIndex((v) => v > s.limit);
       const end = cut < 0 ? s.s.length : cut;
       traces.push({ type: "scatter", mode: "lines", x: hours.slice(0, end), y: s.s.slice(0, end), line: { color: l.colour, width: 2 }, name: `launch ${s.launch}` });
       if (end < s.s.length) traces.push({ type: "scatter", mode: "lines", x: hours.slice(Math.max(0, end - 1)), y: s.s.slice(Math.max(0, end - 1)), line: { color: GREY, width: 2 }, name: `launch ${s.launch}, lost`, showlegend: false });
     }
-    react(element, traces, { height: 320, xaxis: { title: { text: "hours since the first logged step" } }, yaxis: { title: { text: "step" } }, showlegend: false });
+    react(element, traces, { height: 320, xaxis: { title: { text: `${unit} since the first logged step` } }, yaxis: { title: { text: "step" } }, showlegend: false });
   }
 
   // ---- wiring ---------------------------------------------------------------------------------------------------------
@@ -224,6 +271,14 @@
   if (health) {
     if (data.loss && data.groups.health.length) add(box(health, data.loss), (element) => channel(element, data.loss, { height: 220 }));
     for (const name of data.groups.health) add(box(health, `${name} (log)`), (element) => channel(element, name, { height: 220, log: true }));
+  }
+  const CHANNEL_TITLES = { loss: "training loss", eval: "held out", difference: "held out, minus the reference at the same seed" };
+  for (const panel of data.studies) {
+    const holder = byId(`study-${panel.anchor}`);
+    if (!holder) continue;
+    for (const name of new Set(panel.curves.map((c) => c.channel)))
+      add(box(holder, CHANNEL_TITLES[name] || name), (element) => study(element, panel, name));
+    if (panel.contrasts.some((c) => c.mean !== null)) add(box(holder, "contrasts"), (element) => contrasts(element, panel));
   }
   const chooser = byId("channel");
   if (chooser) {

@@ -10,32 +10,34 @@ from typing import Any
 
 from chronicle.report.escape import anchor_of
 from chronicle.report.lineage_picture import PALETTE
+from chronicle.report.page_cards import incident_cards, incident_row, packed, short
 from chronicle.story.assemble import LOSS_NAMES, Story
+from chronicle.story.clocks import Clock, flops_are_estimated, tell_clocks
 from chronicle.story.launches import LaunchStory
-from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.progress import Progress, tell_progress
 from chronicle.story.resumes import ResumeWindow, resume_windows
-from chronicle.story.series import Curve, LaunchSeries, robust_range, thin
+from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
 
 __all__ = ["build_page_data"]
 
 POINTS = 8_000  # of one channel over all launches: finer than any screen, quick as SVG; 40 channels are below 5 MB
 LEAST_BUCKETS = 6
-CLOCK_BUCKETS = 60
-CARDS = 24
-CARD_BUCKETS = 120
+SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
 CHANNELS = 40
 FOREVER = 1 << 62
-SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
-FLOP_NAMES = ("flops", "total_flops", "train/flops")
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 
 
-def build_page_data(story: Story, series: Sequence[LaunchSeries], lost_seconds: Mapping[str, float]) -> dict[str, Any]:
+def build_page_data(
+    story: Story,
+    series: Sequence[LaunchSeries],
+    lost_seconds: Mapping[str, float],
+    panels: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Everything the page's script needs; text is plain (the page sets it as text, never as markup)."""
-    names = _names(series)
+    names, clocks = _names(series), tell_clocks(story, series)
     return {
         "v": 1,
         "run": plain(story.run),
@@ -44,17 +46,19 @@ def build_page_data(story: Story, series: Sequence[LaunchSeries], lost_seconds: 
         "channels": names,
         "launches": [_launch(launch) for launch in story.launches],
         "curves": {name: _curves(story, series, name) for name in names},
-        "clocks": [_clock(s) for s in series],
+        "clocks": [_clock(c) for c in clocks],
+        "flopsEstimated": flops_are_estimated(series),
         "ranges": {name: _range(story, series, name) for name in names},
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
-        "incidents": [_incident(matter) for matter in story.matters],
+        "incidents": [incident_row(matter) for matter in story.matters],
         "hardware": [{"step": entry.step, "title": plain(entry.title)} for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
-        "cards": _cards(story, series),
+        "cards": incident_cards(story, series),
         "groups": {"sources": _sources(names), "health": _health(names)},
         "progress": _progress(tell_progress(story, series)),
-        "staircase": [_staircase(story, s) for s in series],
+        "staircase": [_staircase(story, c) for c in clocks],
+        "studies": list(panels),
     }
 
 
@@ -97,7 +101,9 @@ def _curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dic
             continue
         limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
         kept, gone = curve.between(0, limit), curve.between(limit + 1, FOREVER)
-        out.append({"launch": launch.launch, "kept": _packed(_share(kept, total)), "gone": _packed(_share(gone, total))})
+        parts = {"kept": packed(_share(kept, total)), "gone": packed(_share(gone, total))}
+        drift = smooth(kept, SMOOTH_BINS * len(kept.steps) // total, SMOOTHED_POINTS)
+        out.append({"launch": launch.launch, **parts, "drift": packed(drift)})
     return out
 
 
@@ -105,42 +111,29 @@ def _share(curve: Curve, total: int) -> Curve:
     return thin(curve, max(LEAST_BUCKETS, POINTS // 4 * len(curve.steps) // total))
 
 
-def _packed(curve: Curve) -> dict[str, Any]:
-    return {"s": curve.steps, "v": [_short(value) for value in curve.values]}
-
-
-def _short(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None  # a gap in the line
-    rounded = float(f"{value:.5g}")
-    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
-
-
-def _clock(launch: LaunchSeries) -> dict[str, Any]:
-    """Step -> seconds since the epoch, samples, FLOPs; empty where nothing was logged."""
-    longest = max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
-    rows = [(s, t) for s, t in zip(longest.steps, longest.times, strict=True) if t is not None]
-    times = thin(Curve([s for s, _ in rows], [None] * len(rows), [t for _, t in rows]), CLOCK_BUCKETS)
-    out: dict[str, Any] = {"launch": launch.launch, "time": [times.steps, [round(v, 1) for v in times.values]]}
-    for axis, known in (("samples", SAMPLE_NAMES), ("flops", FLOP_NAMES)):
-        name = next((n for n in known if n in launch.channels), None)
-        if name is not None:
-            curve = thin(launch.channels[name], CLOCK_BUCKETS)
-            out[axis] = [curve.steps, [_short(v) for v in curve.values]]
+def _clock(clock: Clock) -> dict[str, Any]:
+    """Step -> seconds since the epoch, samples, FLOPs; an axis that nobody knows is left out."""
+    steps, times = clock.time
+    out: dict[str, Any] = {"launch": clock.launch, "time": [steps, [round(v, 1) for v in times]]}
+    for axis, (at, values) in (("samples", clock.samples), ("flops", clock.flops)):
+        if at:
+            out[axis] = [at, [short(v) for v in values]]
     return out
 
 
 def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
     kept: list[float] = []
+    gone: list[float] = []
     for launch in series:
         curve, told = launch.channels.get(name), story.launch(launch.launch)
         if curve is not None and told is not None:
             limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
             kept += curve.between(0, limit).values
-    if name == "lr":
-        top = max((v for v in kept if math.isfinite(v)), default=1.0)
+            gone += curve.between(limit + 1, FOREVER).values
+    if name == "lr":  # an abandoned LR was often the reason: never clipped
+        top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]
-    return list(robust_range(kept))
+    return list(shown_range(kept, gone))
 
 
 def _rollbacks(story: Story, lost_seconds: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -165,60 +158,19 @@ def _restarts(story: Story) -> list[dict[str, Any]]:
     ]
 
 
-def _incident(matter: Matter) -> dict[str, Any]:
-    event, entry = event_of(matter.entry), matter.entry
-    return {
-        "id": anchor_of(matter.first_id),
-        "title": plain(entry.title),
-        "launch": entry.launch,
-        "onset": matter.onset,
-        "low": event.get("onset_low_step") if isinstance(event.get("onset_low_step"), int) else None,
-        "tier": plain(event.get("tier") or ""),
-        "kind": plain(event.get("kind") or ""),
-        "outcome": plain(matter.standing),
-    }
-
-
 def _resume(window: ResumeWindow) -> dict[str, Any]:
     return {
         "launch": window.launch,
         "step": window.step,
         "x": list(window.offsets),
-        "y": [_short(v) for v in window.excess],
-        "bump": None if window.bump is None else _short(window.bump),
+        "y": [short(v) for v in window.excess],
+        "bump": None if window.bump is None else short(window.bump),
         "halfLife": window.half_life_steps,
         "shifts": [
-            {"channel": plain(s.channel), "before": _short(s.before), "after": _short(s.after), "sigmas": round(s.sigmas, 1)}
+            {"channel": plain(s.channel), "before": short(s.before), "after": short(s.after), "sigmas": round(s.sigmas, 1)}
             for s in window.shifts[:8]
         ],
     }
-
-
-def _cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[str, Any]]:
-    """Loud incidents first, newest kept; each with the loss from two checkpoints before its onset."""
-    order = {"propose": 0, "warn": 1}
-    newest_first = story.matters[::-1]
-    loud = sorted(newest_first, key=lambda m: order.get(str(event_of(m.entry).get("tier")), 2))
-    by_launch = {s.launch: s.channels for s in series}
-    cards = []
-    for matter in loud[:CARDS]:
-        found = _incident(matter)
-        channels = by_launch.get(matter.entry.launch or -1, {})
-        name = next((n for n in LOSS_NAMES if n in channels), None)
-        launch = story.launch(matter.entry.launch)
-        if name is None or launch is None or found["onset"] is None:
-            continue
-        steps = sorted(saved.step for saved in launch.checkpoints)
-        before = [s for s in steps if s < found["onset"]][-2:]
-        last = launch.span.last_step or found["onset"]
-        margin = max(20, (last - found["onset"]) // 3)
-        low = before[0] - 5 if before else found["onset"] - margin
-        high = min(last, found["onset"] + max(3 * (found["onset"] - low), 60))
-        curve = thin(channels[name].between(low, high), CARD_BUCKETS)
-        chosen = [m.to_step for m in story.lineage.rollbacks if m.from_launch == launch.number]
-        near = [s for s in steps if low <= s <= high]
-        cards.append({**found, "curve": _packed(curve), "checkpoints": near, "chosen": chosen})
-    return cards
 
 
 def _sources(names: Sequence[str]) -> list[str]:
@@ -232,7 +184,7 @@ def _health(names: Sequence[str]) -> list[str]:
 def _progress(progress: Progress) -> dict[str, Any]:
     return {
         "s": list(progress.steps),
-        "v": [_short(v) for v in progress.medians],
+        "v": [short(v) for v in progress.medians],
         "masked": progress.masked_points,
         "slope": progress.slope_per_1000,
         "error": progress.slope_error,
@@ -241,9 +193,9 @@ def _progress(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _staircase(story: Story, launch: LaunchSeries) -> dict[str, Any]:
+def _staircase(story: Story, clock: Clock) -> dict[str, Any]:
     """Wall clock against step: what was kept, what was lost."""
-    told, clock = story.launch(launch.launch), _clock(launch)
+    told = story.launch(clock.launch)
     limit = None if told is None else told.span.abandoned_after
-    steps, times = clock["time"]
-    return {"launch": launch.launch, "s": steps, "t": times, "limit": limit}
+    steps, times = clock.time
+    return {"launch": clock.launch, "s": steps, "t": [round(v, 1) for v in times], "limit": limit}

@@ -46,7 +46,7 @@ def page_body(story: Story, data: Mapping[str, Any]) -> str:
             *_channels(data),
             *_progress(data),
             *_costs(data),
-            *_experiments(chapters),
+            *_experiments(chapters, data["studies"]),
             *_story(chapters),
         ]
     )
@@ -166,7 +166,8 @@ def _progress(data: Mapping[str, Any]) -> Iterator[str]:
 def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
     total = sum(x["lost"] for x in data["rollbacks"])
-    words = f"<p class='soft'>{len(rows)} rollbacks threw {total} steps away. Grey: lost.</p>"
+    count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
+    words = f"<p class='soft'>{count} threw {total} steps away. Grey: lost.</p>"
     table = _folded(_table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
     if any(x["s"] for x in data["staircase"]):
         plot = _plot("plot-staircase", "step against wall clock")
@@ -177,19 +178,32 @@ def _time(seconds: float | None) -> str:
     return "unknown" if seconds is None else format_age(seconds)
 
 
-def _experiments(chapters: Sequence[Chapter]) -> Iterator[str]:
+def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     found = [c for c in chapters if c.entry.kind == EXPERIMENT or c.entry.kind.startswith(EXPERIMENT + ".")]
     if not found:
         return
-    panels = []
-    for chapter in found:
-        arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
-        rows = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
-        questions = [q for q in chapter.data.get("questions") or () if isinstance(q, Mapping)]
-        answers = "".join(f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in questions)
-        title = f'<h3><a href="#{anchor_of(chapter.entry.id)}">{html_text(chapter.title)}</a></h3>'
-        panels.append(title + (_table(["arm", "name", "restarts", "data"], rows) if rows else "") + f"<ul>{answers}</ul>")
-    yield _section("experiments", "Experiments", *panels)
+    by_anchor = {panel["anchor"]: panel for panel in panels}
+    yield _section("experiments", "Experiments", *(_experiment(c, by_anchor.get(anchor_of(c.entry.id))) for c in found))
+
+
+def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
+    anchor = anchor_of(chapter.entry.id)
+    parts = [f'<h3><a href="#{anchor}">{html_text(chapter.title)}</a></h3>']
+    questions = [q for q in chapter.data.get("questions") or () if isinstance(q, Mapping)]
+    answers = "".join(f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in questions)
+    parts.append(f"<ul>{answers}</ul>" if answers else "")
+    if panel is not None:
+        if panel["outcome"]:
+            parts.append(f'<p class="soft">Outcome: {html_text(panel["outcome"])} ({html_text(panel["unit"])}).</p>')
+        parts.append(f'<div class="grid wide-cards" id="study-{anchor}"></div>')
+        heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
+        keys = ("name", "question", "n", "mean", "low", "high", "verdict")
+        rows = [[c[key] for key in keys] for c in panel["contrasts"]]
+        parts.append(_folded(_table(heads, rows, numeric=(2, 3, 4, 5)), "contrasts as a table") if rows else "")
+    arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
+    cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
+    parts.append(_table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    return "".join(parts)
 
 
 def _story(chapters: Sequence[Chapter]) -> Iterator[str]:
@@ -197,7 +211,7 @@ def _story(chapters: Sequence[Chapter]) -> Iterator[str]:
     rows = [
         [
             _Raw(f'<a href="#{anchor_of(c.entry.id)}">{c.number}</a>'),
-            format_when(c.entry.ts),
+            _Raw(f'<span class="when">{html_text(format_when(c.entry.ts))}</span>'),
             c.entry.launch,
             c.entry.step,
             c.title,

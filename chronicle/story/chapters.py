@@ -67,7 +67,7 @@ def tell_chapters(story: Story) -> tuple[Chapter, ...]:
 
 
 def _is_chapter(entry: Entry) -> bool:
-    if entry.kind in ("guard.verdict", "preflight"):
+    if entry.kind in ("guard.verdict", "guard.log", "preflight"):
         return entry.data.get("verdict") != "passed"
     return entry.kind not in FOLDED
 

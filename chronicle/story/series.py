@@ -7,12 +7,16 @@ of one step survives any reduction. Pure Python: `render --check` runs where no 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
-__all__ = ["Curve", "LaunchSeries", "read_series", "robust_range", "thin"]
+__all__ = ["Curve", "LaunchSeries", "read_series", "robust_range", "shown_range", "smooth", "thin"]
+
+ROOM_FOR_ABANDONED = 0.6  # of the kept range
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,35 @@ def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
     chosen = {low, high - 1, min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
     chosen |= {i for i in range(low, high) if not math.isfinite(values[i])} if len(finite) < high - low <= 8 else set()
     return sorted(chosen)
+
+
+def smooth(curve: Curve, bins: int, least_points: int) -> Curve:
+    """Medians of neighbours, where there are enough points: noise must not hide the drift."""
+    if len(curve.steps) < least_points or bins < 1 or not _is_noisy(curve.values):
+        return Curve()
+    width = max(8, len(curve.steps) // bins)
+    rows = [slice(i, i + width) for i in range(0, len(curve.steps) - width + 1, width)]
+    middles = [curve.steps[part.start + width // 2] for part in rows]
+    return Curve(middles, [None] * len(rows), [median(curve.values[part]) for part in rows])
+
+
+def _is_noisy(values: Sequence[float]) -> bool:
+    """Whether it goes up and down: a schedule or a counter, which has steps and ramps, is shown as it is."""
+    moves = [b - a for a, b in pairwise(values) if b != a]
+    turns = sum(1 for a, b in pairwise(moves) if (a > 0) != (b > 0))
+    return turns > len(values) // 8
+
+
+def shown_range(kept: Sequence[float], abandoned: Iterable[float]) -> tuple[float, float]:
+    """The kept part decides; what was abandoned gets room where it is near, and is clipped where it is far."""
+    gone = sorted(v for v in abandoned if math.isfinite(v))
+    low, high = robust_range(kept or gone)
+    if not gone or not kept:
+        return low, high
+    room = ROOM_FOR_ABANDONED * (high - low)
+    margin = 0.05 * (high - low)
+    top, bottom = gone[round(0.98 * (len(gone) - 1))] + margin, gone[round(0.02 * (len(gone) - 1))] - margin
+    return max(min(low, bottom), low - room), min(max(high, top), high + room)
 
 
 def robust_range(

@@ -1,14 +1,17 @@
 """report.html in a real browser: it draws, says nothing on the console, listens to keys, and asks the net for nothing."""
 
+import hashlib
 import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chronicle.report.html import plotly_script, render_html
 from chronicle.report.page_data import build_page_data
+from chronicle.report.study_panels import read_panels
 from chronicle.story import read_story
 from chronicle.story.series import Curve, LaunchSeries, read_series
 from tests.builders.story_runs import StoryRun, toy_run
@@ -34,7 +37,9 @@ def rich_run(root: Path) -> StoryRun:
             mix = 0.5 + 0.01 * math.cos(step) - (0.2 if number == 3 and step < start + 40 else 0.0)
             points[step] = {
                 "loss": loss, "lr": 1e-3 * (0.5 if number > 1 else 1), "grad_norm": 1 + abs(math.sin(step)),
-                "loss/code": loss + 0.1, "loss/prose": loss - 0.1, "share/code": mix, "samples": 64.0 * step,
+                "loss/code": loss + 0.1, "loss/prose": loss - 0.1, "share/code": mix,
+                "samples": 64.0 * (step - (start if number == 3 else 0)),  # launch 3 counts from its own beginning
+                "tokens": 1000.0 * step,
             }  # fmt: skip
         run.metrics(number, points)
         for step in range(start + 50, last + 1, 50):
@@ -45,14 +50,38 @@ def rich_run(root: Path) -> StoryRun:
             run.add("incident", launch=1, step=361, title=EVIL, data=event)
             run.add("hardware", launch=1, step=350, title="Xid 64")
         run.end(number, last)
+    run.add("plan", data={"declared": {"params": 2_000_000}})
+    add_study(run)
     run.add("note", title=EVIL, data={"text": EVIL, "suspects": [{"cause": EVIL, "claim": EVIL}], "rule": EVIL})
     return run
+
+
+def add_study(run: StoryRun, **changes: Any) -> None:
+    """A study's report as docs/studies.md describes it: words in the entry, curves in an object."""
+    arms = {"A": 0.0, EVIL: 0.02}
+    curves = [
+        {"channel": channel, "arm": arm, "x": list(range(50)), "mean": [shift + 1 / (x + 1) for x in range(50)],
+         "low": [shift - 0.01 if channel == "loss" else None] * 50, "high": [shift + 1.02] * 50}
+        for channel in ("loss", "eval", "difference") for arm, shift in arms.items()
+    ]  # fmt: skip
+    contrast = {"name": "B - A", "question": EVIL, "formula": "B - A", "n": 8, "mean": 0.01, "low": -0.01, "high": 0.03}
+    panel = {"v": 1, "title": "What does a restart do?", "unit": "bits per byte", "outcome": "held out at the end"}
+    panel |= {"margin": 0.02, "x": "step", "marks": [10, 20], "curves": curves, "outcomes": []}
+    panel |= {"contrasts": [contrast | {"verdict": "inconclusive"}], **changes}
+    content = json.dumps(panel).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    path = run.paths.objects_dir / digest[:2] / digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    data = {"study": "restart-impact", "evidence": [{"kind": "panel", "path": "panel.json", "sha256": digest}]}
+    data |= {"questions": [{"q": "Does it hurt?", "answer": "inconclusive"}], "arms": [{"id": "A", "name": "never"}]}
+    run.add("experiment.report", title="restart-impact", data=data)
 
 
 def page_of(run: StoryRun, path: Path, extra: str = "") -> Path:
     story = read_story(run.paths, signs_of_life=False)
     series = read_series(run.paths, [x.number for x in story.launches])
-    page = render_html(story, series, script=plotly_script())
+    page = render_html(story, series, script=plotly_script(), panels=read_panels(story, run.paths))
     path.write_text(page.replace("</body>", f"{extra}</body>"), encoding="utf-8")
     return path
 
@@ -88,7 +117,8 @@ def test_the_page_draws_every_plot_without_a_word_on_the_console(rich_page: Path
     assert 'data-ready="yes"' in seen.dom
     assert "<title>rich: chronicle</title>" in seen.dom  # nothing of EVIL ran
     plots = re.findall(r'<div class="plot(?: [^"]*)?"[^>]*>', seen.dom)
-    assert len(plots) >= 11
+    assert len(plots) >= 15
+    assert "<h3>held out, minus the reference at the same seed</h3>" in seen.dom
     assert [p for p in plots if "data-drawn" not in p] == []
     assert seen.dom.count('class="main-svg"') >= 2 * len(plots)
 
@@ -110,11 +140,66 @@ def test_keys_and_buttons_change_axis_and_theme(tmp_path: Path) -> None:
     assert seen.console == []
     found = re.search(r'data-seen="([^"]*)"', seen.dom)
     assert found is not None
-    steps, hours, samples, disabled, first_theme, second_theme, unreachable = json.loads(found[1].replace("&quot;", '"'))
-    assert (steps, samples, disabled) == (700, 64 * 700, 64 * 700)  # no FLOPs were logged: key 4 does nothing
-    assert 0 < hours < 24
+    steps, minutes, samples, flops, first_theme, second_theme, unreachable = json.loads(found[1].replace("&quot;", '"'))
+    assert steps == 700 and 0 < minutes < 60
+    assert samples == 64 * 700  # launch 3 counted from 0 and is carried on from where launch 2 stood at its start
+    assert flops == pytest.approx(6 * 2_000_000 * 1000.0 * 700)
     assert {first_theme, second_theme} == {"dark", "light"}
     assert unreachable == 0
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_axis_that_nobody_logged_is_off(tmp_path: Path) -> None:
+    script = """<script>setTimeout(() => {
+      document.dispatchEvent(new KeyboardEvent("keydown", { key: "4", bubbles: true }));
+      const axis = (name) => document.querySelector(`input[name=axis][value=${name}]`);
+      document.body.dataset.seen = [axis("flops").disabled, axis("samples").disabled, axis("step").checked].join();
+    }, 2000)</script>"""
+    seen = visit(page_of(toy_run(tmp_path), tmp_path / "toy.html", script), tmp_path / "profile")
+    assert 'data-seen="true,true,true"' in seen.dom and seen.console == []
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+@needs_browser
+def test_zoom_hover_and_legend_work(rich_page: Path, tmp_path: Path) -> None:
+    """As a person does it: a drag zooms all three panels, a hover names launch and step, a click hides a launch."""
+    page = tmp_path / "mouse.html"
+    script = """<script>setTimeout(async () => {
+      const plot = document.getElementById("plot-lineage"), seen = {};
+      const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+      await Plotly.relayout(plot, { "xaxis.range": [100, 200] });
+      seen.range = plot.layout.xaxis.range;
+      await Plotly.relayout(plot, { "xaxis.autorange": true });
+      const trace = plot.data.findIndex((t) => t.yaxis === "y2" && t.customdata);
+      Plotly.Fx.hover(plot, [{ curveNumber: trace, pointNumber: 50 }], ["xy2"]);
+      seen.hover = [...plot.querySelectorAll(".hovertext")].map((e) => e.textContent).join();
+      const toggle = plot.querySelector(".legendtoggle");
+      for (const kind of ["mousedown", "mouseup"]) toggle.dispatchEvent(new MouseEvent(kind, { bubbles: true }));
+      await wait(900);
+      seen.hidden = plot.data.filter((t) => t.visible === "legendonly").length;
+      document.body.dataset.seen = JSON.stringify(seen);
+    }, 1500)</script>"""
+    page.write_text(rich_page.read_text().replace("</body>", f"{script}</body>"))
+    seen = visit(page, tmp_path / "profile")
+    assert seen.console == []
+    found = re.search(r'data-seen="([^"]*)"', seen.dom)
+    assert found is not None
+    did = json.loads(found[1].replace("&quot;", '"'))
+    assert did["range"] == [100, 200]
+    assert "launch 1" in did["hover"] and "step" in did["hover"]
+    assert did["hidden"] >= 2  # its LR, its loss and its bar
+
+
+def test_a_panel_that_does_not_fit_its_form_is_left_out_and_its_words_stay(tmp_path: Path) -> None:
+    for number, changes in enumerate(({"v": 2}, {"curves": "x" * 9}, {"curves": [{"x": [1], "mean": ["a", 2]}, 7]})):
+        run = StoryRun(tmp_path / str(number))
+        add_study(run, **changes)
+        story = read_story(run.paths)
+        panels = read_panels(story, run.paths)
+        assert all(panel["curves"] == [] for panel in panels) and len(panels) == (0 if number == 0 else 1)
+        assert "Does it hurt?" in render_html(story, [], script="", panels=panels)
 
 
 @needs_browser
