@@ -4,51 +4,198 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
+from chronicle.metrics.opening import open_text
 
-STEP_NAMES = ("step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step")
+STEP_NAMES = (
+    "step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step", "steps", "iterations",
+    "train_step", "training_step", "num_updates", "update",
+)  # fmt: skip
 TIME_NAMES = ("t", "time", "wall_time", "_timestamp", "timestamp", "wall time")
 LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
+HEAD_LINES = 50  # blank lines and comments that may stand above the header
+LOOK_ROWS = 512  # how far one looks ahead to learn what "nan" means in a column
+GAPS, GAP_SHARE, LONGER = 3, 0.3, 4
+
+
+class Table:
+    """The columns of one table: which is the step, which are channels. `parse` makes a point of a row's cells."""
+
+    def __init__(self, head: str) -> None:
+        self.delimiter = max("\t;,", key=head.count)
+        names = [name.strip().strip('\ufeff"#').strip() for name in next(csv.reader([head], delimiter=self.delimiter), [])]
+        lowered = [name.lower() for name in names]
+        self._step_at, self._time_at, self._launch_at = (
+            _column(lowered, known) for known in (STEP_NAMES, TIME_NAMES, LAUNCH_NAMES)
+        )
+        taken = {self._step_at, self._time_at, self._launch_at}
+        self.channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
+
+    def parse(self, cells: Sequence[str], row: int) -> Point | None:
+        """The point of the `row`th row; None where its step is no number."""
+        step = row if self._step_at is None else self._step(cells, self._step_at)
+        if step is None:
+            return None
+        try:
+            values = {name: float(cells[at]) for at, name in self.channels}
+        except (ValueError, IndexError):
+            values = {name: value for at, name in self.channels if (value := self._number(cells, at)) is not None}
+        launch = self._number(cells, self._launch_at)
+        whole = None if launch is None or not math.isfinite(launch) else int(launch)
+        return Point(row, step, self._number(cells, self._time_at), values, whole)
+
+    def _step(self, cells: Sequence[str], at: int) -> int | None:
+        try:
+            return int(cells[at])
+        except (ValueError, IndexError):
+            step = self._number(cells, at)
+        return None if step is None or not math.isfinite(step) else int(step)
+
+    def _number(self, cells: Sequence[str], at: int | None) -> float | None:
+        """A cell as a number: `0.5`, `1e400`; `0,5` where commas do not part cells, `1,000` where they do."""
+        if at is None or at >= len(cells):
+            return None
+        cell = cells[at]
+        try:
+            return float(cell)
+        except ValueError:
+            if "," not in cell:
+                return None
+        try:
+            return float(cell.replace(",", "" if self.delimiter == "," else "."))
+        except ValueError:
+            return None
+
+
+class TableLines:
+    """Parse a growing table line by line; the header comes first, and again where the file was written anew."""
+
+    def __init__(self) -> None:
+        self._table: Table | None = None
+
+    def __call__(self, line: bytes, row: int) -> Point | None:
+        text = line.decode("utf-8", errors="replace").replace("\0", "").strip()
+        if not text or (self._table is not None and text.startswith("#")):
+            return None
+        if is_header(text):
+            self._table = Table(text)
+            return None
+        if self._table is None:
+            return None
+        try:
+            cells = next(csv.reader([text], delimiter=self._table.delimiter), [])
+        except csv.Error:
+            return None
+        return self._table.parse(cells, row)
+
+
+def is_header(line: str) -> bool:
+    """A line of names, a step or a loss among them."""
+    names = {name.strip().strip('"\ufeff# \r').lower() for name in line.replace(";", ",").replace("\t", ",").split(",")}
+    return bool(names & {*STEP_NAMES, "loss"}) and (len(names) > 1 or names == {"loss"})
+
+
+def find_header(lines: Iterable[str]) -> str | None:
+    """The header, below blank lines and comments; None where something else comes first."""
+    for line in islice(lines, HEAD_LINES):
+        if is_header(line):
+            return line
+        if line.strip("\ufeff \t\r\n") and not line.lstrip("\ufeff").startswith("#"):
+            return None
+    return None
 
 
 def read_csv(path: Path) -> Iterator[Point]:
-    """Yield the points of a CSV or TSV; rows without a whole-number step are passed over.
+    """Yield the points of a CSV or TSV. Rows are those of the file: one without a step is no point and counts.
 
-    A table without a step column counts its rows. `NaN` and `inf` are values, an empty cell is none.
+    A table without a step column counts its rows. `NaN` and `inf` are values, an empty cell is none; and in a column
+    where NaN comes and goes from the start, as in reference files that record every tenth step, it is none either.
     """
-    with open(path, encoding="utf-8", errors="replace", newline="") as table:
-        head = table.readline()
-        delimiter = max("\t;,", key=head.count)
-        names = [name.strip().strip("\ufeff") for name in next(csv.reader([head], delimiter=delimiter), [])]
-        yield from _points(names, csv.reader((line.replace("\0", "") for line in table), delimiter=delimiter))
+    with open_text(path, newline="") as lines:
+        head = find_header(lines)
+        if head is not None:
+            table = Table(head)
+            yield from _drop_unrecorded(_points(table, csv.reader(_rows(lines), delimiter=table.delimiter)))
 
 
-def _points(names: Sequence[str], rows: Iterator[list[str]]) -> Iterator[Point]:
-    lowered = [name.lower() for name in names]
-    step_at, time_at, launch_at = (_column(lowered, known) for known in (STEP_NAMES, TIME_NAMES, LAUNCH_NAMES))
-    taken = {step_at, time_at, launch_at}
-    channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
+def _rows(lines: Iterator[str]) -> Iterator[str]:
+    while True:
+        try:
+            line = next(lines, None)
+        except (EOFError, OSError, zlib.error):  # a torn gzip ends where it is torn
+            return
+        if line is None:
+            return
+        if line[:1] != "#":
+            yield line.replace("\0", "") if "\0" in line else line
+
+
+def _points(table: Table, rows: Iterator[list[str]]) -> Iterator[Point]:
     row = 0
     while True:
         try:
             cells = next(rows, None)
         except csv.Error:
+            row += 1
             continue
         if cells is None:
             return
-        step = _number(cells, step_at) if step_at is not None else float(row)
-        if step is None or not math.isfinite(step):
+        if not cells or not any(cells):
             continue
-        values = {name: value for at, name in channels if (value := _number(cells, at)) is not None}
-        launch = _number(cells, launch_at)
-        whole = None if launch is None or not math.isfinite(launch) else int(launch)
-        yield Point(row, int(step), _number(cells, time_at), values, whole)
+        point = table.parse(cells, row)
         row += 1
+        if point is not None:
+            yield point
+
+
+def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
+    """Leave out each NaN that only says "not recorded"; one that lasts longer than those before it is a NaN."""
+    first = list(islice(points, LOOK_ROWS))
+    gaps = {name: gap for name in _nan_channels(first) if (gap := _usual_gap(first, name))}
+    if not gaps:
+        yield from chain(first, points)
+        return
+    lasting = dict.fromkeys(gaps, 0)
+    for point in chain(first, points):
+        kept = dict(point.values)
+        for name, (usual, until) in gaps.items():
+            value = kept.get(name)
+            if value is None or value == value:
+                lasting[name] = 0
+                continue
+            lasting[name] += 1
+            if lasting[name] <= LONGER * usual and point.row <= until:
+                del kept[name]
+        yield point._replace(values=kept)
+
+
+def _nan_channels(points: Sequence[Point]) -> set[str]:
+    return {name for point in points for name, value in point.values.items() if value != value}
+
+
+def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
+    """Longest run of NaN and the row to which the rule holds: for ever where NaN comes and goes, else for those in front."""
+    series = [(point.row, point.values[name]) for point in points if name in point.values]
+    runs, run, share = [], 0, 0
+    for _, value in series:
+        if value != value:
+            run, share = run + 1, share + 1
+        elif run:
+            runs.append(run)
+            run = 0
+    if len(runs) >= GAPS and share >= GAP_SHARE * len(series):
+        return max(runs), math.inf
+    first = next((row for row, value in series if value == value), None)
+    if first is not None and first > series[0][0]:
+        return runs[0], first
+    return None
 
 
 def _channel(name: str) -> str:
@@ -63,12 +210,3 @@ def _is_band(name: str) -> bool:
 
 def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)
-
-
-def _number(cells: Sequence[str], at: int | None) -> float | None:
-    if at is None or at >= len(cells):
-        return None
-    try:
-        return float(cells[at])
-    except ValueError:
-        return None

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.csv_log import STEP_NAMES, read_csv
+from chronicle.metrics.csv_log import find_header, read_csv
 from chronicle.metrics.json_logs import read_json_lines, read_trainer_state
 from chronicle.metrics.lines import read_lines
 from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
+from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, open_text, read_head
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
-
-SNIFF_BYTES = 1 << 16
-UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class UnknownLog(ChronicleError):
@@ -35,7 +33,7 @@ def read_log(path: Path) -> Iterator[Point]:
     for point in _open(path):
         found = True
         yield point
-    if not found:
+    if not found and not (path.is_file() and _is_table(read_head(path))):  # a table without rows yet is a table
         raise UnknownLog(
             f"no step with a loss, gradient norm or learning rate was found in `{path}`",
             "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports",
@@ -48,7 +46,7 @@ def _open(path: Path) -> Iterator[Point]:
         return read_database(Path(name), run)
     if path.is_dir():
         return read_file_store(path) if is_file_store_run(path) else read_event_files(path)
-    head = _read_head(path)
+    head = read_head(path)
     if head.startswith(SQLITE_HEAD):
         return read_database(path, None)
     if is_event_file(path):
@@ -56,15 +54,10 @@ def _open(path: Path) -> Iterator[Point]:
     if _is_one_document(path, head):
         return read_trainer_state(path)
     if head.lstrip().startswith(b"{") and _is_json_line(head):
-        return read_metrics(path) if _is_ours(head) else read_json_lines(path)
+        return read_metrics(path) if _is_ours(head) and not is_gzip(path) else read_json_lines(path)
     if _is_table(head):
         return read_csv(path)
-    return _read_text(path, head)
-
-
-def _read_head(path: Path) -> bytes:
-    with open(path, "rb") as log:
-        return log.read(SNIFF_BYTES)
+    return _read_text(path)
 
 
 def _is_one_document(path: Path, head: bytes) -> bool:
@@ -90,16 +83,11 @@ def _is_ours(head: bytes) -> bool:
 
 
 def _is_table(head: bytes) -> bool:
-    first = head.split(b"\n", 1)[0].decode("utf-8", errors="replace").lower()
-    names = {name.strip().strip('"\ufeff \r') for name in first.replace(";", ",").replace("\t", ",").split(",")}
-    return len(names) > 1 and bool(names & {*STEP_NAMES, "loss"})
-
-
-def _read_text(path: Path, head: bytes) -> Iterator[Point]:
-    """Printed lines; a PowerShell redirect is UTF-16, everything else is read as UTF-8 with replacement.
-
-    Carriage returns end lines too: progress bars overwrite themselves.
-    """
     encoding = "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
-    with open(path, encoding=encoding, errors="replace", newline=None) as lines:
+    return find_header(head.decode(encoding, errors="replace").splitlines()) is not None
+
+
+def _read_text(path: Path) -> Iterator[Point]:
+    """Printed lines; carriage returns end lines too: progress bars overwrite themselves."""
+    with open_text(path) as lines:
         yield from read_lines(lines)

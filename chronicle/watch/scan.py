@@ -77,6 +77,7 @@ class Trace:
 
     def note(self, point: Point) -> None:
         self.last_step = point.step
+        self.rows = max(self.rows, point.row)
         loss = next((point.values[name] for name in LOSS_NAMES if name in point.values), None)
         if loss is not None:
             self.spark.feed(self.rows, loss)
@@ -92,6 +93,7 @@ def scan_points(points: Iterable[Point], source: str, advise: Advise) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal when an event calls for one."""
     detector, trace = Detector(), Trace()
     for point in points:
+        detector.skip_to(point.row)
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
         trace.note(point)
     detector.finish()

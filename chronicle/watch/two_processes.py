@@ -37,6 +37,7 @@ def fold_in_two(path: Path, each: Callable[[Point], None], *, batch_points: int 
             _receive(ours, detector)
             for point in batch:
                 each(point)
+                detector.skip_to(point.row)
                 detector.feed(point.step, point.values, time=point.time, launch=point.launch)
         _receive(ours, detector)
         detector.finish()
@@ -61,6 +62,7 @@ def _fold_evidence(path: str, theirs: Connection, batch_points: int) -> None:
         detector = EvidenceDetector()
         for batch in _batches(Path(path), batch_points):
             for point in batch:
+                detector.skip_to(point.row)
                 detector.feed(point.step, point.values, time=point.time, launch=point.launch)
             theirs.send(detector.take())
         detector.finish()

@@ -67,6 +67,11 @@ class Detector:
     def events(self) -> tuple[Event, ...]:
         return tuple(self._fusion.events)
 
+    def skip_to(self, row: int) -> None:
+        """The next point is the log's `row`th: rows that could not be read were rows, too."""
+        if row > self.row:
+            self.row = row
+
     def feed(
         self, step: int, values: Mapping[str, float | None], *, time: float | None = None, launch: int | None = None
     ) -> list[Event]:
