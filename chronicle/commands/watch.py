@@ -16,6 +16,7 @@ from chronicle.commands.result import CommandResult
 from chronicle.commands.spikes import describe_event
 from chronicle.errors import UsageProblem
 from chronicle.watch.follow import Follower, follow_file, follow_run
+from chronicle.watch.restart import describe_trip
 from rollback.detect import Event
 
 __all__ = ["watch"]
@@ -37,6 +38,7 @@ def watch(
     """
     follower, hooks = _follower(target, logs, checkpoints)
     events: dict[int, Event] = {}
+    told = 0
     live = sys.stderr.isatty() and not once
     while True:
         for event in follower.look():
@@ -46,13 +48,22 @@ def watch(
                 _call_hook(hooks, event)
                 if not once:
                     print(("\r\033[K" if live else "") + describe_event(event), file=sys.stderr, flush=True)
+        for step, check in follower.trips[told:] if not once else ():
+            print(("\r\033[K" if live else "") + describe_trip(step, check), file=sys.stderr, flush=True)
+        told = len(follower.trips)
         if once or follower.ended():
             break
         if live:
             print(f"\r\033[K{follower.status_line()}", end="", file=sys.stderr, flush=True)
         time.sleep(max(0.1, interval))
-    text = "\n".join([follower.status_line(), *(describe_event(event) for event in events.values())])
-    return CommandResult(text=text, data={"rows": follower.rows, "events": [e.to_json() for e in events.values()]})
+    trips = [describe_trip(step, check) for step, check in follower.trips]
+    text = "\n".join([follower.status_line(), *trips, *(describe_event(event) for event in events.values())])
+    data = {
+        "rows": follower.rows,
+        "restarts": [{"step": step, **check.to_json()} for step, check in follower.trips],
+        "events": [event.to_json() for event in events.values()],
+    }
+    return CommandResult(text=text, data=data)
 
 
 def _follower(

@@ -4,13 +4,14 @@ What these see is damage that has begun; the guard's checks come before. Thresho
 steps; a curve too short to know its own noise is not judged.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
 from chronicle.resume.refusal import Check, failed
 
-__all__ = ["check_log"]
+__all__ = ["NUM_AFTER", "NUM_BEFORE", "Row", "check_log", "logged_row"]
 
 NUM_BEFORE = 50
 NUM_AFTER = 50
@@ -21,6 +22,19 @@ NORMAL_MAD = 1.4826
 LR_JUMP = 1.5  # factor between neighbouring logged LRs that no schedule of a healthy resume makes
 
 Row = tuple[int, Mapping[str, float]]  # step, values
+
+
+NAMES = {"lr": ("lr", "learning_rate"), "loss": ("loss", "train_loss", "lm loss")}
+
+
+def logged_row(step: int, values: Mapping[str, float]) -> Row | None:
+    """LR and loss of one logged step under whatever name; None where it has neither."""
+    row = {}
+    for name, others in NAMES.items():
+        value = next((values[other] for other in others if other in values), None)
+        if value is not None and math.isfinite(value):
+            row[name] = value
+    return (step, row) if row else None
 
 
 def check_log(before: Sequence[Row], after: Sequence[Row], *, resume_step: int, lr_ratio: float = 1.0) -> list[Check]:
@@ -80,7 +94,8 @@ def _loss(earlier: Sequence[Row], later: Sequence[Row]) -> list[Check]:
         return []
     # scatter around the trend: differences of neighbours, so that a falling curve is no noise
     steps = [abs(b - a) for a, b in pairwise(old)]
-    scale = max(NORMAL_MAD * median(steps) / 2**0.5, 1e-9 * abs(median(old)))
+    last_digit = min((step for step in steps if step), default=0.0)  # of a loss that is printed with few digits
+    scale = max(NORMAL_MAD * max(median(steps), last_digit) / 2**0.5, 1e-9 * abs(median(old)))
     centre, found = median(old[-LEAST_BEFORE:]), median(new[:LEAST_AFTER])
     if abs(found - centre) <= FAR * scale:
         return []

@@ -96,7 +96,7 @@ def collect_history(
     return History(
         run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
         hardware=tuple((e.step, e.title) for e in entries if e.step is not None and is_about_hardware(e)),
-        lr_factor=factor, lr_raised=raised, data_addressable=_is_addressable(entries),
+        lr_factor=factor, lr_raised=raised, honours=_honoured(entries),
         discarded_steps=_discarded(lineage), day=today().toordinal(),
     )  # fmt: skip
 
@@ -150,9 +150,11 @@ def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple
     return line.factor, line.factor / parent.factor
 
 
-def _is_addressable(entries: Iterable[Entry]) -> bool:
-    """Whether the trainer said that its data can be skipped by position."""
-    return any(entry.kind == "launch.start" and entry.data.get("data_addressable") for entry in entries)
+def _honoured(entries: Sequence[Entry]) -> frozenset[str]:
+    """What the trainer said with its last checkpoint that it carries out of a rollback's contract."""
+    saved = [entry for entry in entries if entry.kind == "checkpoint"]
+    said = saved[-1].data.get("honours") if saved else None
+    return frozenset(map(str, said)) if isinstance(said, list) else frozenset()
 
 
 def _discarded(lineage: Lineage) -> int:

@@ -10,6 +10,8 @@ from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.mlflow_log import SQLITE_HEAD
 from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
+from chronicle.resume.refusal import Check
+from chronicle.watch.restart import LogRestart
 from chronicle.watch.tail import Tail, parse_printed
 from rollback.detect import Detector, Event
 
@@ -22,6 +24,8 @@ class Follower:
     def __init__(self, read: Callable[[], list[Point]], ended: Callable[[], bool]) -> None:
         self._read, self.ended = read, ended
         self.detector = Detector()
+        self._restarts = LogRestart()
+        self.trips: list[tuple[int, Check]] = []  # (step of the restart, what tripped)
         self.last: Point | None = None
 
     @property
@@ -32,6 +36,7 @@ class Follower:
         changed: dict[int, Event] = {}
         for point in self._read():
             self.last = point
+            self.trips += self._restarts.feed(point)
             for event in self.detector.feed(point.step, point.values, time=point.time, launch=point.launch):
                 changed[event.id] = event
         return list(changed.values())

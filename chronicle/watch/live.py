@@ -17,8 +17,9 @@ from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser
 from chronicle.watch.incidents import IncidentLog
-from chronicle.watch.past import kept_before, read_past
-from chronicle.watch.promise import LrPromise, read_promise
+from chronicle.watch.past import kept_before, last_rows, read_past
+from chronicle.watch.promise import LrPromise, lr_ratio_of, read_promise
+from chronicle.watch.restart import LiveRestart
 from chronicle.watch.snapshots import SnapshotKeeper, load_snapshot
 from chronicle.watch.tail import Tail
 from rollback.detect import Detector, Event, Tier
@@ -49,6 +50,9 @@ class LiveWatch:
         self._say, self._hook = say, hook
         self._promise = LrPromise(0, ())
         self._snapshots = SnapshotKeeper(paths, launch)
+        self._restart = LiveRestart(
+            lambda step, title, data: writer.append("guard.log", step=step, launch=launch, title=title, data=data), say
+        )
         self._journal_bytes = 0
         self._begun = False
         self._complained: set[str] = set()
@@ -66,6 +70,7 @@ class LiveWatch:
         events = self.poll()
         try:
             events += self._report(self.detector.finish())
+            self._restart.finish()
         except Exception as problem:  # noqa: BLE001 see above
             self._complain(problem)
         return events
@@ -79,6 +84,7 @@ class LiveWatch:
             values = self._promise.add_to(point.step, point.values)
             changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
             self._snapshots.note(point.step, self.detector)
+            self._restart.feed(point)
         if points:
             self._save_snapshots()
         return changed
@@ -95,7 +101,15 @@ class LiveWatch:
         """The first point says where the launch starts: its baselines are those of the steps it continues."""
         self._begun = True
         self._promise = read_promise(self.paths.contract_path, first_step)
-        kept = kept_before(self.paths, read_journal(self.paths).entries, self.launch)
+        entries = read_journal(self.paths).entries
+        kept = kept_before(self.paths, entries, self.launch)
+        verdict = next((e for e in reversed(entries) if e.kind == "guard.verdict" and e.launch == self.launch), None)
+        told = verdict.step if verdict is not None else None
+        self._restart.begin(
+            last_rows(self.paths, kept, told if told is not None else first_step - 1),
+            max((interval.last for interval in kept), default=0), first_step, resume_step=told,
+            lr_ratio=lr_ratio_of(self.paths.contract_path, first_step),
+        )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1
         if loaded is not None and _is_kept(kept, loaded[0]):

@@ -8,6 +8,7 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
+from chronicle.resume.log_tripwires import NUM_BEFORE, Row, logged_row
 
 REACH_STEPS = 20_000  # the longest memory of the detector, with room
 
@@ -33,6 +34,23 @@ def read_past(
         for point in points:
             if first <= point.step <= last:
                 yield interval.launch, point
+
+
+def last_rows(paths: RunPaths, kept: Sequence[Interval], until: int) -> list[Row]:
+    """LR and loss of the last kept steps up to `until`; where all are later (the counter began anew), the last of all."""
+    if not any(interval.first <= until for interval in kept):
+        until = max((interval.last for interval in kept), default=0)
+    rows: list[Row] = []
+    for interval in reversed(kept):
+        if len(rows) >= NUM_BEFORE:
+            break
+        try:
+            points = read_metrics(paths.metrics_path(interval.launch))
+            found = [logged_row(p.step, p.values) for p in points if interval.first <= p.step <= min(interval.last, until)]
+        except OSError:
+            continue
+        rows = [row for row in found if row is not None][-NUM_BEFORE:] + rows
+    return rows[-NUM_BEFORE:]
 
 
 def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:

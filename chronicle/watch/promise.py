@@ -14,6 +14,7 @@ from typing import Any
 
 LR_NAMES = ("lr", "learning_rate")
 CHANNEL = "lr/expected"
+NEAR_STEPS = 1000  # the first logged step may lie that far behind the checkpoint
 
 
 class LrPromise:
@@ -39,6 +40,17 @@ def read_promise(path: Path, first_step: int) -> LrPromise:
     except (OSError, ValueError):
         return LrPromise(0, ())
     return LrPromise(*parse_promise(contract, first_step))
+
+
+def lr_ratio_of(path: Path, first_step: int) -> float:
+    """By how much the rollback that this launch follows scaled the LR; 1 where there is none for this start."""
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+        step, ratio = contract["step"], contract["lr_ratio"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1.0
+    fits = isinstance(step, int) and isinstance(ratio, int | float) and step < first_step <= step + NEAR_STEPS
+    return float(ratio) if fits and ratio > 0 else 1.0
 
 
 def parse_promise(contract: Any, first_step: int) -> tuple[int, tuple[float, ...]]:
