@@ -17,7 +17,7 @@ from chronicle.paths import RunPaths
 __all__ = ["Settings", "load_settings"]
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-PATH_KEYS = ("logs", "checkpoints")
+PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
 KEYS = PATH_KEYS + TEXT_KEYS
 VARIABLES = {
@@ -36,6 +36,7 @@ class Settings:
     run: str
     checkpoints_dir: Path | None
     mlflow_uri: str | None = None
+    deepspeed_config: Path | None = None  # of the next launch; its LRs change with a rollback
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,6 +98,7 @@ def load_settings(
         run=name,
         checkpoints_dir=None if values.get("checkpoints") is None else Path(values["checkpoints"]),
         mlflow_uri=values.get("mlflow_uri"),
+        deepspeed_config=values.get("deepspeed_config"),
         hooks=hooks,
         origin=origin,
     )

@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from rollback.deepspeed_config import ConfigFile
 from rollback.errors import PlanRefused
 from rollback.layout import Checkpoint
 from rollback.lr.fields import FieldEdit
+from rollback.plan_honours import refuse_unhonoured
 from rollback.plan_lr import plan_lr_edits
 from rollback.request import Cost, ExpectedLrs, InputFile, Later, PointerEdit, RollbackRequest, Source
 from rollback.state_values import CheckpointState
@@ -31,6 +33,8 @@ class Plan:
 
     `root` is the directory a loader lists, `entry` the checkpoint's name in it, `source` where it lies now (an
     abandoned one lies elsewhere). `displaces` names the launch of a checkpoint that has the entry's name now.
+    `config_edits` are in files outside the checkpoint, by their absolute paths; `copies` are further names in `root`
+    under which a loader finds the newest checkpoint: they become copies of this one.
     """
 
     request: RollbackRequest
@@ -54,6 +58,8 @@ class Plan:
     pointers: tuple[PointerEdit, ...]
     inputs: tuple[InputFile, ...]
     has_manifest: bool
+    config_edits: tuple[FieldEdit, ...] = ()
+    copies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cost: Cost = field(default_factory=Cost)
 
@@ -73,7 +79,8 @@ class Plan:
     def changes_anything(self) -> bool:
         """Whether a byte or a name on disk would differ afterwards."""
         moved = self.source != str(PurePath(self.root) / self.entry)
-        return bool(self.edits or self.abandon or moved or any(p.before != p.after for p in self.pointers))
+        changed = self.edits or self.config_edits or self.copies or self.abandon
+        return bool(changed or moved or any(p.before != p.after for p in self.pointers))
 
     def contract(self, rollback: str) -> dict[str, Any]:
         """What the next launch must find in memory before its first step (read by the guard)."""
@@ -121,6 +128,8 @@ class Plan:
             "parent_launch": self.parent_launch,
             "optimizer_step": self.optimizer_step,
             "edits": [[e.file, list(e.keys), e.before, e.after] for e in self.edits],
+            "config_edits": [[e.file, list(e.keys), e.before, e.after] for e in self.config_edits],
+            "copies": list(self.copies),
             "classes": dict(self.classes),
             "expected": self.expected.to_json(),
             "schedulers": [dict(scheduler) for scheduler in self.schedulers],
@@ -144,10 +153,9 @@ class Plan:
                 **{
                     **{key: value for key, value in record.items() if key != "v"},
                     "request": RollbackRequest.from_json(record["request"]),
-                    "edits": tuple(
-                        FieldEdit(file=file, keys=tuple(keys), before=before, after=after)
-                        for file, keys, before, after in record["edits"]
-                    ),
+                    "edits": _edits_from(record["edits"]),
+                    "config_edits": _edits_from(record.get("config_edits", ())),
+                    "copies": tuple(record.get("copies", ())),
                     "expected": ExpectedLrs.from_json(record["expected"]),
                     "schedulers": tuple(record["schedulers"]),
                     "abandon": tuple(Later(**later) for later in record["abandon"]),
@@ -159,6 +167,10 @@ class Plan:
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise PlanRefused(f"plan is damaged: {type(problem).__name__} {problem}", remedy="plan again") from problem
+
+
+def _edits_from(rows: Sequence[Any]) -> tuple[FieldEdit, ...]:
+    return tuple(FieldEdit(file=file, keys=tuple(keys), before=before, after=after) for file, keys, before, after in rows)
 
 
 def plan_rollback(
@@ -175,20 +187,25 @@ def plan_rollback(
     pointers: Mapping[str, str] | None = None,
     links: Mapping[str, str] | None = None,
     honours: frozenset[str] = frozenset(),
+    config: ConfigFile | None = None,
+    newest_copies: Sequence[Checkpoint] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
     """Decide everything. `memory` is what the guard stored at save, `pointers` the text of pointer files by name,
     `links` what the root's symbolic links say.
 
-    `honours` names the options that an attached guard or our own trainer carries out: "warmup", "data". Raises
-    `PlanRefused` with the reason when the plan would not do what was asked.
+    `honours` names what the trainer said it carries out (`plan_honours`), `config` is the DeepSpeed config of the next
+    launch where that is known, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` with the reason when
+    the plan would not do what was asked.
     """
-    _refuse_unhonoured(request, honours)
+    refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
-    lr = plan_lr_edits(request, state, memory)
+    lr = plan_lr_edits(request, state, memory, config)
     entry = checkpoint.path.name
-    later = [] if request.keep_later else _later(checkpoint, checkpoints)
+    copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
+    others = [c for c in checkpoints if c.path.name not in copies]
+    later = [] if request.keep_later else _later(checkpoint, others)
     return Plan(
         request=request,
         run=run,
@@ -211,27 +228,25 @@ def plan_rollback(
         pointers=(*_pointer_edits(entry, pointers or {}), *_link_edits(entry, later, links or {})),
         inputs=tuple(inputs),
         has_manifest=has_manifest,
+        config_edits=lr.config_edits,
+        copies=copies,
         notes=(*state.notes, *lr.notes, *_notes(request, checkpoint, checkpoints), *remarks),
         cost=cost or Cost(),
     )
 
 
-def _refuse_unhonoured(request: RollbackRequest, honours: frozenset[str]) -> None:
-    asked = {
-        "--warmup": ("warmup", request.warmup_steps, "its own warm-up option"),
-        "--skip-batches": (
-            "data",
-            request.skip_batches,
-            "its own data option, such as Accelerate's skip_first_batches",
-        ),
-        "--reshuffle": ("data", request.reshuffle, "its own data seed"),
-    }
-    for option, (name, value, own) in asked.items():
-        if value and name not in honours:
-            raise PlanRefused(
-                f"{option} is carried out by the trainer, and this checkpoint was saved without a guard that could do it",
-                remedy=f"use {own}, or attach `chronicle.guard` to the trainer",
-            )
+def _copies(
+    request: RollbackRequest, target: Checkpoint, newest: Sequence[Checkpoint], *, edited: bool
+) -> tuple[str, ...]:
+    """Lightning's `last.ckpt` and the like: a trainer that resumes from `last` would go on with what lies there."""
+    names = []
+    for copy in newest:
+        if copy.abandoned is not None or copy.path == target.path or copy.step is None or target.step is None:
+            continue
+        same = copy.step == target.step
+        if (same and (edited or target.abandoned is not None)) or (copy.step > target.step and not request.keep_later):
+            names.append(copy.path.name)
+    return tuple(sorted(names))
 
 
 def _later(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Later]:

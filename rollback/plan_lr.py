@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollback.deepspeed_config import ConfigFile, ConfigPlan, config_notes, plan_config
 from rollback.errors import PlanRefused
 from rollback.lr.effect import Disproof, prove_ratio
 from rollback.lr.fields import FieldEdit, lr_edits, plain_number
-from rollback.lr.infer import infer_scheduler_class
+from rollback.lr.infer import SchedulerClass, infer_scheduler_class
 from rollback.plan_forecast import forecast
 from rollback.plan_sets import plan_sets, sets_lr
 from rollback.request import ExpectedLrs, RollbackRequest
@@ -25,15 +26,22 @@ class LrPlan:
     """Edits with what follows from them; `schedulers` are the counters the next launch must find."""
 
     edits: tuple[FieldEdit, ...]
+    config_edits: tuple[FieldEdit, ...]
     classes: Mapping[str, str]
     expected: ExpectedLrs
     schedulers: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
 
 
-def plan_lr_edits(request: RollbackRequest, state: CheckpointState, memory: Mapping[str, Any] | None) -> LrPlan:
+def plan_lr_edits(
+    request: RollbackRequest,
+    state: CheckpointState,
+    memory: Mapping[str, Any] | None,
+    config: ConfigFile | None = None,
+) -> LrPlan:
     """Plan the edits and prove their effect; raises `PlanRefused` with the reason when they would not have it."""
     scale = _scale_of(request, state.optimizers)
+    configured = _plan_config(state, config, scale)
     edits = plan_sets(request, state)
     ratio: float | None = None if request.sets else 1.0
     if scale is not None:
@@ -50,6 +58,7 @@ def plan_lr_edits(request: RollbackRequest, state: CheckpointState, memory: Mapp
     lrs = lrs if len(lrs) == len(groups) else ()  # an LR that cannot be read promises nothing
     return LrPlan(
         # A sharded state names its index; the edit goes to the part on disk that holds the field.
+        config_edits=configured.edits,
         edits=tuple(replace(edit, file=state.file_holding(edit.file, edit.keys)) for edit in edits),
         classes={s.file: _describe(s) for s in state.schedulers},
         expected=ExpectedLrs(
@@ -61,8 +70,21 @@ def plan_lr_edits(request: RollbackRequest, state: CheckpointState, memory: Mapp
             reason=reason,
         ),
         schedulers=tuple(_counters(s) for s in edited.schedulers if s.authoritative),
-        notes=_notes(state, scale, request),
+        notes=(*_notes(state, scale, request), *configured.notes),
     )
+
+
+def _plan_config(state: CheckpointState, config: ConfigFile | None, scale: float | None) -> ConfigPlan:
+    """DeepSpeed's own scheduler takes its LRs from a file outside the checkpoint: it has to change with it."""
+    if not any(_is_deepspeeds_own(scheduler) for scheduler in state.schedulers):
+        return ConfigPlan()
+    if scale is None:
+        return ConfigPlan(notes=config_notes(config, state.config))
+    return plan_config(config, state.config, scale)
+
+
+def _is_deepspeeds_own(scheduler: SchedulerState) -> bool:
+    return infer_scheduler_class(scheduler.state) is SchedulerClass.DEEPSPEED
 
 
 # --- how much ---------------------------------------------------------------------------------------------------------
@@ -115,6 +137,8 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
         if isinstance(answer, Disproof):
             raise _refusal(optimizer.file, answer)
     for scheduler, edited_scheduler in zip(state.schedulers, after.schedulers, strict=True):
+        if _is_deepspeeds_own(scheduler):
+            continue  # every field that it computes from is in the config, and all of them are scaled there
         for optimizer, edited in governed_by(scheduler, pairs):
             answer = prove_ratio(scheduler.state, optimizer.groups, edited_scheduler.state, edited.groups, scale)
             if isinstance(answer, Disproof):
@@ -122,13 +146,10 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
 
 
 def _refusal(file: str, answer: Disproof) -> PlanRefused:
-    return PlanRefused(f"the edit would not do what was asked, in `{file}`: {answer.reason}", remedy=_way_out(answer))
-
-
-def _way_out(answer: Disproof) -> str:
-    if "DeepSpeed" in answer.reason:
-        return "change the LR in the DeepSpeed config (`scheduler.params` or `optimizer.params.lr`)"
-    return "set the LR in the training script, or scale all LR fields with --lr-scale alone"
+    return PlanRefused(
+        f"the edit would not do what was asked, in `{file}`: {answer.reason}",
+        remedy="set the LR in the training script, or scale all LR fields with --lr-scale alone",
+    )
 
 
 def _counters(scheduler: SchedulerState) -> dict[str, Any]:

@@ -28,6 +28,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         if plan.displaces:
             yield _row("", f"the {plan.entry} that is there now goes to abandoned/")
     yield from _edits(plan)
+    for name in plan.copies:
+        yield _row("copy", f"{name} becomes a copy of {plan.entry}; what lies there now goes to abandoned/")
     if plan.has_manifest and plan.edits:
         yield _row("manifest", "digests of the edited files and the LRs in memory follow")
     for pointer in plan.pointers:
@@ -50,11 +52,12 @@ def _row(label: str, text: str) -> str:
 
 
 def _edits(plan: Plan) -> Iterator[str]:
-    files = dict.fromkeys(edit.file for edit in plan.edits)
+    all_edits = (*plan.edits, *plan.config_edits)
+    files = dict.fromkeys(edit.file for edit in all_edits)
     for file in files:
-        what = plan.classes.get(file)
+        what = plan.classes.get(file) or ("DeepSpeed config of the next launch" if file.startswith("/") else "")
         yield _row("edit", file + (f"  ({what})" if what else ""))
-        edits = [edit for edit in plan.edits if edit.file == file]
+        edits = [edit for edit in all_edits if edit.file == file]
         rows = _merged(edits)
         width = max(len(name) for name, _, _ in rows)
         for name, before, after in rows:

@@ -8,12 +8,15 @@ never raised. Pure: no clock, no disk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from rollback.detect.events import Event, Kind, Status, Tier
+from rollback.detect.roles import Role, role_of
+from rollback.plan_honours import RESHUFFLE, SKIP
 
 MARGIN_LOW, MARGIN = 50, 100  # steps or logged points, whichever is more
 SHORT_MARGIN = 10  # when nothing lies before the full margin
@@ -90,7 +93,7 @@ class History:
     lr_raised: float = 1.0
     lr_expected: float | None = None
     options: tuple[str, ...] = ()  # what the command needs besides to find this run: `--logs DIR`, …
-    data_addressable: bool = False
+    honours: frozenset[str] = frozenset()  # what the trainer said that it carries out (`plan_honours`)
     checkpoint_interval: int | None = None
     discarded_steps: int = 0
     day: int | None = None
@@ -108,12 +111,16 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Where to go, with what, why. `target_step` None: nothing verified lies before the onset; `command` is then None."""
+    """Where to go, with what, why. `target_step` None: nothing verified lies before the onset; `command` is then None.
+
+    `before_step` is the newest step that a target may have: what to look for where no checkpoint is known.
+    """
 
     events: tuple[int, ...]
     cluster: int
     onset_step: int
     onset_low_step: int
+    before_step: int
     target_step: int | None
     target_launch: int | None
     action: Action
@@ -162,8 +169,10 @@ def propose(
     if wrong_since:  # a checkpoint saved under the wrong LR carries it
         usable = [c for c in usable if c.step <= min(wrong_since)]
     if all(event.kind is Kind.LR_MISMATCH for event in cluster):
-        older = [c for c in usable if c.step <= onset]  # the first wrong step is known exactly: no margin
+        limit = onset  # the first wrong step is known exactly: no margin
+        older = [c for c in usable if c.step <= onset]
     else:
+        limit = _newest_target(onset, low, interval)
         older = _before_onset(usable, onset, low, interval, reasons)
     target = older[-1] if older else None
     lr_scale = LR_SCALES.get(action, 1.0)
@@ -173,7 +182,7 @@ def propose(
     exhausted = _exhausted(history, budgets, relapses, target, onset)
     return Proposal(
         events=tuple(event.id for event in cluster), cluster=calling[-1].cluster, onset_step=onset,
-        onset_low_step=low, target_step=target.step if target else None,
+        onset_low_step=low, before_step=limit, target_step=target.step if target else None,
         target_launch=target.launch if target else None, action=action, lr_scale=lr_scale,
         cost_steps=max(0, history.last_step - target.step) if target else None,
         cost_hours=_hours(history, target), alternatives=tuple(_alternative(history, c) for c in older[-3:-1][::-1]),
@@ -222,21 +231,27 @@ def _story(cluster: Sequence[Event], onset: int, low: int) -> str:
     return f"{many}{last.kind.value} on {', '.join(last.channels) or 'the log'}, {last.status.value}, {since}"
 
 
+def _newest_target(onset: int, low: int, interval: float) -> int:
+    """The full margin: in steps or logged points, whichever is more, and twice the run's own doubt about its onset."""
+    doubt = 2 * (onset - low)
+    return math.floor(min(low - max(MARGIN_LOW, MARGIN_LOW * interval), onset - max(MARGIN, MARGIN * interval, doubt)))
+
+
 def _before_onset(
     usable: Sequence[CandidateCheckpoint], onset: int, low: int, interval: float, reasons: list[str]
 ) -> list[CandidateCheckpoint]:
     """Checkpoints before the onset with the full margin; with the shorter one only where nothing else exists."""
-    doubt = 2 * (onset - low)
-    limit = min(low - max(MARGIN_LOW, MARGIN_LOW * interval), onset - max(MARGIN, MARGIN * interval, doubt))
-    older = [c for c in usable if c.step <= limit]
+    older = [c for c in usable if c.step <= _newest_target(onset, low, interval)]
     if older:
         return older
+    doubt = 2 * (onset - low)
     short = min(low - interval, onset - max(SHORT_MARGIN * interval, doubt))
     older = [c for c in usable if c.step <= short]
     if older:
         reasons.append(f"no checkpoint lies {MARGIN} steps before the onset: the margin is {onset - older[-1].step}")
         return older
-    reasons.append("no verified checkpoint lies before the onset: start anew, or look for one in an archive")
+    limit = max(0, _newest_target(onset, low, interval))
+    reasons.append(f"no verified checkpoint lies before the onset: look for one at or before step {limit}, or start anew")
     return []
 
 
@@ -268,15 +283,30 @@ def _choose_action(
         reasons.append(f"this launch trains at {history.lr_raised:.3g} × its parent's LR")
         return Action.LR_50
     doubt = max(HARDWARE_STEPS // 2, onset - low)
-    near = [text for step, text in history.hardware if low - HARDWARE_STEPS <= step <= onset + doubt]
+    known = [*_slower_nodes(events), *history.hardware]
+    near = [text for step, text in known if low - HARDWARE_STEPS <= step <= onset + doubt]
     if near:
         reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data, a relapse clears it")
         return Action.HARDWARE
-    reasons.append(
-        "first time in this region: same LR, "
-        + ("skip the data around the onset" if history.data_addressable else "other data order")
-    )
+    reasons.append(f"first time in this region: same LR, {_data_action(history.honours)}")
     return Action.SKIP
+
+
+def _data_action(honours: frozenset[str]) -> str:
+    if SKIP in honours:
+        return "skip the data around the onset"
+    if RESHUFFLE in honours:
+        return "other data order"
+    return "other data, by the trainer's own means: it has not said that it can skip or reshuffle"
+
+
+def _slower_nodes(events: Sequence[Event]) -> list[tuple[int, str]]:
+    """A throughput that fell and stayed low: a node that throttles, seen from the log."""
+    return [
+        (event.onset_step, f"{', '.join(event.channels)} lower since step {event.onset_step}")
+        for event in events
+        if event.onset_step is not None and event.channels and all(role_of(c) is Role.SPEED for c in event.channels)
+    ]
 
 
 def _is_wrong_lr(event: Event, onset: int) -> bool:
@@ -330,9 +360,9 @@ def _command(
     parts = ["chronicle rollback", f"--to {where}"]
     if lr_scale != 1.0:
         parts.append(f"--lr-scale {lr_scale:g}")
-    elif action is Action.SKIP and history.data_addressable:
+    elif action is Action.SKIP and SKIP in history.honours:
         parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
-    elif action is Action.SKIP:
+    elif action is Action.SKIP and RESHUFFLE in history.honours:
         parts.append("--reshuffle")
     elif action is Action.FIX_LR and history.lr_expected is not None:
         parts.append(f"--lr {history.lr_expected:.6g}")

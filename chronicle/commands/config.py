@@ -35,6 +35,7 @@ def show_settings(
         "run": settings.run,
         "checkpoints": _text(settings.checkpoints_dir),
         "mlflow_uri": settings.mlflow_uri,
+        "deepspeed_config": _text(settings.deepspeed_config),
         **{key: settings.hooks.get(key) for key in ("on_notice", "on_warn", "on_propose")},
     }
     origin = {key: settings.origin.get(key, "default") for key in values}

@@ -3,6 +3,7 @@
 import json as jsonlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +69,12 @@ def rollback(
     ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
     plan_out: Annotated[Path | None, typer.Option("--plan-out", help="Write the plan for `chronicle apply`.")] = None,
+    deepspeed_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--deepspeed-config", help="Config of the next launch, where DeepSpeed's own scheduler has its LRs.", metavar="FILE"
+        ),
+    ] = None,
     force: Annotated[
         str | None, typer.Option("--force", help="Go on though the run seems alive; say why.", metavar="REASON")
     ] = None,
@@ -99,6 +106,9 @@ def rollback(
         accept_change=tuple(accept_change or ()),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    if deepspeed_config is not None:
+        origin = {**settings.origin, "deepspeed_config": "flag"}
+        settings = replace(settings, deepspeed_config=deepspeed_config.absolute(), origin=origin)
     only_look = dry_run or plan_out is not None
     # Without a terminal and without --yes nothing is created either: the plan is made, shown and not carried out.
     looking = only_look or (not yes and not sys.stdin.isatty())

@@ -1,7 +1,7 @@
 """`chronicle.guard(thing, …)`: one word for Accelerate and DeepSpeed, told apart by where their classes come from."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +23,15 @@ def guard(
     data_state: Callable[[], Any] | None = None,
     step: Callable[[], int | None] | None = None,
     same_data: bool = False,
+    honours: Sequence[str] = (),
     fresh_start: bool = False,
     accept_change: Mapping[str, str] | None = None,
     mode: str = "enforce",
 ) -> T:
     """Put an `Accelerator` or a DeepSpeed engine under guard and return the same object.
 
+    `honours`: which of `warmup`, `skip`, `reshuffle` the script reads from `contract.json` and carries out itself; what
+    is not said here, `chronicle rollback` refuses to plan.
     `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings. `data_state()`: position of
     the data of the *next* optimizer step, JSON-able; `step()`: optimizer steps completed (default: the optimizer's own
     count). `same_data`: a resume promises to go on with exactly the next batch. `fresh_start`: this launch means to
@@ -40,6 +43,7 @@ def guard(
         data_state=data_state,
         step=step,
         same_data=same_data,
+        honours=tuple(honours),
         fresh_start=fresh_start,
         accept_change=dict(accept_change or {}),
         mode=Mode(mode),

@@ -98,6 +98,7 @@ class Memory:
     frozen: str = ""  # how many parameters take no gradient, and which
     training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
+    honours: tuple[str, ...] = ()  # of a rollback's contract, what the trainer said that it carries out
     ranks: tuple[RankDigest, ...] = ()
 
     def of_rank(self, rank: int) -> RankDigest | None:
@@ -126,6 +127,7 @@ class Memory:
             "rng": {str(digest.rank): dict(digest.rng) for digest in self.ranks},
             "ranks": [digest.to_json() for digest in self.ranks],
             "data": self.data,
+            "honours": list(self.honours),
         }
 
     @classmethod
@@ -150,6 +152,7 @@ class Memory:
             frozen=str(record.get("frozen") or ""),
             training=None if modes is None else tuple(bool(mode) for mode in modes),
             data=record.get("data"),
+            honours=tuple(str(name) for name in record.get("honours") or ()),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
         )
 

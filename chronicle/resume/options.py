@@ -28,6 +28,7 @@ class Options:
     data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able
     step: Callable[[], int | None] | None = None  # optimizer steps completed
     same_data: bool = False  # the trainer promises that a resume goes on with exactly the next batch
+    honours: tuple[str, ...] = ()  # of a rollback's contract, what the trainer carries out: warmup, skip, reshuffle
     fresh_start: bool = False
     accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
     mode: Mode = Mode.ENFORCE

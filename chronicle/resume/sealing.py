@@ -85,6 +85,8 @@ class Sealer:
         run = self.story.paths.run if self.story.paths else None
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.story.launch)
         data: dict[str, object] = {"path": str(root), "step": memory.step}
+        if memory.honours:
+            data["honours"] = list(memory.honours)
         if save_seconds is not None:
             data["save_seconds"] = round(save_seconds, 3)
         self.story.write("checkpoint", step=memory.step, title=f"checkpoint {root.name}", data=data)

@@ -63,7 +63,7 @@ class CheckpointFactory:
 def run_script(script: str, arguments: list[str], *, processes: int = 1, environ: dict[str, str] | None = None) -> None:
     """Run a builder script in one process, or in several real ranks through torchrun; raises with its output."""
     command = [sys.executable]
-    if processes > 1 or script == "deepspeed_run.py":  # DeepSpeed wants a launcher's variables, else it asks for MPI
+    if processes > 1 or script.startswith("deepspeed"):  # DeepSpeed wants a launcher's variables, else it asks for MPI
         command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0",
                     "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]  # fmt: skip
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environ or {})}

@@ -115,10 +115,13 @@ def test_budgets_are_named_when_they_are_empty() -> None:
 
 def test_command_carries_exactly_what_the_rung_asks() -> None:
     one = [event(1_000)]
-    first = propose(one, grid(0, 1_000), History(run="r"))
-    skip = propose(one, grid(0, 1_000), History(data_addressable=True))
+    neither = propose(one, grid(0, 1_000), History(run="r"))
+    first = propose(one, grid(0, 1_000), History(run="r", honours=frozenset({"reshuffle"})))
+    skip = propose(one, grid(0, 1_000), History(honours=frozenset({"skip", "reshuffle"})))
     raised = propose(one, grid(0, 1_000), History(lr_raised=2.0))
     twins = propose(one, [*grid(0, 750, launch=1), *grid(750, 750, launch=2)], History())
+    assert neither and neither.command == "chronicle rollback --to 750 --run r"
+    assert any("by the trainer's own means" in reason for reason in neither.reasons)
     assert first and first.command == "chronicle rollback --to 750 --reshuffle --run r"
     assert skip and skip.command == "chronicle rollback --to 750 --skip-batches 450"
     assert raised and raised.command == "chronicle rollback --to 750 --lr-scale 0.5"

@@ -25,6 +25,7 @@ class Training:
     case: Callable[[torch.optim.Optimizer], Any]
     how: str = "registered"
     run_dir: Path | None = None  # with one, `chronicle.guard` watches over saves and loads
+    honours: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         AcceleratorState._reset_state()
@@ -34,7 +35,8 @@ class Training:
         self.accelerator = Accelerator(cpu=True)
         self.position = 0
         if self.run_dir is not None:
-            chronicle.guard(self.accelerator, run_dir=self.run_dir, data_state=lambda: {"position": self.position})
+            chronicle.guard(self.accelerator, run_dir=self.run_dir, data_state=lambda: {"position": self.position},
+                            honours=self.honours)  # fmt: skip
         model = torch.nn.Linear(4, 1)
         groups = [{"params": [model.weight], "lr": 1e-3}, {"params": [model.bias], "lr": 5e-4}]
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
@@ -75,9 +77,10 @@ def make_run(
     how: str,
     steps: tuple[int, ...] = (10, 15, 20),
     run_dir: Path | None = None,
+    honours: tuple[str, ...] = (),
 ) -> None:
     """Checkpoints at `steps` of a fresh training."""
-    training, done = Training(case, how, run_dir), 0
+    training, done = Training(case, how, run_dir, honours), 0
     for step in steps:
         training.train(step - done)
         training.save(root, step)

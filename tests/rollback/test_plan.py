@@ -110,9 +110,13 @@ def test_unknown_scheduler_class_is_refused_for_an_lr_and_not_for_a_plain_rollba
 
 def test_deepspeed_scheduler_names_the_config() -> None:
     state = state_of(checkpoint(500), {"last_batch_iteration": 9})
-    with pytest.raises(PlanRefused, match="DeepSpeed config") as caught:
+    with pytest.raises(PlanRefused, match="config of the next launch, and the checkpoint records none") as caught:
         plan(RollbackRequest(step=500, lr_scale=0.5), state=state)
-    assert "optimizer.params.lr" in (caught.value.remedy or "")
+    assert "DeepSpeed config" in (caught.value.remedy or "")
+    recorded = {"scheduler": {"type": "WarmupCosineLR", "params": {}}, "optimizer": {"params": {"lr": 1e-3}}}
+    with pytest.raises(PlanRefused, match=r"`optimizer\.params\.lr` 0\.001 → 0\.0005"):
+        plan(RollbackRequest(step=500, lr_scale=0.5), state=replace(state, config=recorded))
+    assert plan(RollbackRequest(step=500), state=state).edits == ()
 
 
 @pytest.mark.parametrize(

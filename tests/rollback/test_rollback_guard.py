@@ -102,8 +102,26 @@ def test_undo_gives_back_the_manifest_and_the_absence_of_a_contract(guarded: Pat
     assert used_lrs(root / "opt_step-20", _case("lambda"), "registered", 2, run_dir=run_dir)
 
 
-def test_skip_and_warmup_reach_the_contract_when_a_guard_can_carry_them_out(guarded: Path) -> None:
-    make_run(guarded / "checkpoints", _case("lambda"), "registered", run_dir=_run_dir(guarded))
+@pytest.mark.parametrize(
+    "option, own", [("--warmup", "--lr-scale"), ("--skip-batches", "skip_first_batches"), ("--reshuffle", "set_seed")]
+)
+def test_what_the_trainer_has_not_said_it_does_is_refused_with_its_own_option(
+    guarded: Path, option: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guard that saves a data position does not move it: each of the three has to be declared by itself."""
+    others = {"--warmup": ("skip", "reshuffle"), "--skip-batches": ("warmup", "reshuffle"), "--reshuffle": ("warmup", "skip")}
+    make_run(guarded / "checkpoints", _case("lambda"), "registered", (10,), _run_dir(guarded), others[option])
+    words = [option] if option == "--reshuffle" else [option, "4"]
+    before = picture(guarded / "checkpoints")
+    assert _command(guarded, "rollback", "--to", "10", *words, "--yes") == 3
+    said = capsys.readouterr().err
+    assert f"{option} is carried out by the trainer" in said and own in said
+    assert picture(guarded / "checkpoints") == before
+
+
+def test_skip_and_warmup_reach_the_contract_of_a_trainer_that_said_it_carries_them_out(guarded: Path) -> None:
+    honours = ("warmup", "skip", "reshuffle")
+    make_run(guarded / "checkpoints", _case("lambda"), "registered", run_dir=_run_dir(guarded), honours=honours)
     words = ["--skip-batches", "7", "--reshuffle", "--warmup", "4"]
     assert _command(guarded, "rollback", "--to", "10", *words, "--yes") == 0
     contract = json.loads((_run_dir(guarded) / "contract.json").read_text())
