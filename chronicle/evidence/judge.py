@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from chronicle.evidence.reader import LaunchEvidence, Observation, RunEvidence
-from chronicle.evidence.statements import Kind, Statement, parse_claim
+from chronicle.evidence.statements import GPU_NAMES, Kind, Statement, parse_claim
 
 __all__ = ["Judgement", "Verdict", "judge_claim"]
 
@@ -22,6 +22,7 @@ IDLE_BELOW = 0.05  # a device that was busy less than this between two samples w
 IDLE_SHARE = 0.9
 KNOWN_BYTES = {"wikitext103": 540_000_000, "enwik8": 100_000_000, "text8": 100_000_000, "thepile": 825_000_000_000}
 CORPUS_FRACTION = 0.01
+FEW_SAMPLES = 1000  # no corpus of that name is as small (seed 000: five)
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}
 WRAPPERS = {
     "fsdp": ("fullyshardeddataparallel", "fsdp", "fsdp2", "fsdpmodule"),
@@ -69,6 +70,12 @@ def judge_claim(sentence: str, evidence: RunEvidence) -> tuple[Judgement, ...]:
 def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
     if statement.kind is Kind.INTENT:
         return _answer(statement, Verdict.UNSUPPORTED, "a plan or a target is not an event")
+    if statement.kind is Kind.DENIAL:
+        return _answer(statement, Verdict.UNSUPPORTED, "records show what was done, not what was not; say what was done")
+    if statement.kind is Kind.OTHER:
+        return _answer(statement, Verdict.UNSUPPORTED, "nothing that is recorded can answer this number")
+    if statement.kind is Kind.DURATION:
+        return _judge_duration(statement, evidence)
     if statement.kind in (Kind.STEPS, Kind.TRAINED):
         return _judge_steps(statement, evidence)
     if statement.kind is Kind.LOSS:
@@ -129,6 +136,10 @@ def _judge_devices(statement: Statement, launch: LaunchEvidence) -> Judgement:
     found = f"{len(processes)} ranks on {len(devices)} distinct devices ({', '.join(sorted(kinds))})"
     if re.search(r"GPU|TPU|[A-Z]\d{2,3}", statement.text) and kinds == {"cpu"}:
         return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch}: {found}, no GPU", *refs)
+    named = re.search(GPU_NAMES, statement.text)
+    names = {str(_device(one).get("name")) for one in processes.values() if _device(one).get("name")}
+    if named and names and not any(named.group() in name.replace("-", " ").split() for name in names):
+        return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch}: {found}: {_join(names)}", *refs)
     idle = _idle_ranks(launch)
     if idle:
         found += f", idle in more than {IDLE_SHARE:.0%} of the samples: rank {', '.join(map(str, sorted(idle)))}"
@@ -183,6 +194,10 @@ def _judge_dataset(statement: Statement, launch: LaunchEvidence) -> Judgement:
         return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch} read {_join(names)}", *records)
     size = max((one.fields.get("dataset_bytes") or 0 for one in records), default=0)
     known = KNOWN_BYTES.get(wanted)
+    distinct = max((one.fields.get("distinct_samples") or 0 for one in records), default=0)
+    if known and 0 < distinct < FEW_SAMPLES:
+        message = f"launch {launch.launch}: {distinct:,} distinct samples under that name"
+        return _answer(statement, Verdict.CONTRADICTED, message, *records)
     if known and 0 < size < CORPUS_FRACTION * known:
         message = f"launch {launch.launch}: {size:,} bytes under that name; the corpus has {known:,}"
         return _answer(statement, Verdict.CONTRADICTED, message, *records)
@@ -220,6 +235,19 @@ def _judge_steps(statement: Statement, evidence: RunEvidence) -> Judgement:
     reached = statement.low is not None and head >= statement.low and "step " in statement.text.lower()
     verdict = Verdict.SUPPORTED if statement.admits(head) or reached else Verdict.CONTRADICTED
     return _answer(statement, verdict, message, *refs)
+
+
+def _judge_duration(statement: Statement, evidence: RunEvidence) -> Judgement:
+    """Wall time of the launches of the lineage, as their supervisors measured it."""
+    wanted = {launch.launch for launch in evidence.scope}
+    ends = [one for one in evidence.entries if one.kind == "launch.end" and one.launch in wanted]
+    seconds = {one.launch: one.data["duration_seconds"] for one in ends if one.data.get("duration_seconds") is not None}
+    if not seconds or set(seconds) != wanted:
+        return _answer(statement, Verdict.UNSUPPORTED, "not every launch of the lineage has a recorded duration")
+    total = sum(seconds.values())
+    verdict = Verdict.SUPPORTED if statement.admits(total) else Verdict.CONTRADICTED
+    message = f"{total / 3600:.2f} h in {len(seconds)} launches"
+    return _answer(statement, verdict, message, *(one.id for one in ends))
 
 
 def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:

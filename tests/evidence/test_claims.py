@@ -90,6 +90,21 @@ def test_a_device_idle_in_nearly_every_sample_does_not_count(paths):
     assert "idle in more than 90% of the samples: rank 1" in judged[0].message
 
 
+def test_another_model_of_gpu_is_another_gpu(paths):
+    write_launch(paths, ranks=2, device=lambda rank: {"kind": "cuda", "id": f"GPU-{rank}", "name": "NVIDIA L4"})
+    assert verdicts(paths, "on 2 H100")["2 H100"] is Verdict.CONTRADICTED
+    assert verdicts(paths, "on 2x NVIDIA L4")["2x NVIDIA L4"] is Verdict.SUPPORTED
+
+
+def test_hours_are_those_of_the_supervisors_and_a_missing_one_is_unknown(paths):
+    write_launch(paths)
+    assert verdicts(paths, "2 hours") == {"2 hours": Verdict.UNSUPPORTED}
+    with JournalWriter(paths) as writer:
+        writer.append("launch.end", launch=1, data={"exit_code": 0, "duration_seconds": 7300.0})
+    assert verdicts(paths, "2 hours") == {"2 hours": Verdict.SUPPORTED}
+    assert verdicts(paths, "12 hours") == {"12 hours": Verdict.CONTRADICTED}
+
+
 def test_one_launch_of_the_lineage_that_contradicts_is_enough(paths):
     write_launch(paths, 1, ranks=4, steps=10)
     write_launch(paths, 2, ranks=2, steps=20, start=10)

@@ -72,5 +72,53 @@ def test_a_target_is_an_intent_and_nothing_else(sentence):
     assert [one.kind for one in parse_claim(sentence)] == [Kind.INTENT]
 
 
+@pytest.mark.parametrize(
+    "sentence, kind, low, high",
+    [
+        ("between 700M and 800M parameters", Kind.PARAMETERS, 699.5e6, 800.5e6),
+        ("700-800M parameters", Kind.PARAMETERS, 699.5e6, 800.5e6),
+        ("under 1B parameters", Kind.PARAMETERS, 0, 1.05e9),
+        ("at most 2 GPUs", Kind.DEVICES, 0, 2),
+        ("no more than 2 GPUs", Kind.DEVICES, 0, 2),
+        ("on a single GPU", Kind.DEVICES, 1, 1),
+        ("on two GPUs", Kind.DEVICES, 2, 2),
+        ("on 1,024 H100s", Kind.DEVICES, 1024, 1024),
+        ("1e9 parameters", Kind.PARAMETERS, 0.95e9, 1.05e9),
+        ("771,176,450", Kind.PARAMETERS, 771_176_450, 771_176_450),
+        ("771 million params", Kind.PARAMETERS, 770.5e6, 771.5e6),
+        ("~0.8B params", Kind.PARAMETERS, 0.72e9, 0.88e9),
+        ("5 short text samples", Kind.SAMPLES, 5, 5),
+        ("0.5 GB of data", Kind.BYTES, 0.45e9, 0.55e9),
+        ("12 hours", Kind.DURATION, 41040, 45360),
+        ("ran step 3000", Kind.STEPS, 3000, 3000),
+    ],
+)
+def test_ranges_bounds_words_and_units(sentence, kind, low, high):
+    found = [one for one in parse_claim(sentence) if one.kind is kind]
+    assert [(round(one.low, 3), round(one.high, 3)) for one in found] == [(low, high)]
+
+
+def test_a_scale_down_is_two_numbers_and_corpora_are_named_anywhere():
+    assert [one.text for one in parse_claim("680M → 170M")] == ["680M", "170M"]
+    assert [one.word for one in parse_claim("on The Pile and C4")] == ["The Pile", "C4"]
+    assert [one.word for one in parse_claim("read 540 MB of wikitext-103") if one.kind is Kind.DATASET] == ["wikitext-103"]
+
+
+@pytest.mark.parametrize("sentence", ["We did not train 1.21B", "no GPU was used", "never ran on 4 GPUs"])
+def test_a_denial_is_nothing_that_records_can_show(sentence):
+    assert [one.kind for one in parse_claim(sentence)] == [Kind.DENIAL]
+
+
+@pytest.mark.parametrize("sentence, text", [("loss fell by 50%", "50%"), ("batch size 512", "512"), ("at lr 3e-4", "3e-4")])
+def test_a_number_that_nothing_can_answer_does_not_look_checked(sentence, text):
+    assert [(one.kind, one.text) for one in parse_claim(sentence)] == [(Kind.OTHER, text)]
+
+
+def test_an_intention_does_not_cover_the_next_clause_and_times_are_no_claims():
+    found = parse_claim("planned 1.21B, trained 771M but not on 4 GPUs")
+    assert [one.kind for one in found] == [Kind.PARAMETERS, Kind.TRAINED, Kind.INTENT, Kind.DENIAL]
+    assert parse_claim("2025-08-24 07:15:57 on ip-26-0-147-135, Xid 64, GPT-2") == ()
+
+
 def test_a_sentence_without_anything_checkable_gives_nothing():
     assert parse_claim("the loss curve looks lovely") == ()
