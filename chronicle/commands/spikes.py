@@ -1,8 +1,7 @@
 """`chronicle spikes`: what the detector sees in training logs, with a sparkline, as JSON or as a picture."""
 
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,9 @@ from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption
 from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import UsageProblem
-from chronicle.watch.scan import Scan, scan_file, scan_run
+from chronicle.metrics.readers import UnknownLog
+from chronicle.watch.bar import progress_bar
+from chronicle.watch.scan import Scan, scan_file, scan_run, unread
 from rollback.detect import Event, Status, Tier
 
 __all__ = ["spikes"]
@@ -38,14 +39,20 @@ def spikes(
         from chronicle.watch.picture import draw_scans
 
         draw_scans(scans, plot)
-    loud = any(event.tier is not Tier.NOTICE for scan in scans for event in scan.events)
     talk = (f"picture: `{plot}`",) if plot is not None else ()
     return CommandResult(
         text="\n\n".join(describe(scan) for scan in scans),
         data=[scan.to_json() for scan in scans] if len(scans) != 1 else scans[0].to_json(),
-        exit_code=ExitCode.FINDINGS if fail and loud else ExitCode.DONE,
+        exit_code=_exit_code(scans, fail=fail),
         talk=talk,
     )
+
+
+def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
+    if any(scan.problem is not None for scan in scans):
+        return ExitCode.ERROR
+    loud = any(event.tier is not Tier.NOTICE for scan in scans for event in scan.events)
+    return ExitCode.FINDINGS if fail and loud else ExitCode.DONE
 
 
 def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
@@ -55,33 +62,32 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
         return [scan_run(settings.paths, settings.checkpoints_dir)]
     scans = []
     for name in names:
-        path = Path(name)
-        if path.exists():
-            scans.append(scan_file(path, checkpoints_dir=checkpoints, progress=_progress(path)))
-            continue
-        if "/" in name:
-            raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
-        named = settings_with_checkpoints(name, logs, checkpoints)
-        if not named.paths.run_dir.is_dir():
-            raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
-        scans.append(scan_run(named.paths, named.checkpoints_dir))
+        try:
+            scans.append(_scan_one(name, logs, checkpoints))
+        except (UnknownLog, OSError) as problem:
+            if len(names) == 1:
+                raise
+            scans.append(unread(name, str(problem)))  # the others are worth reading all the same
     return scans
 
 
-def _progress(path: Path) -> Callable[[int], None] | None:
-    """A counter on a terminal's stderr for logs so long that one waits."""
-    if not sys.stderr.isatty():
-        return None
-    total = path.stat().st_size if path.is_file() else 0
-
-    def show(points: int) -> None:
-        print(f"\r\033[K{path.name}: {points:,} points of {total >> 20} MB", end="", file=sys.stderr, flush=True)
-
-    return show
+def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
+    path = Path(name)
+    if path.exists() or Path(name.partition("#")[0]).is_file():  # `mlflow.db#RUN`
+        with progress_bar(path) as progress:
+            return scan_file(path, checkpoints_dir=checkpoints, progress=progress)
+    if "/" in name:
+        raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
+    named = settings_with_checkpoints(name, logs, checkpoints)
+    if not named.paths.run_dir.is_dir():
+        raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
+    return scan_run(named.paths, named.checkpoints_dir)
 
 
 def describe(scan: Scan) -> str:
     """The text of one log: title, sparkline, one line an event, the proposal."""
+    if scan.problem is not None:
+        return f"{scan.source}: {scan.problem}"
     lines = [f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} events"]
     if scan.spark:
         lines += ["  " + sparkline([value for _, value in scan.spark]), "  " + marks(scan)]

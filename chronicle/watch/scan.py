@@ -36,6 +36,7 @@ class Scan:
     events: tuple[Event, ...]
     proposal: Proposal | None
     spark: tuple[tuple[int, float], ...]
+    problem: str | None = None  # why the log could not be read
 
     def to_json(self) -> dict[str, Any]:
         """One object a file; proposals are a list, empty where nothing calls for one."""
@@ -45,6 +46,7 @@ class Scan:
             "events": [{name: record[name] for name in JSON_FIELDS} | {"evidence": record["evidence"]}
                        for record in (event.to_json() for event in self.events)],
             "proposals": [] if self.proposal is None else [self.proposal.to_json()],
+            **({} if self.problem is None else {"problem": self.problem}),
         }  # fmt: skip
 
 
@@ -84,6 +86,11 @@ class Trace:
         self.rows += 1
         if self._progress is not None and not self.rows & 0x3FFF:
             self._progress(self.rows)
+
+
+def unread(source: str, problem: str) -> Scan:
+    """The place of a log that could not be read among those that could."""
+    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, spark=(), problem=problem)
 
 
 Advise = Callable[[Sequence[Event], int], Proposal | None]

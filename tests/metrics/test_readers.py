@@ -128,11 +128,11 @@ def test_utf16_log_of_a_windows_shell_is_read(tmp_path: Path) -> None:
 
 
 def test_csv_with_empty_cells_nan_and_sessions(tmp_path: Path) -> None:
-    """An empty cell was not recorded, `nan` is a value, `event_file` numbers the sessions."""
+    """An empty cell was not recorded, `nan` is a value, `event_file` numbers the sessions; a row without a step is a row."""
     path = tmp_path / "c.csv"
     path.write_text("step,loss,grad_norm,event_file,wall_time\n0,2.5,,0,1.5\nx,1,1,0,1\n100,nan,3.5,1,2.5\n")
     points = list(read_log(path))
-    assert [(p.row, p.step, p.time, p.launch) for p in points] == [(0, 0, 1.5, 0), (1, 100, 2.5, 1)]
+    assert [(p.row, p.step, p.time, p.launch) for p in points] == [(0, 0, 1.5, 0), (2, 100, 2.5, 1)]
     assert dict(points[0].values) == {"loss": 2.5}
     assert math.isnan(points[1].values["loss"]) and points[1].values["grad_norm"] == 3.5
 
