@@ -30,6 +30,7 @@ from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
 from chronicle.data.story import write_start
 from chronicle.evidence import open_evidence
+from chronicle.evidence.rank import digest_of
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 
@@ -106,9 +107,11 @@ class StepLog:
         return values
 
     def _record_data(self, progress: Progress) -> None:
-        data = self._recipe.data
+        data, sources = self._recipe.data, progress.plan.sources
         self._evidence.data(step=progress.step, samples=self._rows_read, bytes=self._rows_read * data.window_bytes,
-                            dataset="+".join(data.sources))
+                            dataset="+".join(data.sources),
+                            dataset_digest=digest_of([[source.name, source.digest, source.weight] for source in sources]),
+                            dataset_bytes=sum(source.num_samples for source in sources) * data.window_bytes)
 
     def evaluation(self, progress: Progress, found: Mapping[str, HeldOut]) -> dict[str, float]:
         """Return the held-out figures as metrics, and print them."""
