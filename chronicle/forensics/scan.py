@@ -13,6 +13,7 @@ from pathlib import Path
 
 from chronicle.forensics.lines import Observed, parse_line
 from chronicle.launch.processes import list_processes, read_command, read_environment
+from chronicle.launch.provenance import redact_command
 
 __all__ = ["FoundFile", "FoundProcess", "Scan", "scan_directory"]
 
@@ -124,7 +125,7 @@ def find_training_processes(directory: Path) -> Iterator[FoundProcess]:
         environment = read_environment(process.pid) or {}
         if not (any(name in environment for name in RANK_VARIABLES) or _works_in(process.pid, directory)):
             continue
-        command = read_command(process.pid)
+        command = " ".join(redact_command(read_command(process.pid)))
         if "python" in command or "torchrun" in command:
             started = datetime.fromtimestamp(booted + process.start_ticks / ticks)
             yield FoundProcess(

@@ -25,6 +25,7 @@ from chronicle.launch.processes import (
     read_environment,
     read_process,
 )
+from chronicle.launch.provenance import redact_command
 from chronicle.paths import RunPaths
 
 __all__ = ["Found", "LaunchFacts", "Role", "end_orphans", "find_alive", "list_launches"]
@@ -176,5 +177,5 @@ def _claim(
 
 
 def _found(process: Process, launch: int, role: Role, how: str) -> Found:
-    command = read_command(process.pid) or f"[{process.name}]"
+    command = " ".join(redact_command(read_command(process.pid))) or f"[{process.name}]"
     return Found(process=process, launch=launch, role=role, how=how, command=command)

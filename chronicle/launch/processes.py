@@ -134,13 +134,14 @@ def read_environment(pid: int) -> Mapping[str, str] | None:
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
 
 
-def read_command(pid: int) -> str:
-    """The command line, words joined by spaces; empty when it is gone."""
+def read_command(pid: int) -> list[str]:
+    """The words of the command line; none when it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            return cmdline.read().rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+            words = cmdline.read().rstrip(b"\0").split(b"\0")
     except OSError:
-        return ""
+        return []
+    return [word.decode("utf-8", "replace") for word in words if word]
 
 
 def read_boot_id() -> str:

@@ -21,11 +21,17 @@ from typing import Any
 
 from chronicle.launch.processes import read_boot_id, read_process
 
-__all__ = ["describe_launch", "host_name", "redact_command"]
+__all__ = ["describe_launch", "host_name", "redact", "redact_command"]
 
 GIT_SECONDS = 10.0
+SOURCE_SUFFIXES = (".py", ".pyx", ".sh", ".sbatch", ".toml", ".yaml", ".yml", ".cu", ".cpp", ".c", ".h")
+MOST_SOURCES = 2000
+LARGEST_SOURCE_BYTES = 1 << 20
 SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|passwd|credential|api[-_]?key|access[-_]?key)", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b")
+SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}"
+                          r"|glpat-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}|nvapi-[A-Za-z0-9_-]{20,})\b")  # fmt: skip
+URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
+BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 ALLOWED_VARIABLES = re.compile(
     r"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|OMP_NUM_THREADS|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NNODES|NODE_RANK"
     r"|NCCL_[A-Z0-9_]+|TORCH_[A-Z0-9_]+|TORCHELASTIC_[A-Z0-9_]+|PYTORCH_[A-Z0-9_]+|ACCELERATE_[A-Z0-9_]+|DS_ACCELERATOR"
@@ -70,16 +76,22 @@ def redact_command(command: Sequence[str]) -> list[str]:
         elif equals and SECRET_NAME.search(name):
             out.append(f"{name}=***")
         else:
-            out.append(SECRET_VALUE.sub("***", word))
+            out.append(redact(word))
         hide_next = word.startswith("-") and not equals and SECRET_NAME.search(word) is not None
     return out
+
+
+def redact(text: str) -> str:
+    """Text without tokens of known shapes, passwords in addresses and authorization headers."""
+    text = URL_PASSWORD.sub(r"\1:***@", SECRET_VALUE.sub("***", text))
+    return BEARER.sub(r"\1 ***", text)
 
 
 def _may_record(key: str, value: str) -> bool:
     return (
         ALLOWED_VARIABLES.fullmatch(key) is not None
         and SECRET_NAME.search(key) is None
-        and SECRET_VALUE.search(value) is None
+        and redact(value) == value
     )
 
 
@@ -92,7 +104,21 @@ def _describe_code(cwd: Path) -> tuple[str | None, str | None]:
     if not changed:
         return commit.decode("ascii", "replace").strip(), None
     diff = _git(cwd, "diff", "HEAD", "--binary") or b""
-    return commit.decode("ascii", "replace").strip(), hashlib.sha256(changed + b"\0" + diff).hexdigest()
+    digest = hashlib.sha256(changed + b"\0" + diff)
+    for path in _untracked_sources(cwd):
+        try:
+            digest.update(os.fsencode(path) + b"\0" + path.read_bytes())
+        except OSError:
+            digest.update(os.fsencode(path) + b"\0unreadable")
+    return commit.decode("ascii", "replace").strip(), digest.hexdigest()
+
+
+def _untracked_sources(cwd: Path) -> list[Path]:
+    """Code that git does not know yet: a diff leaves it out, a launch runs it."""
+    listed = _git(cwd, "ls-files", "--others", "--exclude-standard", "-z") or b""
+    paths = (cwd / os.fsdecode(name) for name in listed.split(b"\0") if name)
+    sources = sorted(path for path in paths if path.suffix in SOURCE_SUFFIXES)[:MOST_SOURCES]
+    return [path for path in sources if path.is_file() and path.stat().st_size <= LARGEST_SOURCE_BYTES]
 
 
 def _git(cwd: Path, *words: str) -> bytes | None:

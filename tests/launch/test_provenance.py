@@ -1,0 +1,71 @@
+"""What a launch was started from: digests that change with the code, and never a secret, wherever it is handed in."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chronicle.launch.provenance import describe_launch, redact_command
+
+SECRET = "hf_" + "A1b2C3d4" * 4
+PASSWORDS = ("s3cr3t-word", "pa55-in-url", "abcdef0123456789")
+WORDS = ["--hub-token", PASSWORDS[0], f"--auth={SECRET}", f"postgresql://me:{PASSWORDS[1]}@db/x",
+         f"Authorization: Bearer {PASSWORDS[2]}", f"API_KEY={PASSWORDS[0]}"]  # fmt: skip
+
+
+def test_fake_secrets_in_environment_and_command_reach_no_file_of_the_run(driver):
+    """Also not through `sweep`, which writes down the commands of what it ended."""
+    environ = {"HF_TOKEN": SECRET, "NCCL_SECRET": PASSWORDS[0], "NCCL_DEBUG": f"http://u:{PASSWORDS[1]}@h", "TORCH_X": SECRET}
+    driver.start([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(300)", *WORDS], environ=environ)
+    driver.until(lambda: b"up" in driver.out.read_bytes(), "the trainer to start")
+    shown = driver.call("ps")
+    driver.process.kill()
+    driver.wait()
+    assert driver.call("sweep", "--yes").returncode in (0, 2)
+    written = b"".join(path.read_bytes() for path in driver.paths.run_dir.rglob("*") if path.is_file())
+    written += shown.stdout.encode() + shown.stderr.encode() + driver.out.read_bytes()
+    for secret in (SECRET, *PASSWORDS):
+        assert secret.encode() not in written
+    assert b"--hub-token" in written
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["x", "--token", "abc", "--steps", "3"], ["x", "--token", "***", "--steps", "3"]),
+        (["x", "--api-key=abc"], ["x", "--api-key=***"]),
+        (["x", "--token", "--steps", "3"], ["x", "--token", "--steps", "3"]),
+        (["x", "s3://bucket/a:b", "http://h:80/x"], ["x", "s3://bucket/a:b", "http://h:80/x"]),
+        (["x", "glpat-" + "a" * 20], ["x", "***"]),
+    ],
+)
+def test_values_of_credential_options_and_known_shapes_are_replaced(words, expected):
+    assert redact_command(words) == expected
+
+
+def test_the_code_digest_sees_edits_and_code_that_git_does_not_know_yet(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    def digests():
+        told = describe_launch(["python"], tmp_path, dict(os.environ))
+        return told["git_commit"], told["git_dirty_digest"], told["env_digest"]
+
+    assert digests()[0] is None
+    git("init", "-q")
+    (tmp_path / "train.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    commit, dirty, packages = digests()
+    assert len(commit) == 40 and dirty is None and len(packages) == 64
+    (tmp_path / "train.py").write_text("a = 2\n")
+    edited = digests()[1]
+    (tmp_path / "new.py").write_text("b = 1\n")
+    untracked = digests()[1]
+    (tmp_path / "new.py").write_text("b = 2\n")
+    assert len({edited, untracked, digests()[1]}) == 3
+    (tmp_path / "run.log").write_text("output is no code")
+    before = digests()[1]
+    (tmp_path / "run.log").write_text("more output")
+    assert digests()[1] == before
