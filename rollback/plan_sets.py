@@ -76,8 +76,8 @@ def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]
         for optimizer in state.optimizers:
             for index, group in enumerate(optimizer.groups):
                 for field in group_fields:
-                    if field in group:
-                        yield optimizer.file, (*optimizer.prefix, "param_groups", index, field), group[field]
+                    for keys in optimizer.group_keys(index, field) if field in group else ():
+                        yield optimizer.file, keys, group[field]
     elif name in _COUNTERS:
         for scheduler in state.schedulers:
             if name in scheduler.state:

@@ -18,8 +18,12 @@ def edited_state(state: CheckpointState, edits: Sequence[FieldEdit]) -> Checkpoi
     schedulers = [replace(s, state=edited_tree(s.state, s.prefix, by_file.get(s.file, ()))) for s in state.schedulers]
     optimizers = []
     for o in state.optimizers:
-        tree = edited_tree({"param_groups": list(o.groups)}, o.prefix, by_file.get(o.file, ()))
-        optimizers.append(replace(o, groups=tuple(tree["param_groups"])))
+        made = {edit.keys: edit.after for edit in by_file.get(o.file, ())}
+        groups = [
+            {name: made.get(o.group_keys(index, name)[0], value) for name, value in group.items()}
+            for index, group in enumerate(o.groups)
+        ]
+        optimizers.append(replace(o, groups=tuple(groups)))
     return replace(state, schedulers=tuple(schedulers), optimizers=tuple(optimizers))
 
 

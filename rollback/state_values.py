@@ -47,6 +47,13 @@ class OptimizerState:
     step_keys: tuple[Prefix, ...] = ()
     owner: str = "optimizer"
     moments: tuple[str, ...] = ()
+    flat_names: tuple[tuple[str, ...], ...] = ()  # where keys are flattened: the parameters of each group
+
+    def group_keys(self, index: int, field: str) -> tuple[Prefix, ...]:
+        """Every key path at which a group's field is kept: one, or with flattened keys one a parameter."""
+        if not self.flat_names:
+            return ((*self.prefix, "param_groups", index, field),)
+        return tuple((*self.prefix, f"param_groups.{name}.{field}") for name in self.flat_names[index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from rollback.errors import UnreadableFile
+from rollback.formats.flat_optimizer import is_flat_optimizer, read_flat_optimizer
 from rollback.pickle_values import Opaque, TensorRef
 from rollback.state_values import OptimizerState, Prefix, SchedulerState
 from rollback.torch_tree import plain_number
@@ -40,6 +41,8 @@ def is_scheduler(value: object) -> bool:
 def is_optimizer(value: object) -> bool:
     """Whether a value is the state dict of an optimizer: a list of group dicts, each with hyper-parameters."""
     found = as_mapping(value)
+    if found is not None and is_flat_optimizer(found):
+        return True
     groups = found.get("param_groups") if found is not None else None
     return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
 
@@ -101,8 +104,9 @@ def optimizer_state(
 ) -> OptimizerState:
     """The optimizer at `prefix` of `file`: its groups and the range of its per-parameter step counters."""
     found = as_mapping(value) or {}
-    groups = found.get("param_groups")
-    state = as_mapping(found.get("state")) or {}
+    flat = read_flat_optimizer(found) if is_flat_optimizer(found) else None
+    groups = found.get("param_groups") if flat is None else [{**fields, "params": list(names)} for fields, names in flat.groups]
+    state = (as_mapping(found.get("state")) or {}) if flat is None else flat.states
     steps: list[int] = []
     keys: list[Prefix] = []
     moments: set[str] = set()
@@ -112,7 +116,8 @@ def optimizer_state(
         step = _count(entry.get("step"))
         if step is not None:
             steps.append(step)
-            keys.append((*prefix, "state", name if isinstance(name, (str, int)) else str(name), "step"))
+            known = name if isinstance(name, (str, int)) else str(name)
+            keys.append((*prefix, "state", known, "step") if flat is None else (*prefix, f"state.{known}.step"))
     listed = groups if isinstance(groups, list) else []
     for index, group in enumerate(listed):
         step = _count(group.get("step")) if isinstance(group, dict) else None
@@ -129,6 +134,7 @@ def optimizer_state(
         step_keys=tuple(keys),
         owner=owner,
         moments=tuple(sorted(moments)),
+        flat_names=() if flat is None else tuple(names for _, names in flat.groups),
     )
 
 

@@ -7,7 +7,7 @@ listed here, nested schedulers included, is right for all of them (measured: eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -42,6 +42,7 @@ class OptimizerFile(Protocol):
     def prefix(self) -> Keys: ...
     @property
     def groups(self) -> tuple[Mapping[str, Any], ...]: ...
+    def group_keys(self, index: int, field: str) -> tuple[Keys, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +71,12 @@ def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator
             yield from scheduler_lr_leaves(child, (*prefix, "_schedulers", index))
 
 
-def group_lr_leaves(groups: Sequence[Mapping[str, Any]], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def group_lr_leaves(optimizer: OptimizerFile) -> Iterator[tuple[Keys, Any]]:
     """Yield (keys, value) of every LR-valued number of the optimizer's parameter groups."""
-    for index, group in enumerate(groups):
+    for index, group in enumerate(optimizer.groups):
         for name in GROUP_FIELDS:
-            yield from _numbers(group.get(name), (*prefix, "param_groups", index, name))
+            for keys in optimizer.group_keys(index, name):
+                yield from _numbers(group.get(name), keys)
 
 
 def lr_edits(
@@ -89,7 +91,7 @@ def lr_edits(
     for scheduler in schedulers:
         edits += _scaled(scheduler.file, scheduler_lr_leaves(scheduler.state, scheduler.prefix), scale)
     for optimizer in optimizers:
-        edits += _scaled(optimizer.file, group_lr_leaves(optimizer.groups, optimizer.prefix), scale)
+        edits += _scaled(optimizer.file, group_lr_leaves(optimizer), scale)
     return tuple(edits)
 
 

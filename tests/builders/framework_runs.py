@@ -68,28 +68,61 @@ def lightning(out: Path, options: dict[str, Any]) -> None:
               enable_model_summary=False, callbacks=[every]).fit(Small(), data)  # fmt: skip
 
 
+class DcpApp:
+    """An app state as torchtitan has it: two parameter groups, with `flat` the keys of the optimizer flattened."""
+
+    def __init__(self, flat: bool) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+        groups = [{"params": self.model[0].parameters()}, {"params": self.model[1].parameters(), "lr": 5e-4}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: max(0.0, 1 - step / 100))
+        self.options = StateDictOptions(flatten_optimizer_state_dict=flat)
+
+    def train(self, steps: int) -> list[list[float]]:
+        """The LRs that each of the next steps uses."""
+        used = []
+        for _ in range(steps):
+            used.append([group["lr"] for group in self.optimizer.param_groups])
+            self.model(torch.randn(3, 4)).pow(2).mean().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+        return used
+
+    def state(self, step: int) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return {
+            "app": {
+                "model": self.model.state_dict(),
+                "optim": get_optimizer_state_dict(self.model, self.optimizer, options=self.options),
+                "lr_scheduler": self.scheduler.state_dict(),
+                "train_state": {"step": step},
+            }
+        }
+
+    def load(self, path: Path) -> None:
+        import torch.distributed.checkpoint as distributed_checkpoint
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+        self.train(1)  # an optimizer without a step has no state to load into
+        state = self.state(0)
+        distributed_checkpoint.load(state, checkpoint_id=str(path))
+        self.model.load_state_dict(state["app"]["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, state["app"]["optim"], options=self.options)
+        self.scheduler.load_state_dict(state["app"]["lr_scheduler"])
+
+
 def dcp(out: Path, options: dict[str, Any]) -> None:
     """A torch Distributed Checkpoint directory of an app state, as torchtitan names it."""
     import torch.distributed.checkpoint as distributed_checkpoint
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 100))
-    for _ in range(options.get("steps", 10)):
-        model(torch.randn(3, 4)).pow(2).mean().backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    state = {
-        "app": {
-            "model": model.state_dict(),
-            "optim": get_optimizer_state_dict(model, optimizer),
-            "lr_scheduler": scheduler.state_dict(),
-            "train_state": {"step": options.get("steps", 10)},
-        }
-    }
-    distributed_checkpoint.save(state, checkpoint_id=str(out / f"step-{options.get('steps', 10)}"))
+    app, steps = DcpApp(bool(options.get("flat"))), options.get("steps", 10)
+    app.train(steps)
+    distributed_checkpoint.save(app.state(steps), checkpoint_id=str(out / f"step-{steps}"))
 
 
 def plain(out: Path, options: dict[str, Any]) -> None:

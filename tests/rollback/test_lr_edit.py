@@ -36,6 +36,9 @@ class Optimized:
     prefix: tuple[str | int, ...] = ()
     edits: list[Any] = field(default_factory=list)
 
+    def group_keys(self, index: int, field: str) -> tuple[tuple[str | int, ...], ...]:
+        return ((*self.prefix, "param_groups", index, field),)
+
 
 def _edit(state: dict[str, Any], groups: list[dict[str, Any]], scale: float) -> tuple[dict[str, Any], list[Any]]:
     edits = lr_edits([Scheduled(state)], [Optimized(tuple(groups))], scale)

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureW
 # name -> (builder, options, number of files that hold LRs)
 QUICK: dict[str, tuple[str, dict[str, Any], int]] = {
     "dcp": ("framework", {"writer": "dcp"}, 1),
+    "dcp, flattened as torchtitan's": ("framework", {"writer": "dcp", "flat": True}, 1),
     "plain": ("framework", {"writer": "plain"}, 1),
     "plain legacy": ("framework", {"writer": "plain", "legacy": True}, 1),
 }
@@ -53,7 +54,7 @@ def _lr_numbers(checkpoint: Checkpoint) -> dict[tuple[Any, ...], float]:
     for scheduler in state.schedulers:
         found |= {(scheduler.file, *keys): v for keys, v in scheduler_lr_leaves(scheduler.state, scheduler.prefix)}
     for optimizer in state.optimizers:
-        found |= {(optimizer.file, *keys): v for keys, v in group_lr_leaves(optimizer.groups, optimizer.prefix)}
+        found |= {(optimizer.file, *keys): v for keys, v in group_lr_leaves(optimizer)}
     return found
 
 
@@ -74,6 +75,23 @@ def _check(checkpoints: CheckpointFactory, root: Path, builder: str, options: di
 @pytest.mark.parametrize("name", QUICK)
 def test_every_lr_is_halved_and_comes_back(checkpoints: CheckpointFactory, root: Path, name: str) -> None:
     _check(checkpoints, root, *QUICK[name])
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])
+def test_dcp_resumes_at_half_the_lr_of_every_group(checkpoints: CheckpointFactory, root: Path, flat: bool) -> None:
+    """torch's own loader, into a fresh app with two groups."""
+    from tests.builders.framework_runs import DcpApp
+
+    def used() -> list[list[float]]:
+        app = DcpApp(flat)
+        app.load(root / "step-10")
+        return app.train(5)
+
+    checkpoints.framework(root, "dcp", flat=flat)
+    control = used()
+    assert control[0] == [pytest.approx(9e-4), pytest.approx(4.5e-4)]
+    assert _command(root, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    assert used() == [[lr / 2 for lr in row] for row in control]
 
 
 @pytest.mark.slow
