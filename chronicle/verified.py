@@ -72,7 +72,7 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> Verdict | None:
         return None
     try:
         return verdicts.get(stamp_of(path))
-    except (RollbackError, OSError):
+    except (RollbackError, OSError, ValueError):
         return None
 
 

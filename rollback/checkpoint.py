@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, UnknownFormat
+from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, UnknownFormat, UnreadableFile
 from rollback.formats import FORMATS, find_format, format_named
 from rollback.formats.format import CheckpointFormat
 from rollback.layout import Checkpoint, Entry, EntryKind, Role, StateFile, scan_entries
-from rollback.manifest import Manifest, is_manifest_name, read_manifest
+from rollback.manifest import Manifest, is_count, is_manifest_name, read_manifest
 from rollback.strays import is_leftover
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Role",
     "StateFile",
     "list_checkpoints",
+    "list_newest_copies",
     "list_root_strays",
     "open_checkpoint",
     "select_checkpoint",
@@ -64,9 +65,17 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
     found = [c for c in found if not c.single_file or c.step is not None]
-    named = {(c.abandoned, c.step) for c in found if not _is_copy_of_newest(c.path.name)}
-    found = [c for c in found if not _is_copy_of_newest(c.path.name) or (c.abandoned, c.step) not in named]
+    named = {c.step for c in found if not is_copy_of_newest(c.path.name)}
+    found = [c for c in found if not is_copy_of_newest(c.path.name) or c.step not in named]
     return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
+
+
+def list_newest_copies(root: Path | str) -> list[Checkpoint]:
+    """Lightning's `last.ckpt`, `last-v1.ckpt` in `root` that are files of their own: copies that the list leaves out."""
+    root = Path(os.path.abspath(root))
+    names = [entry.name for entry in _entries_of(root) if entry.kind is EntryKind.FILE and is_copy_of_newest(entry.name)]
+    described = [_describe(root / name, abandoned=None) for name in names]
+    return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
 
 
 def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None) -> Checkpoint:
@@ -100,7 +109,7 @@ def is_checkpoint_copy(name: str) -> bool:
     return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
 
 
-def _is_copy_of_newest(name: str) -> bool:
+def is_copy_of_newest(name: str) -> bool:
     """Lightning's `last.ckpt`: the same state under a second name."""
     return re.fullmatch(r"last(?:-v\d+)?\.ckpt", name) is not None
 
@@ -130,7 +139,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
     known = find_format(path.name, entries)
     if known is None:
         return None
-    manifest = None if single_file else read_manifest(path)
+    manifest = None if single_file else _manifest_if_whole(path)
     files, strays = _sort_entries(known, entries)
     step, source = _step_of(known, path.name, manifest)
     return Checkpoint(
@@ -144,6 +153,14 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
         launch=manifest.launch if manifest else None,
         single_file=single_file,
     )
+
+
+def _manifest_if_whole(path: Path) -> Manifest | None:
+    """A damaged one says nothing here: verifying this checkpoint names it, and the others can still be listed."""
+    try:
+        return read_manifest(path)
+    except UnreadableFile:
+        return None
 
 
 def _sort_entries(known: CheckpointFormat, entries: Sequence[Entry]) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
@@ -176,7 +193,7 @@ def _sibling_strays(known: CheckpointFormat, path: Path) -> tuple[str, ...]:
 
 def _step_of(known: CheckpointFormat, name: str, manifest: Manifest | None) -> tuple[int | None, str]:
     step = known.step_in_name(name)
-    if step is not None:
+    if is_count(step):
         return step, "name"
     if manifest is not None and manifest.step is not None:
         return manifest.step, "manifest"
@@ -193,7 +210,7 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
         state = known.read_state(checkpoint)
     except RollbackError:
         return checkpoint  # it stays without a step; reading or verifying it says why
-    if state.optimizer_step is None:
+    if not is_count(state.optimizer_step):
         return checkpoint
     return replace(checkpoint, step=state.optimizer_step, step_source="counters")
 

@@ -56,7 +56,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
     counters = [(k, v) for k, v in state.counters.items() if k.rpartition(":")[2] in ("global_step", "global_steps")]
     for name, value in counters:
         if named is not None and value != named:
-            yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {value:g}, "
+            yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
                            f"the checkpoint is of step {named}", "restore the right file, or " + GO_BACK)  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from rollback.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.safetensors_file import read_safetensors_header
-from rollback.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file, read_torch_file
+from rollback.torch_file import LEGACY_MAGIC, MAX_JSON_BYTES, describe_foreign, naming, open_state_file, read_torch_file
 from rollback.torch_zip import (
     LOCAL_HEADER,
     MAX_DIRECTORY_BYTES,
@@ -104,6 +104,9 @@ def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[
 
 
 def _json_problems(path: Path) -> list[Problem]:
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_JSON_BYTES:
+        return [(f"{size_bytes} bytes of JSON: at most {MAX_JSON_BYTES} are read", None)]
     try:
         json.loads(path.read_bytes())
     except (ValueError, RecursionError) as problem:

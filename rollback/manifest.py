@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
+from rollback.bounded_read import read_bounded
 from rollback.checksums import ChecksumTarget, Progress, wrong_checksums
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
@@ -28,6 +30,11 @@ MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
 CHUNK_BYTES = 4 * 2**20
 MAX_MANIFEST_BYTES = 64 * 2**20
+WRITE_ANEW = "when the checkpoint is what you want, write it anew with `chronicle manifest`"
+
+
+class OtherVersion(UnreadableFile):
+    """A manifest that is whole, but of a version that this program does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +83,13 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest in `directory`, None when there is none; UnreadableFile when it is damaged or of another version."""
     path = directory / MANIFEST_NAME
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise UnreadableFile(f"`{path}` is larger than {MAX_MANIFEST_BYTES} bytes: it is no manifest")
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bounded(path, MAX_MANIFEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
     except (ValueError, RecursionError) as problem:
-        raise UnreadableFile(
-            f"`{path}` is no JSON: {problem}", "write it anew with `chronicle manifest` once the checkpoint is verified"
-        ) from None
+        raise UnreadableFile(f"`{path}` is no JSON: {problem}", WRITE_ANEW) from None
     return manifest_from_json(found, str(path))
 
 
@@ -95,25 +98,59 @@ def manifest_from_json(found: object, where: str) -> Manifest:
     if not isinstance(found, dict):
         raise UnreadableFile(f"`{where}` holds a {type(found).__name__}: an object was expected")
     if found.get("v") != VERSION:
-        raise UnreadableFile(f"`{where}` has version {found.get('v')!r}: version {VERSION} is known")
+        raise OtherVersion(f"`{where}` has version {found.get('v')!r}: version {VERSION} is known", "use a newer chronicle")
     try:
-        files = tuple(
-            ManifestFile(path=f["path"], size_bytes=int(f["size"]), sha256=f.get("sha256"), crc32=f.get("crc32"))
-            for f in found["files"]
-        )
+        files = tuple(_listed_file(record) for record in found["files"])
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})") from None
+        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})", WRITE_ANEW) from None
+    if found.get("memory") is not None and not _is_memory(found["memory"]):
+        raise UnreadableFile(f"`{where}`: `memory` has another shape than what a guard records at save", WRITE_ANEW)
     known = {"v", "step", "files", "digests", "memory", "run", "launch"}
     step, memory, launch = found.get("step"), found.get("memory"), found.get("launch")
     return Manifest(
-        step=step if isinstance(step, int) else None,
+        step=step if is_count(step) else None,
         files=files,
         digests=str(found.get("digests", "pending")),
         memory=memory if isinstance(memory, dict) else None,
         run=found["run"] if isinstance(found.get("run"), str) else None,
-        launch=launch if isinstance(launch, int) else None,
+        launch=launch if is_count(launch) else None,
         more={key: value for key, value in found.items() if key not in known},
     )
+
+
+def _listed_file(record: Mapping[str, object]) -> ManifestFile:
+    path, size, sha256, crc32 = record["path"], record["size"], record.get("sha256"), record.get("crc32")
+    if not isinstance(path, str) or not is_count(size):
+        raise ValueError(f"{str(path)[:80]!r} of {str(size)[:40]} bytes")
+    if not isinstance(sha256, str | None) or not isinstance(crc32, str | None):
+        raise ValueError(f"digests of {path[:80]!r} are no text")
+    return ManifestFile(path=path, size_bytes=size, sha256=sha256, crc32=crc32)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether this can be a number of bytes, steps or launches: whole, not negative, and of 63 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_memory(memory: object) -> bool:
+    """Whether the parts that others compute with have the shape that the guard gives them."""
+    if not isinstance(memory, dict):
+        return False
+    groups, schedulers, rows = memory.get("groups"), memory.get("schedulers"), memory.get("next_lrs")
+    fields = ("lr", "initial_lr", "max_lr", "min_lr")
+    return (
+        _is_list(groups, lambda group: isinstance(group, dict) and all(_is_lr(group.get(name)) for name in fields))
+        and _is_list(schedulers, lambda one: isinstance(one, dict) and _is_list(one.get("last_lr"), _is_lr))
+        and _is_list(rows, lambda row: isinstance(row, list) and _is_list(row, _is_lr))
+    )
+
+
+def _is_list(value: object, each: Callable[[object], bool]) -> bool:
+    return value is None or (isinstance(value, list) and all(map(each, value)))
+
+
+def _is_lr(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 2**1000)
 
 
 def write_manifest(
@@ -186,7 +223,10 @@ def digest_file(path: Path) -> tuple[str, str]:
     buffer = bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
     try:
-        with open(path, "rb", buffering=0) as f:
+        # a link may lead to a pipe or a device, on which a plain open waits and a read never ends
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise UnreadableFile(f"`{path}` leads to no regular file", "remove it from the checkpoint")
             while count := f.readinto(buffer):
                 sha.update(view[:count])
                 crc = zlib.crc32(view[:count], crc)

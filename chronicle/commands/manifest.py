@@ -8,7 +8,9 @@ from chronicle.commands.inspect import checkpoint_named, settings_root
 from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
 from chronicle.commands.result import CommandResult
 from chronicle.errors import ChronicleError
-from rollback.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from rollback.errors import UnreadableFile
+from rollback.layout import Checkpoint
+from rollback.manifest import MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
 from rollback.state import refuse_strays
 
 __all__ = ["manifest"]
@@ -30,7 +32,7 @@ def manifest(
     if chosen.single_file:
         raise ChronicleError(f"`{chosen.path}` is a file of its own: a manifest lies inside a directory")
     refuse_strays(chosen)
-    old = read_manifest(chosen.path)
+    old, talk = _old_manifest(chosen)
     new = write_manifest(
         chosen.path,
         step=old.step if old and old.step is not None else chosen.step,
@@ -40,6 +42,16 @@ def manifest(
         digests=digests,
         more=old.more if old else None,
     )
-    verb = "replaced" if old else "written"
+    verb = "replaced" if old or talk else "written"
     text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"
-    return CommandResult(text=text, data=new.to_json())
+    return CommandResult(text=text, data=new.to_json(), talk=talk)
+
+
+def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:
+    """The manifest that is there, and what is to be said about it; one of another version is refused, not replaced."""
+    try:
+        return read_manifest(chosen.path), ()
+    except OtherVersion:
+        raise
+    except UnreadableFile as problem:
+        return None, (f"the manifest that was there is lost, with all that the run recorded in it: {problem.message}",)

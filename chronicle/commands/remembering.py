@@ -24,7 +24,7 @@ def stamp_or_none(path: Path) -> str | None:
     """The stamp of a checkpoint, None where it cannot be taken: then nothing is remembered of it."""
     try:
         return stamp_of(path)
-    except (RollbackError, OSError):
+    except (RollbackError, OSError, ValueError):
         return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.formats.accelerate import AccelerateFormat, read_accelerate_state
 from rollback.formats.format import RoleAndRank
@@ -27,6 +28,7 @@ from rollback.formats.torch_state import (
 )
 from rollback.layout import ACCELERATE_STATE_DIR, Checkpoint, Entry, Role, StateFile
 from rollback.parallel import map_files
+from rollback.pointer_file import pointer_text
 from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
 from rollback.strays import is_leftover, is_lookalike
 from rollback.torch_file import read_torch_file
@@ -211,12 +213,17 @@ def _absent(name: str, what: str) -> Finding:
 
 def pointer_findings(folder: Path, tag: str | None, where: str, name: str = "latest") -> list[Finding]:
     """F9: `latest` in `folder` names a tag directory that is there; without it DeepSpeed starts from scratch."""
-    pointer = folder / name
+    named, problem = None, ""
     try:
-        named = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else None
+        text = pointer_text(folder / name)
+        named = None if text is None else text.strip()
+    except UnreadableFile as found:
+        problem = found.message
     except OSError:
-        named = None
-    if named is None:
+        pass  # as if it were not there
+    if problem:
+        message = problem
+    elif named is None:
         message = "is missing: `load_checkpoint` without a tag would return nothing and training start from scratch"
     elif not named:
         message = "is empty: a write was lost"
