@@ -1,5 +1,6 @@
 """`chronicle run -- <launcher …>`: start one launch of a run and stay with it to its end."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -93,9 +94,9 @@ def run(
         if autopilot:
             from chronicle.watch.autopilot import fly
 
-            end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch()), _type_command, _say)
+            end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch(settings.hooks)), _type_command, _say)
         else:
-            end = launch(request, live_watch=_live_watch())
+            end = launch(request, live_watch=_live_watch(settings.hooks))
     finally:
         feeding = mirror.pid
         if not mirror.stop():
@@ -188,13 +189,13 @@ def _look_before(
     return seconds, {"preflight": verdicts, "skipped": list(skipped)}
 
 
-def _live_watch() -> Any:
-    """The live detector, where this installation has one."""
+def _live_watch(hooks: Mapping[str, str]) -> Any:
+    """The live detector with its hooks, where this installation has one."""
     try:
         watch = import_module("chronicle.watch")
     except ImportError:
         return None
-    return getattr(watch, "LiveWatch", None)
+    return functools.partial(watch.LiveWatch, hooks=hooks)
 
 
 run.context_settings = CONTEXT  # type: ignore[attr-defined]  # what follows the launcher's name is the launcher's

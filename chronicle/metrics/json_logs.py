@@ -28,6 +28,13 @@ def read_json_lines(path: Path) -> Iterator[Point]:
         yield from _points(_records(lines))
 
 
+def parse_json_line(line: str | bytes, row: int = 0) -> Point | None:
+    """The point of one line; None where it is no object with a step."""
+    text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
+    point = next(_points(_records([text])), None)
+    return None if point is None else point._replace(row=row)
+
+
 def read_trainer_state(path: Path) -> Iterator[Point]:
     """Yield the points of `log_history`, or of a list of records; a file that holds neither has none."""
     try:

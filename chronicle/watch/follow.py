@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point, parse_line
+from chronicle.metrics.log import Point
 from chronicle.metrics.mlflow_log import SQLITE_HEAD
+from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
 from chronicle.resume.refusal import Check
 from chronicle.watch.restart import LogRestart
-from chronicle.watch.tail import Tail, parse_printed
+from chronicle.watch.tail import AnyLine, Reread, Tail
 from rollback.detect import Detector, Event
-
-HEAD_BYTES = 4096
 
 
 class Follower:
@@ -49,14 +47,21 @@ class Follower:
         return f"step {self.last.step}  {'  '.join(shown)}"
 
 
-def follow_file(path: Path) -> Follower:
-    """Follow a JSONL or printed log; it never ends by itself. Raises UsageProblem for what cannot be followed."""
-    with open(path, "rb") as log:
-        head = log.read(HEAD_BYTES)
-    if head.startswith(SQLITE_HEAD) or is_event_file(path) or path.suffix in (".csv", ".tsv", ".json"):
-        raise UsageProblem(f"`{path}` is not a log that grows by lines", f"chronicle spikes {path}")
-    is_json = head.lstrip()[:1] == b"{" and b"'" not in head.split(b"\n", 1)[0]
-    return Follower(Tail(path, parse_line if is_json else parse_printed).read, lambda: False)
+def follow_file(path: Path, *, once: bool = False) -> Follower:
+    """Follow a log of any dialect; it never ends by itself. `once` says that nobody will look again."""
+    if grows_by_lines(path):
+        return Follower(Tail(path, AnyLine()).read, lambda: False)
+    return Follower(Reread(path, hold_last=not once).read, lambda: False)
+
+
+def grows_by_lines(path: Path) -> bool:
+    """Whether a writer appends lines to it; databases, event files and whole JSON documents are read again."""
+    if not path.is_file():
+        return False
+    head = read_head(path)
+    document = path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[")
+    packed = is_gzip(path) or head.startswith(UTF_16_MARKS)
+    return not (document or packed or head.startswith(SQLITE_HEAD) or is_event_file(path))
 
 
 def follow_run(paths: RunPaths) -> Follower:

@@ -7,7 +7,7 @@ went wrong and goes on with what still works.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.journal.lineage import Interval
@@ -16,6 +16,7 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser
+from chronicle.watch.hooks import Hooks
 from chronicle.watch.incidents import IncidentLog
 from chronicle.watch.past import kept_before, last_rows, read_past
 from chronicle.watch.promise import LrPromise, lr_ratio_of, read_promise
@@ -40,14 +41,15 @@ class LiveWatch:
 
     def __init__(
         self, paths: RunPaths, launch: int, writer: JournalWriter, *, checkpoints_dir: Path | None = None,
-        say: Callable[[str], None] = say_on_stderr, hook: Callable[[Event], None] | None = None,
+        say: Callable[[str], None] = say_on_stderr, hooks: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.paths, self.launch = paths, launch
         self.detector = Detector()
         self._tail = Tail(paths.metrics_path(launch))
         self._incidents = IncidentLog(writer, launch)
         self._adviser = Adviser(paths, launch, writer, checkpoints_dir)
-        self._say, self._hook = say, hook
+        self._say = say
+        self._hooks = Hooks(hooks or {}, lambda line: say(f"chronicle: {line}"))
         self._promise = LrPromise(0, ())
         self._snapshots = SnapshotKeeper(paths, launch)
         self._restart = LiveRestart(
@@ -127,8 +129,7 @@ class LiveWatch:
             kept[event.id] = event
             if not self._incidents.record(event):
                 continue
-            if self._hook is not None:
-                self._hook(event)
+            self._hooks.call(event)
             if event.tier is Tier.PROPOSE:
                 self._propose(event)
             elif event.tier is Tier.WARN:

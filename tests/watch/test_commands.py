@@ -1,8 +1,12 @@
 """`spikes`, `watch`: exit codes, JSON as promised, hooks, and no heavy import on the way."""
 
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,10 @@ from chronicle.commands.spikes import sparkline, spikes
 from chronicle.commands.watch import watch
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import MetricsWriter
-from tests.detect.series import noise
+from chronicle.watch.follow import follow_file
+from chronicle.watch.hooks import Hooks
+from rollback.detect import Tier
+from tests.detect.series import fold, noise
 
 FIELDS = {
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
@@ -88,10 +95,60 @@ def test_watch_once_reads_printed_logs(tmp_path: Path) -> None:
     assert [event["kind"] for event in result.data["events"]] == ["instant-spike"]
 
 
-def test_watch_refuses_what_does_not_grow_by_lines(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("step,loss\n1,2\n")
-    with pytest.raises(UsageProblem, match="not a log that grows"):
-        watch(str(tmp_path / "x.csv"), once=True)
+def test_watch_follows_a_table_that_grows_is_cut_and_replaced(tmp_path: Path) -> None:
+    """Half lines wait, a file that was truncated or put in another's place starts anew, its header included."""
+    path = tmp_path / "x.csv"
+    path.write_text("step,loss\n1,2.5\n2,2.")
+    follower = follow_file(path)
+
+    def steps() -> list[int]:
+        before = follower.rows
+        follower.look()
+        assert follower.last is not None
+        return [follower.rows - before, follower.last.step]
+
+    assert steps() == [1, 1]
+    with open(path, "a") as log:
+        log.write("25\n3,2.0\nnonsense\n")
+    assert steps() == [2, 3]
+    path.write_text("loss;step\n2,5;4\n")
+    assert steps() == [1, 4] and follower.last is not None and follower.last.values == {"loss": 2.5}
+    (tmp_path / "y.csv").write_text("step,loss\n" + "".join(f"{step},2\n" for step in range(5, 25)))
+    (tmp_path / "y.csv").rename(path)
+    assert steps() == [20, 24]
+
+
+GROWING = {
+    "ours.jsonl": '{{"step":{i},"t":1.5,"loss":{x}}}\n', "other.jsonl": '{{"_step":{i},"train/loss":{x}}}\n',
+    "table.csv": "{i},{x}\n", "table.tsv": "{i}\t{x}\n", "nanogpt.log": "iter {i}: loss {x}, time 1ms\n",
+    "megatron.log": " iteration {i}/ 9 | lm loss: {x} | grad norm: 1.0 |\n", "trainer.log": "{{'loss': {x}, 'epoch': 0.1}}\n",
+    "bar.log": "\rstep {i} loss {x}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_watch_reads_every_dialect_that_grows(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    head = {"table.csv": "step,loss\n", "table.tsv": "step\tloss\n"}.get(name, "")
+    path.write_text(head + "".join(GROWING[name].format(i=step, x=x) for step, x in enumerate(SPIKE)) + "\r")
+    result = watch(str(path), once=True)
+    assert isinstance(result.data, dict)
+    assert [event["kind"] for event in result.data["events"]] == ["instant-spike"]
+
+
+def test_watch_reads_again_what_does_not_grow_by_lines(tmp_path: Path) -> None:
+    """trainer_state.json is written anew with every save: only what is new is folded."""
+    path = tmp_path / "trainer_state.json"
+
+    def save(count: int) -> None:
+        records = [{"step": step, "loss": loss} for step, loss in enumerate(SPIKE[:count])]
+        path.write_text(json.dumps({"log_history": records}, indent=1))
+
+    save(150)
+    follower = follow_file(path, once=True)
+    assert follower.look() == [] and follower.rows == 150
+    save(300)
+    assert [event.onset_row for event in follower.look()] == [200] and follower.rows == 300
 
 
 def test_hook_of_the_tier_is_called_with_the_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +161,33 @@ def test_hook_of_the_tier_is_called_with_the_event(tmp_path: Path, monkeypatch: 
     assert watch(None, once=True).exit_code == 0
     kind, onset = out.read_text().split()
     assert kind == "gradual-divergence" and 250 <= int(onset) <= 340
+
+
+def test_hook_given_as_a_flag_gets_the_event_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard input and in the environment the same record; called once though the event changes many times."""
+    monkeypatch.chdir(tmp_path)
+    log = write(tmp_path / "b.jsonl", DIVERGENCE)
+    watch(str(log), once=True, on_propose='cat >> in.json; echo "$CHRONICLE_EVENT" >> env.json')
+    (line,) = (tmp_path / "in.json").read_text().splitlines()
+    assert (tmp_path / "env.json").read_text().splitlines() == [line]
+    assert (json.loads(line)["tier"], json.loads(line)["channels"]) == ("propose", ["loss"])
+
+
+def test_hooks_never_hold_up_or_end_the_watch(capfd: pytest.CaptureFixture[str]) -> None:
+    """One that hangs, one that fails, one that does not exist, one that never reads: all only said."""
+    said: list[str] = []
+    hooks = Hooks({"on_notice": "sleep 30", "on_warn": "exit 4", "on_propose": "no-such-command"}, said.append)
+    event = fold(SPIKE)[0]
+    begin = time.monotonic()
+    hooks.call(event)
+    for tier in (Tier.WARN, Tier.PROPOSE):
+        hooks.call(dataclasses.replace(event, tier=tier))
+    assert time.monotonic() - begin < 5
+    hooks.finish(1.0)
+    assert sorted(line.split(" process")[0] for line in said) == [
+        "hook on_notice still runs as", "hook on_propose ended with code 127", "hook on_warn ended with code 4",
+    ]  # fmt: skip
+    os.killpg(int(said[-1].rsplit(" ", 1)[-1]), signal.SIGKILL)
 
 
 def test_nothing_heavy_is_imported_to_list_spikes(tmp_path: Path) -> None:
