@@ -7,6 +7,7 @@ that falls back. What is not in the files is unknown: a missing results file pro
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from chronicle.forensics.lines import Kind, Observed
 
 __all__ = ["Contradiction", "InferredLaunch", "find_contradictions", "infer_launches", "list_unknowns"]
 
+CHANNEL = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+(?:\.\d+)?)\b")
 BEGINNINGS = (Kind.TARGET, Kind.CONFIG, Kind.HARDWARE)
 SAME_START = timedelta(seconds=5)  # the lines a program prints while it starts
 
@@ -110,6 +112,7 @@ def find_contradictions(
         *_ends_without_a_word(launches),
         *_processes_older_than_launches(launches, observations),
         *_devices_in_scripts(launches, scripts),
+        *_dead_channels(launches),
     ]
     return tuple(found)
 
@@ -200,6 +203,18 @@ def _processes_older_than_launches(
             f"the launch of {latest:%H:%M:%S}): left by an earlier one, not made by it"
         )
         yield Contradiction(text=text, follows_from=tuple(_place(one) for one in old[:3]))
+
+
+def _dead_channels(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction]:
+    """`K=0.000` in every step line: something that is said to be measured and is not."""
+    for launch in launches:
+        steps = [one for one in launch.observations if one.kind is Kind.STEP]
+        rows = [dict(CHANNEL.findall(one.text)) for one in steps]
+        dead = [name for name in rows[0] if all(float(row.get(name, "nan")) == 0 for row in rows)] if len(rows) >= 3 else []
+        if dead:
+            named = ", ".join(f"{name}={rows[0][name]}" for name in dead)
+            text = f"launch {launch.number}: {named} in all {len(rows)} step lines: logged and not measured"
+            yield Contradiction(text=text, follows_from=(_place(steps[0]), _place(steps[-1])))
 
 
 def _devices_in_scripts(launches: Sequence[InferredLaunch], scripts: Sequence[tuple[str, str]]) -> Iterable[Contradiction]:

@@ -115,7 +115,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def find_training_processes(directory: Path) -> Iterator[FoundProcess]:
-    """Living processes that work in the directory or carry a launcher's variables; named here, never touched."""
+    """Living processes that work in the directory, name it, or are training left without a parent; never touched.
+
+    Training of others on this machine is none of this directory's business.
+    """
     me = os.getpid()
     booted = _boot_time()
     ticks = os.sysconf("SC_CLK_TCK")
@@ -123,7 +126,11 @@ def find_training_processes(directory: Path) -> Iterator[FoundProcess]:
         if process.pid == me or not process.alive or process.uid != os.getuid():
             continue
         environment = read_environment(process.pid) or {}
-        if not (any(name in environment for name in RANK_VARIABLES) or _works_in(process.pid, directory)):
+        here = _works_in(process.pid, directory) or any(
+            str(directory.resolve()) in word for word in read_command(process.pid)
+        )
+        orphan = process.parent == 1 and any(name in environment for name in RANK_VARIABLES)
+        if not (here or orphan):
             continue
         command = " ".join(redact_command(read_command(process.pid)))
         if "python" in command or "torchrun" in command:

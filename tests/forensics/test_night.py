@@ -5,6 +5,8 @@ Two post-mortems were written about it and both were wrong; the draft must repea
 
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime
 
 import pytest
@@ -143,3 +145,44 @@ def test_one_endless_line_does_not_hold_the_reader_up():
 def test_times_without_a_year_only_order():
     assert parse_time("May 29 01:37:38 host kernel:") == datetime(1900, 5, 29, 1, 37, 38)
     assert parse_time("nothing here") is None
+
+
+def read_mess(directory):
+    scan = scan_directory(directory)
+    launches = infer_launches(scan.observations)
+    found = find_contradictions(launches, scan.observations, scan.scripts)
+    return write_draft(scan, launches, found, list_unknowns(launches))
+
+
+def test_hundreds_of_listed_processes_are_a_few_lines_of_the_draft(tmp_path):
+    lines = [f"{13803 + n} Sun Aug 24 07:14:02 /usr/bin/python -c from multiprocessing.spawn import spawn_main" for n in range(400)]
+    (tmp_path / "ps.txt").write_text("\n".join(lines) + "\n")
+    draft = read_mess(tmp_path)
+    assert draft.count("spawn_main") == 4
+    assert "(396 like these between)" in draft
+
+
+def test_lines_without_a_time_and_channels_that_measure_nothing_are_in_the_draft(tmp_path):
+    """Seed 000: K=0.000, C=0.000, S=0.000 beside a loss that moved."""
+    rows = [f"step {step} loss {loss} K=0.000 C=0.000 lr=0.1" for step, loss in ((1, 11.84), (2, 18.65), (3, 5.35))]
+    (tmp_path / "demo.log").write_text("Model has 771,176,450 parameters\n" + "\n".join(rows) + "\n")
+    (tmp_path / "demo.py").write_text("m = DataParallel(m, device_ids=[0])\n")
+    draft = read_mess(tmp_path)
+    assert "Model has 771,176,450 parameters · `demo.log:1`" in draft
+    assert "K=0.000, C=0.000 in all 3 step lines: logged and not measured" in draft
+    assert "What scripts ask for" in draft
+
+
+def test_training_of_others_on_this_machine_is_not_in_the_draft(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    started = [subprocess.Popen(command, cwd=place, env={"RANK": "0"}) for place in (inside, outside)]
+    try:
+        found = {one.pid for one in scan_directory(inside).processes}
+        assert started[0].pid in found and started[1].pid not in found
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
