@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from rollback.crc import crc32_after
 from rollback.dcp_file import read_distcp_file
 from rollback.durable import REAL_DISK, Attributes, Disk
 from rollback.errors import PlanRefused, Refused, RollbackError
+from rollback.json_numbers import replace_numbers
 from rollback.lr.fields import FieldEdit
 from rollback.manifest import MANIFEST_NAME, digest_file
 from rollback.objects import sha256_of
 from rollback.plan import Plan
+from rollback.pointer_file import read_pointer
 from rollback.request import InputFile
 from rollback.staging import StagedFile, Writer
 from rollback.torch_file import TorchFile, plan_patch, read_torch_file, write_edited_copy
@@ -82,6 +85,8 @@ def apply_plan(
         patches={"" if plan.single_file else name: pieces for name, pieces in patches.items()},
         abandon=tuple(later.name for later in plan.abandon),
         pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers if not pointer.is_link},
+        copies={name: _editor(source, plan.edits) for name in plan.copies},
+        configs=dict(_edited_configs(plan)),
         links={pointer.path: pointer.after for pointer in plan.pointers if pointer.is_link},
         contract=None
         if contract_path is None
@@ -131,7 +136,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "sets": dict(plan.request.sets),
         **_base_lr(plan),
         "lrs": list(plan.expected.lrs),
-        "edited_fields": len(plan.edits),
+        "edited_fields": len(plan.edits) + len(plan.config_edits),
         "lost_steps": plan.cost.steps,
         "lost_hours": plan.cost.hours,
         "warmup_steps": plan.request.warmup_steps,
@@ -174,16 +179,20 @@ def read_state_file(path: Path) -> TorchFile:
     return read_distcp_file(path) if path.suffix == ".distcp" else read_torch_file(path)
 
 
-def read_pointer(path: Path) -> str | None:
-    """What a pointer file or a symbolic link says, `None` when there is none."""
-    if path.is_symlink():
-        return os.readlink(path)
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
+    """The text of every config with its numbers replaced; `refuse_stale` has seen that it is the planned one."""
+    for name in dict.fromkeys(edit.file for edit in plan.config_edits):
+        text = Path(name).read_text(encoding="utf-8")
+        values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
+        yield Path(name), replace_numbers(text, values).encode()
 
 
 def _editor(path: Path, edits: Sequence[FieldEdit]) -> Writer:
     def write(source: Path, target: Path, _changed: Sequence[StagedFile]) -> None:
-        write_edited_copy(read_state_file(source), {edit.keys: edit.after for edit in edits}, target)
+        if edits:
+            write_edited_copy(read_state_file(source), {edit.keys: edit.after for edit in edits}, target)
+        else:
+            shutil.copyfile(source, target)
 
     return write
 

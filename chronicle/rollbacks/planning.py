@@ -8,14 +8,17 @@ from typing import Any
 from chronicle.journal import compute_lineage
 from chronicle.rollbacks.ground import Ground
 from chronicle.rollbacks.history import with_launches
+from chronicle.rollbacks.trainer_config import find_deepspeed_config
 from chronicle.verified import Verdict, find_verdict
 from rollback.apply import read_inputs
-from rollback.checkpoint import list_checkpoints, select_checkpoint
+from rollback.checkpoint import list_checkpoints, list_newest_copies, select_checkpoint
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
 from rollback.findings import Finding, Severity
 from rollback.layout import Checkpoint
 from rollback.manifest import MANIFEST_NAME, read_manifest
 from rollback.plan import Plan, plan_rollback
+from rollback.plan_honours import HONOURED
+from rollback.pointer_file import read_pointer
 from rollback.request import Cost, RollbackRequest
 from rollback.state import read_state, refuse_strays
 from rollback.verify import check_names, verify_checkpoint
@@ -63,7 +66,8 @@ def make_plan(
     manifest = None if chosen.single_file else read_manifest(chosen.path)
     memory = None if manifest is None else manifest.memory
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
-    files = [*edited, MANIFEST_NAME] if manifest is not None else list(edited)
+    config = find_deepspeed_config(ground.settings, ground.journal.entries, state)
+    files = [*edited, *([] if manifest is None else [MANIFEST_NAME]), *([] if config is None else [config.path])]
     plan = plan_rollback(
         request,
         chosen,
@@ -77,6 +81,8 @@ def make_plan(
         pointers=_read_pointers(ground.root),
         links={path.name: os.readlink(path) for path in ground.root.iterdir() if path.is_symlink()},
         honours=_honoured(memory),
+        config=config,
+        newest_copies=list_newest_copies(ground.root) if chosen.single_file else (),
         cost=_cost(request.step, ground),
         remarks=_remarks(findings, full, verdict),
     )
@@ -131,13 +137,14 @@ def _remarks(findings: Sequence[Finding], full: bool, verdict: Verdict | None) -
 
 
 def _read_pointers(root: Path) -> dict[str, str]:
-    paths = [root / name for name in POINTER_NAMES]
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.is_file() and not path.is_symlink()}
+    said = {name: read_pointer(root / name) for name in POINTER_NAMES if not (root / name).is_symlink()}
+    return {name: text for name, text in said.items() if text is not None}
 
 
 def _honoured(memory: Any) -> frozenset[str]:
-    """A guard that saved a data position gives it back, moved as the contract says; so does its trainer's warm-up."""
-    return frozenset({"warmup", "data"}) if isinstance(memory, dict) and memory.get("data") else frozenset()
+    """What the trainer that saved the checkpoint has said that it carries out; nothing is concluded from anything else."""
+    said = memory.get("honours") if isinstance(memory, dict) else None
+    return frozenset(said) & frozenset(HONOURED) if isinstance(said, list) else frozenset()
 
 
 def _cost(step: int, ground: Ground) -> Cost:
