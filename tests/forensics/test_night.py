@@ -155,7 +155,8 @@ def read_mess(directory):
 
 
 def test_hundreds_of_listed_processes_are_a_few_lines_of_the_draft(tmp_path):
-    lines = [f"{13803 + n} Sun Aug 24 07:14:02 /usr/bin/python -c from multiprocessing.spawn import spawn_main" for n in range(400)]
+    listed = "Sun Aug 24 07:14:02 /usr/bin/python -c from multiprocessing.spawn import spawn_main"
+    lines = [f"{13803 + number} {listed}" for number in range(400)]
     (tmp_path / "ps.txt").write_text("\n".join(lines) + "\n")
     draft = read_mess(tmp_path)
     assert draft.count("spawn_main") == 4
