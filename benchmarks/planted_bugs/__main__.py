@@ -74,14 +74,14 @@ def play_in_child(rig: str, wanted: Sequence[tuple[int, Cause]], guarded: bool) 
     return _run(command, rig, wanted, guarded)
 
 
-def play_on_ranks(rig: str, wanted: Sequence[tuple[int, Cause]], guarded: bool) -> list[Result]:
+def play_on_ranks(rig: str, wanted: Sequence[tuple[int, Cause]], guarded: bool, *, num_ranks: int = 2) -> list[Result]:
     """Under torchrun; without the guard, a cause in which one rank fails alone needs a launch (and a timeout) of its own."""
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
-        "--nproc_per_node=2",
+        f"--nproc_per_node={num_ranks}",
         "-m",
         "benchmarks.planted_bugs.worker",
     ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.planted_bugs.models import MODELS
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
@@ -23,11 +24,11 @@ class EngineLaunch:
 
         import chronicle
 
-        self.options = o = {"scheduler": "LambdaLR", "zero": 1, "accumulation": 1, **options}
+        self.options = o = {"scheduler": "LambdaLR", "zero": 1, "accumulation": 1, "model": "plain", **options}
         if not torch.distributed.is_initialized():
             deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        model = MODELS[o["model"]]()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         scheduler = SCHEDULERS[o["scheduler"]](optimizer) if o["scheduler"] else None
         config = {

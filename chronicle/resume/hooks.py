@@ -3,6 +3,7 @@
 The hook costs one identity test a step once the first fifty are over.
 """
 
+import sys
 import weakref
 from typing import Any
 
@@ -29,8 +30,20 @@ def hook_optimizer_steps(session: GuardSession) -> None:
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for session in tuple(_sessions):
-        if not session.engine_steps:
+        if not session.engine_steps and not (session.waits_for_first_step and _is_making_room()):
             session.before_step(optimizer)
+
+
+def _is_making_room() -> bool:
+    """Whether this step is no step: torch's distributed checkpoint takes one with LR 0 to make room for a state to load."""
+    frame = sys._getframe(2)
+    for _ in range(16):
+        if frame.f_code.co_name == "_init_optim_state":
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def hook_engine_steps(session: GuardSession, engine: Any) -> None:

@@ -97,6 +97,11 @@ class GuardSession:
         return self.story.read().checkpoints
 
     @property
+    def waits_for_first_step(self) -> bool:
+        """Whether this launch has taken no step yet."""
+        return not self._stepped
+
+    @property
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
         return self.options.mode is Mode.OFF
@@ -268,8 +273,8 @@ class GuardSession:
         checks = check_identity(live, optimizer)
         if not self._expectation(None, None).accepts("world_size"):
             checks += check_ranks(self._asked_ranks, self.ranks.world_size)
-        if self.begun.loaded_from is None and not self.begun.state_loaded:
-            checks += self._check_nothing_loaded(found)
+        if self.begun.loaded_from is None:
+            checks += self._check_unseen_load(found)
         if self.begun.expectation is None:
             return checks
         checks += check_memory(self.begun.expectation, found, rank=live.rank, at_first_step=True)
@@ -282,11 +287,15 @@ class GuardSession:
         self._tripwire = LrTripwire.after(self.begun.expectation, own)
         return checks
 
-    def _check_nothing_loaded(self, found: Memory) -> list[Check]:
-        """No load was seen: right for a first launch or a declared fresh start, the worst accident otherwise."""
-        if self.ranks.rank != 0:
-            return []
-        history, contract = self.story.read(), self._contract()
+    def _check_unseen_load(self, found: Memory) -> list[Check]:
+        """No adapter saw a checkpoint: the trainer loads by itself, or nothing was loaded, which only a first launch may.
+
+        A trainer that stands at the step of a checkpoint in the journal is held to that checkpoint.
+        """
+        expectation, contract = self.begun.expectation, self._contract()
+        if self.begun.state_loaded and (self.options.fresh_start or (expectation and expectation.memory)):
+            return []  # what memory held came along in the state itself
+        history = self.story.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         if self.options.fresh_start or (pending is None and not history.checkpoints):
             return []
@@ -296,10 +305,10 @@ class GuardSession:
         )
         memory = None if root is None else read_memory(root)
         if root is None or memory is None:
-            return check_fresh_start(found, history, pending)
-        # the trainer loads by itself: hold it to the checkpoint it stands at
+            is_main = self.ranks.rank == 0
+            return check_fresh_start(found, history, pending) if is_main and not self.begun.state_loaded else []
         self.begun.loaded_from, self.begun.expectation = root, self._expect(root, memory, contract)
-        return check_contract(contract, root, history)
+        return [*check_files(root), *check_contract(contract, root, history)] if self.ranks.rank == 0 else []
 
     def _check_newest(self) -> list[Check]:
         """Before the first step and not at the load: a script that only evaluates may load what it likes."""

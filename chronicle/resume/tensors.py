@@ -26,11 +26,6 @@ def norm(tensors: Sequence[Any]) -> float | None:
     for device in {tensor.device for tensor in own}:
         parts = torch._foreach_norm([t.detach() for t in own if t.device == device and t.numel()])
         total += float(sum(part.double() ** 2 for part in parts)) if parts else 0.0
-    if any(placement.is_shard() for tensor in tensors for placement in getattr(tensor, "placements", ())):
-        # every rank holds another part (FSDP2): the norm that is compared is that of the whole
-        whole = torch.tensor([total], dtype=torch.float64, device=own[0].device)
-        torch.distributed.all_reduce(whole)
-        total = float(whole.item())
     return float(total**0.5)
 
 

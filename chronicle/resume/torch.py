@@ -99,6 +99,8 @@ class AttachedRun:
         if session.off:
             return state
         memory = session.describe()
+        if session.waits_for_first_step:
+            return {**state, KEY: memory.to_json()}  # to be filled by a load: nothing has been trained yet
         session.story.write("guard.saved", step=memory.step, title="state taken", data={"step": memory.step})
         session.batches.after_save(f"step {memory.step}")
         return {**state, KEY: memory.to_json()}

@@ -1,4 +1,4 @@
-"""One rank of a two-rank gloo training, started by torchrun: `ranks_worker.py RUN_DIR CHECKPOINT ACT …`, acts in order.
+"""One rank of a gloo training, started by torchrun: `ranks_worker.py RUN_DIR CHECKPOINT ACT …`, acts in order.
 
 Each act but the first is a launch of its own, in these processes: starting torch four times is what would take long.
 """
@@ -40,11 +40,18 @@ def resume(rank: int) -> list[float]:
     return resumed().train(3)
 
 
-def resume_with_other_weights_on_rank_1(rank: int) -> list[float]:
+def resume_with_other_weights_on_the_last_rank(rank: int) -> list[float]:
     launch = resumed()
-    if rank == 1:
+    if rank == torch.distributed.get_world_size() - 1:
         with torch.no_grad():
             next(launch.model.parameters()).add_(1)
+    return launch.train(3)
+
+
+def resume_on_another_number_of_ranks(rank: int) -> list[float]:
+    """The reason is given: everything that does not depend on the number of ranks is still compared."""
+    launch = start(RUN_DIR, seed=1, accept_change={"world_size": "half of the nodes", "rng": "fewer ranks"})
+    launch.accelerator.load_state(str(CHECKPOINT))
     return launch.train(3)
 
 
@@ -71,13 +78,16 @@ def main() -> None:
             save,
             save_on_the_main_process,
             resume,
-            resume_with_other_weights_on_rank_1,
+            resume_with_other_weights_on_the_last_rank,
+            resume_on_another_number_of_ranks,
             resume_with_copied_generators,
         )
     }
     rank = start(None).accelerator.process_index
-    assert torch.distributed.get_world_size() == 2
+    assert torch.distributed.get_world_size() == int(os.environ["WORLD_SIZE"]) > 1
     for name in sys.argv[3:]:
+        if name == "uncaught":
+            resume_with_other_weights_on_the_last_rank(rank)
         try:
             told: object = acts[name](rank)
         except ResumeRefused as refusal:

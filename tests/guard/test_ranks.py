@@ -1,4 +1,4 @@
-"""Two real gloo ranks: every rank refuses when one is wrong, and a save never waits for the other."""
+"""Two to four real gloo ranks: every rank refuses when one is wrong, and a save never waits for the other."""
 
 import json
 import os
@@ -7,8 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from benchmarks.planted_bugs.__main__ import play_on_ranks
+from benchmarks.planted_bugs.healthy import healthy_causes
+from benchmarks.planted_bugs.plan import causes
+from benchmarks.planted_bugs.play import Outcome
+from chronicle.commands.main import run
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.ranks import MAX_REPORT_BYTES, shorten_report
 from rollback.manifest import read_manifest
@@ -17,10 +25,12 @@ ROOT = Path(__file__).parents[2]
 REFUSED = {"refused": 78}
 
 
-def play(run_dir: Path, checkpoint: Path, *acts: str) -> tuple[dict[str, dict[int, Any]], str]:
-    """One torchrun of `ranks_worker.py` on two ranks: what each rank told per act, and stderr."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    worker = [str(Path(__file__).with_name("ranks_worker.py")), str(run_dir), str(checkpoint)]
+def play(
+    run_dir: Path, checkpoint: Path, *acts: str, num_ranks: int = 2, worker_name: str = "ranks_worker.py"
+) -> tuple[dict[str, dict[int, Any]], str]:
+    """One torchrun of a worker: what each rank told per act, and stderr."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    worker = [str(Path(__file__).with_name(worker_name)), str(run_dir), str(checkpoint)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*launcher, *worker, *acts], capture_output=True, text=True, env=environment, timeout=200, check=False
@@ -34,6 +44,12 @@ def play(run_dir: Path, checkpoint: Path, *acts: str) -> tuple[dict[str, dict[in
     return told, done.stderr
 
 
+def count_unverified(run_dir: Path) -> int:
+    entries = read_journal(RunPaths(run_dir)).entries
+    passed = [entry.data for entry in entries if entry.kind == "guard.verdict" and entry.data["verdict"] == "passed"]
+    return sum(1 for verdict in passed if not verdict["verified"])
+
+
 def test_two_ranks_resume_exactly_and_one_wrong_rank_stops_both(run_dir: Path, tmp_path: Path) -> None:
     """The fast sample: save, a healthy resume, then rank 1 alone holds other weights or rank 0's generators."""
     checkpoint = tmp_path / "checkpoints" / "opt_step-6"
@@ -42,7 +58,7 @@ def test_two_ranks_resume_exactly_and_one_wrong_rank_stops_both(run_dir: Path, t
         checkpoint,
         "save",
         "resume",
-        "resume_with_other_weights_on_rank_1",
+        "resume_with_other_weights_on_the_last_rank",
         "resume_with_copied_generators",
     )
     manifest = read_manifest(checkpoint)
@@ -52,11 +68,75 @@ def test_two_ranks_resume_exactly_and_one_wrong_rank_stops_both(run_dir: Path, t
     assert memory["ranks"][0]["rng"]["torch"] != memory["ranks"][1]["rng"]["torch"]
     assert memory["schedulers"][0]["unit"] == 2
     assert told["resume"] == told["save"]
-    assert told["resume_with_other_weights_on_rank_1"] == {0: REFUSED, 1: REFUSED}
+    assert told["resume_with_other_weights_on_the_last_rank"] == {0: REFUSED, 1: REFUSED}
     assert stderr.count("resume refused before the first step") == 1
     assert "rank 1: sample of every tensor" in stderr
     assert told["resume_with_copied_generators"] == {0: REFUSED, 1: REFUSED}
     assert "this rank holds the generators of rank 0" in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_four_ranks_resume_exactly_and_the_last_one_alone_stops_all(run_dir: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "opt_step-6"
+    acts = ("save", "resume", "resume_with_other_weights_on_the_last_rank")
+    told, stderr = play(run_dir, checkpoint, *acts, num_ranks=4)
+    assert set(told["save"]) == {0, 1, 2, 3} and told["resume"] == told["save"]
+    assert told["resume_with_other_weights_on_the_last_rank"] == dict.fromkeys(range(4), REFUSED)
+    assert stderr.count("resume refused before the first step") == 1 and "rank 3: sample of every tensor" in stderr
+    # half of the ranks: the prepared scheduler would run at half the speed, and two files of generators fall away
+    halved, stderr = play(run_dir, checkpoint, "resume", "resume_on_another_number_of_ranks")
+    assert halved["resume"] == {0: REFUSED, 1: REFUSED} and "world size" in stderr
+    assert all(isinstance(losses, list) for losses in halved["resume_on_another_number_of_ranks"].values())
+    assert count_unverified(run_dir) == 0
+
+
+@pytest.mark.slow
+def test_refusal_of_one_of_four_ends_the_launch_with_78_and_leaves_nobody_behind(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As people see it: under `chronicle run`, uncaught."""
+    checkpoint = tmp_path / "checkpoints" / "opt_step-6"
+    play(run_dir, checkpoint, "save", num_ranks=4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
+    worker = [str(Path(__file__).with_name("ranks_worker.py")), str(run_dir), str(checkpoint), "uncaught"]
+    words = ["run", "--run", run_dir.name, "--logs", str(run_dir.parent), "--", *launcher, *worker]
+    assert run(words) == 78
+    end = next(entry for entry in reversed(read_journal(RunPaths(run_dir)).entries) if entry.kind == "launch.end")
+    assert end.data["exit_code"] == 78
+    alive = [p for p in psutil.process_iter(["cmdline"]) if str(checkpoint) in " ".join(p.info["cmdline"] or ())]
+    assert alive == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_zero_on_more_ranks(num_ranks: int) -> None:
+    """ZeRO 1 and 2 resume; a shard of another step on the last rank stops all."""
+    wanted = [
+        (index, cause)
+        for index, cause in enumerate((*causes(), *healthy_causes()))
+        if cause.rig == "zero" and cause.name in ("ZeRO 1", "ZeRO 2", "shard of one rank is of another step")
+    ]
+    results = play_on_ranks("zero", wanted, True, num_ranks=num_ranks)
+    assert [result.outcome for result in results] == [Outcome.BEFORE, Outcome.HEALTHY, Outcome.HEALTHY]
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_fsdp_with_torchs_own_checkpoints_through_attach(run_dir: Path, tmp_path: Path) -> None:
+    """fully_shard and distributed checkpoint, no framework: its empty step that makes room for a state is no first step."""
+    checkpoint = tmp_path / "checkpoints" / "step-6"
+    acts = ("save", "resume", "wrong_weights_on_rank_1", "moments_left_out", "nothing_loaded")
+    told, stderr = play(run_dir, checkpoint, *acts, worker_name="fsdp_worker.py")
+    assert told["resume"] == told["save"]
+    for act in acts[2:]:
+        assert told[act] == {0: REFUSED, 1: REFUSED}, act
+    assert "rank 1: sample of every tensor" in stderr
+    verdicts = [entry.data for entry in read_journal(RunPaths(run_dir)).entries if entry.kind == "guard.verdict"]
+    assert [(v["verdict"], v["basis"]) for v in verdicts][:2] == [("passed", "fresh"), ("passed", "manifest")]
 
 
 @pytest.mark.slow

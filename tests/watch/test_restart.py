@@ -122,9 +122,7 @@ def test_trainer_that_only_prints_is_judged_under_chronicle_run(
     assert names(entry) == ([] if lr == 1e-3 else ["logged learning rate"])
 
 
-def test_watch_shows_what_a_foreign_log_says_after_the_fact(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watch_shows_what_a_foreign_log_says_after_the_fact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`key=value` lines of two launches in one file, the second with a schedule that began again."""
     rows = [*span(1, 200), *((step, 1e-6 * (step - 180), loss) for step, _, loss in span(181, 240))]
     log = tmp_path / "train.log"
