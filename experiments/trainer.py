@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ from chronicle.errors import ChronicleError
 from chronicle.metrics.log import MetricsWriter
 from experiments.definition import Loss, Order, Profile
 from experiments.design import START, Leg, StudyPlan, StudyRun
-from experiments.errors import NoData
+from experiments.errors import NoData, StudyError
 from experiments.measure import AveragedWeights, copy_task, digest_state, held_out_bpb, recall_task
 from experiments.order import DataShape, Ids, leg_order, slice_samples, start_order
 from experiments.result import LEG_RESULT, LegResult, write_result
@@ -89,7 +90,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         Accelerator(cpu=profile.device == "cpu" or not torch.cuda.is_available(), mixed_precision=profile.mixed_precision),
         step=lambda: profile.start_updates + position[0],
         data_state=lambda: {"run": run.name, "batch": position[0] + (leg.data_offset if position[0] > leg.first else 0)},
-        fresh_start=run.arm == START,
+        fresh_start=run.arm == START, honours=("skip",),  # the legs' data offsets are the plan's
         accept_change=accepted(run, leg),
         mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
     set_seed(0)
@@ -137,7 +138,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
             metrics.write(profile.start_updates + position[0], values)
             if position[0] in leg.saves:
                 saved.append(checkpoint_path(checkpoints, profile.start_updates + position[0]))
-                accelerator.save_state(str(saved[-1]))
+                save(accelerator, saved[-1])
 
     # The result: written last, whole or not at all ---------------------------------------------------------------------
     done = leg is run.legs[-1]
@@ -148,6 +149,21 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         average=digest_state(average.values), checkpoints=tuple(str(path) for path in saved),
         final=final, entropy=entropy, seconds=round(time.perf_counter() - began, 3),
         device=str(accelerator.device)))  # fmt: skip
+
+
+def save(accelerator: Accelerator, path: Path) -> None:
+    """Save a checkpoint. torch says `unexpected pos` where a disk is full, so a failure is told with the room there."""
+    try:
+        accelerator.save_state(str(path))
+    except ChronicleError:
+        raise
+    except Exception as problem:  # OSError, torch's RuntimeError, safetensors' own
+        free = shutil.disk_usage(next(parent for parent in path.parents if parent.is_dir())).free
+        told = str(problem).splitlines()[0]
+        raise StudyError(
+            f"checkpoint `{path.parent.name}` could not be saved: {free:,} bytes are free on its disk ({told})",
+            "make room, then `chronicle experiment run … --retry-stopped`",
+        ) from problem
 
 
 def measure(
