@@ -11,7 +11,6 @@ import time
 
 from chronicle.data import DataPlan, Segments, SourceSpec
 
-
 _STRETCHES = 30
 
 

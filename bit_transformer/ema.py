@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bit_transformer.model import BitTransformer
+from bit_transformer.model import BitTransformer, copy_model
 
 
 class Ema:
@@ -24,8 +24,8 @@ class Ema:
             self.averages[name].lerp_(value.detach().float(), 1 - self.decay)
 
     def averaged(self, model: BitTransformer) -> BitTransformer:
-        """Return another model with the averaged weights; built anew, since a wrapped one cannot be copied."""
-        result = BitTransformer(model.config).to(next(model.parameters()).device)
+        """Return another model with the averaged weights."""
+        result = copy_model(model)
         result.load_state_dict({**model.state_dict(), **self.averages})
         return result
 

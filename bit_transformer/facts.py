@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -42,17 +42,18 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
     `experiments` are the facts of a trial (`trial.py`), once it is over.
     """
     if experiments is None:
-        _record_evidence(accelerator, recipe, model, counted, topology)
+        _record_evidence(accelerator, recipe, model, bare_model, counted, topology)
     found = dict(experiments or {})
     finite = found.pop("gradients_finite", None)
     ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch, finite)])
     correct, seconds = _try_collective(accelerator)
+    leak = _future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
     if accelerator.is_main_process:
         facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, tuple(ranks),
                        tuple(learning_rate_at(step) for step in range(
                            first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
-                       correct, seconds, not_compiled)
+                       correct, seconds, not_compiled, leak)
         try:
             results = check_before_first_step(replace(facts, **found))
             answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is Verdict.WARN]]
@@ -65,7 +66,8 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
     return answer[0]
 
 
-def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, counted: int, topology: Topology) -> None:
+def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
+                     topology: Topology) -> None:
     """What this rank sees of itself, for `chronicle claim`; every rank writes its own."""
     evidence = open_evidence(rank=accelerator.process_index)
     evidence.process(
@@ -73,8 +75,9 @@ def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, counted
         backend=topology.backend, precision=recipe.mixed_precision,
         world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
                           "accelerate": topology.accelerate_num_processes})
-    evidence.model(logical=recipe.model.num_parameters, counted=counted, local=count_parameters(model),
-                   config=recipe.to_json()["model"])
+    # the shape in memory: a run that grew has another one than its recipe began with
+    evidence.model(logical=bare_model.config.num_parameters, counted=counted, local=count_parameters(model),
+                   config=asdict(bare_model.config))
 
 
 class LaunchRefused(ChronicleError):
@@ -88,11 +91,11 @@ class LaunchRefused(ChronicleError):
 def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int, topology: Topology,
            plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch, ranks: tuple[RankFacts, ...],
            learning_rates: tuple[float, ...], collective_correct: bool, collective_seconds: float,
-           not_compiled: str | None) -> TrainerFacts:
+           not_compiled: str | None, future_leak: float | None) -> TrainerFacts:
     config = {key: value for key, value in recipe.to_json().items() if key not in _NOT_PART_OF_THE_PLAN}
     shares = topology.torch_world_size * recipe.accumulation_steps
     return TrainerFacts(
-        config=config, params_logical=recipe.model.num_parameters, params_counted=counted,
+        config=config, params_logical=bare_model.config.num_parameters, params_counted=counted,
         params_by_module={name: count_parameters(module) for name, module in bare_model.named_children()},
         tied_expected=False, tied_in_memory=bare_model.embedding.weight is bare_model.head.weight, ranks=ranks,
         world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
@@ -108,7 +111,7 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
         samples=() if recipe.data.compress_end else tuple(
             _decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
-        future_leak=_future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None,
+        future_leak=future_leak,
         planned_steps=recipe.schedule.total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})",
         scheduler_horizon=recipe.schedule.total_steps, scheduler_steps_per_update=1.0, learning_rates=learning_rates,
         accumulation=recipe.accumulation_steps, micro_batch=plan.batch_size // shares,
@@ -120,7 +123,8 @@ def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, 
     device = accelerator.device
     name = f"{device.type}:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
     local = count_parameters(model)
-    replica = local <= _DIGEST_BELOW and not any(isinstance(p, DTensor) for p in bare_model.parameters())
+    replica = local <= _DIGEST_BELOW and not any(
+        isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in bare_model.parameters())
     digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not
     return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name,
                      params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT),
@@ -152,10 +156,8 @@ def _precision_works(precision: str, device: str) -> bool:
 
 
 @torch.no_grad()
-def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
-    """Change the last symbol; return by how much the logits before it moved."""
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        return None
+def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float:
+    """Change the last symbol; return by how much the logits before it moved. Every rank calls it: weights may be parts."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

@@ -11,7 +11,29 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from bit_transformer.errors import GateTripped
+from bit_transformer.errors import BadRecipe, GateTripped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """`strict` ends the launch at a trip, `soft` says so and goes on; `max_ratio` bounds held-out bpb over its best.
+
+    Samples are judged one draw at a time against the floors taken from the data: `soft` draws again, up to `redraws`
+    times, `strict` raises.
+    """
+
+    mode: str = "soft"
+    decay: float = 0.9
+    burn_in: int = 10
+    max_ratio: float = 1.3
+    redraws: int = 2
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("soft", "strict"):
+            raise BadRecipe(f"gate mode is `{self.mode}`, expected soft or strict")
+        if not 0 <= self.decay < 1 or self.burn_in < 0 or self.max_ratio <= 1 or self.redraws < 0:
+            raise BadRecipe(f"gate is {self}, expected decay from 0 to below 1, burn_in and redraws 0 or more, "
+                            "max_ratio above 1")
 
 
 class GateState(StrEnum):

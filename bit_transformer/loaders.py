@@ -22,7 +22,10 @@ from bit_transformer.errors import BadRecipe
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
 from chronicle.data.errors import ShardProblem
 from chronicle.data.index import ShardReader, read_index
+from chronicle.data.order import Ids
 from chronicle.data.shards import read_manifest, shard_location
+
+_STRETCH_IDS = 8192
 
 
 class SampleStore(Protocol):
@@ -128,6 +131,16 @@ def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *
     return found
 
 
+def spread_windows(stores: Iterable[SampleStore], weights: Mapping[str, int], num_windows: int) -> Tensor:
+    """Return about `num_windows` evenly spaced training windows as bytes, each source by its weight, uint8."""
+    total = sum(weights.values())
+    found = []
+    for store in stores:
+        count = min(store.num_samples, max(1, num_windows * weights[store.name] // total))
+        found += [store.read(int(index)) for index in np.linspace(0, store.num_samples - 1, count).astype(int)]
+    return torch.from_numpy(np.stack(found))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One rank's part of one optimizer step: bits (B, T), of which the first `num_bits_B` of a row are no padding, the
@@ -162,15 +175,27 @@ class Batch:
 
 
 class StepDataset(Dataset[Batch]):
-    """`dataset[step]` is this rank's batch of that step; no state besides the plan and the segments."""
+    """`dataset[step]` is this rank's batch of that step; a function of plan and segments alone.
+
+    The ids of many steps are reckoned at once, since that costs a twentieth of reckoning each: the last stretch is kept.
+    """
 
     def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
                  world_size: int, compress: Callable[[int], float] = lambda step: 0.0, as_bytes: bool = False) -> None:
         self.plan, self.segments, self.stores = plan, segments, stores
         self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
+        self._stretch: tuple[int, Ids] | None = None
+
+    def _ids(self, step: int) -> Ids:
+        count = max(1, _STRETCH_IDS // self.plan.batch_size)
+        first = step // count * count
+        if self._stretch is None or self._stretch[0] != first:
+            self._stretch = first, self.plan.block_ids(first, count, self.segments)
+        ids: Ids = self._stretch[1][step - first]
+        return ids
 
     def __getitem__(self, step: int) -> Batch:
-        ids = self.plan.batch_ids(step, self.segments)
+        ids = self._ids(step)
         share = len(ids) // self.world_size
         mine = ids[self.rank * share:(self.rank + 1) * share]
         windows = torch.from_numpy(np.stack([self.stores[source].read(int(index)) for source, index in mine]))
@@ -195,4 +220,6 @@ def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, ba
 
 def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
     """Yield the batches of steps first … end - 1; the number of workers changes nothing but the speed."""
-    return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers))
+    # a loader draws a seed for its workers when it starts: from torch's generator a restart would draw once more
+    return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers,
+                           generator=torch.Generator()))

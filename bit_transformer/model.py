@@ -181,10 +181,23 @@ def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
                            reduction="none").view(symbols_BT.shape[0], -1)
 
 
+def copy_model(model: BitTransformer) -> BitTransformer:
+    """Return another plain model with the same weights: built anew, since Accelerate ties a wrapped one's forward to it."""
+    result = BitTransformer(model.config).to(next(model.parameters()).device)
+    result.load_state_dict(model.state_dict())
+    result.positions.copy_(model.positions)  # no part of the state: a model that grew in width repeats the old ones
+    return result
+
+
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable elements this process holds (after sharding: its part only)."""
-    parts = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters() if p.requires_grad)
-    return sum(part.numel() for part in parts)
+    return sum(local_part(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """Return what this process holds of a parameter: FSDP2 makes it a DTensor, ZeRO-3 empties it and keeps `ds_tensor`."""
+    part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else getattr(parameter, "ds_tensor", parameter)
+    return part
 
 
 def count_on_meta_device(config: ModelConfig) -> int:

@@ -9,12 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from bit_transformer.errors import CannotResume
+from bit_transformer.monitor import Monitor
+from bit_transformer.schedule import ScheduleConfig
 from chronicle.data import DataPlan, Segments
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+STATE_FILE = "custom_checkpoint_1.pkl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +31,17 @@ class Plateau:
     since: int = 0
     decays: tuple[int, ...] = ()
 
-    def observe(self, step: int, bpb: float, *, patience: int, min_gain: float) -> Plateau:
-        """Return the state after an evaluation: after `patience` of them without a gain the LR is cut from `step` on."""
+    def observe(self, bpb: float, *, patience: int, min_gain: float) -> tuple[Plateau, bool]:
+        """Return the state after an evaluation, and whether it is the `patience`-th without a gain."""
         if bpb < self.best - min_gain:
-            return replace(self, best=bpb, since=0)
+            return replace(self, best=bpb, since=0), False
         if self.since + 1 < patience:
-            return replace(self, since=self.since + 1)
-        return replace(self, since=0, decays=(*self.decays, step))
+            return replace(self, since=self.since + 1), False
+        return replace(self, since=0), True
+
+    def cut(self, step: int) -> Plateau:
+        """Return the state with the LR cut from `step` on."""
+        return replace(self, decays=(*self.decays, step))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -44,22 +54,30 @@ class Plateau:
 
 
 class Progress:
-    """Completed optimizer steps, bits seen, data plan and segments, warm-ups after rollbacks."""
+    """Completed optimizer steps, bits seen, data plan and segments, warm-ups, growths, and what the monitor knows."""
 
-    def __init__(self, plan: DataPlan, *, world_size: int, accumulation_steps: int) -> None:
-        self.plan = plan
+    def __init__(self, plan: DataPlan, monitor: Monitor, *, world_size: int, accumulation_steps: int) -> None:
+        self.plan, self.monitor = plan, monitor
         self.step = 0
         self.bits_seen = 0
         self.segments = Segments()
         self.rewarms: tuple[tuple[int, int], ...] = ()  # (first step, number of steps)
         self.plateau = Plateau()
+        self.growths: tuple[tuple[int, str], ...] = ()  # (first step of the grown model, kind)
         self.world_size, self.accumulation_steps = world_size, accumulation_steps
+
+    def observe_plateau(self, bpb: float, config: ScheduleConfig) -> bool:
+        """Take one evaluation; return whether the held-out loss has stopped falling: cut the LR, or grow."""
+        self.plateau, reached = self.plateau.observe(
+            bpb, patience=config.plateau_patience, min_gain=config.plateau_min_gain)
+        return reached
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing anything."""
         return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
                 "data": {"plan": self.plan.to_json(), **self.data_state()},
-                "plateau": self.plateau.to_json(),
+                "plateau": self.plateau.to_json(), "growths": [list(growth) for growth in self.growths],
+                "monitor": self.monitor.to_json(),
                 "rewarms": [list(rewarm) for rewarm in self.rewarms],
                 "world_size": self.world_size, "accumulation_steps": self.accumulation_steps}
 
@@ -77,3 +95,14 @@ class Progress:
         self.segments = Segments.from_json(state["data"]["segments"])
         self.plateau = Plateau.from_json(state["plateau"])
         self.rewarms = tuple((int(first), int(count)) for first, count in state["rewarms"])
+        self.growths = tuple((int(step), str(kind)) for step, kind in state["growths"])
+        self.monitor.load(state["monitor"])
+
+
+def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
+    """Return how the model of a checkpoint had grown, before there is a model to load it into."""
+    path = checkpoint / STATE_FILE if checkpoint is not None else None
+    if path is None or not path.is_file():
+        return ()  # what is missing is said by the load
+    state = torch.load(path, weights_only=True)
+    return tuple(str(kind) for _, kind in state.get("growths", ()))

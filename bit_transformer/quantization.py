@@ -2,8 +2,8 @@
 
 INT8: weights are stored as int8 with one scale a row; activations are quantised per row at run time, products add up in
 int32 (`torch._int_mm` where it exists for the device). Own code, because torch's `quantize_dynamic` says of itself that
-it will be removed. QAT: weights and activations pass through a 4-bit fake quantiser with a straight-through gradient
-(0…15, one affine scale a tensor), so that what is exported has been trained for it.
+it will be removed. Four bits: two weights in a byte. QAT: weights and activations pass through a 4-bit fake quantiser
+with a straight-through gradient (0…15, one affine scale a tensor), so that what is exported has been trained for it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,43 @@ class FakeQuantise4(torch.autograd.Function):
         return grad
 
 
+class Int4Linear(nn.Module):
+    """What a `QatLinear` computes, with two weights in a byte: an eighth of the bytes, inference only."""
+
+    packed: Tensor
+    scale: Tensor
+    low: Tensor
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.shape = (linear.out_features, linear.in_features)
+        weight = linear.weight.detach().float()
+        low = weight.amin()
+        scale = ((weight.amax() - low) / 15).clamp(min=1e-8)
+        levels = ((weight - low) / scale).round().clamp(0, 15).to(torch.uint8).flatten()
+        levels = F.pad(levels, (0, levels.numel() % 2))
+        self.register_buffer("packed", levels[::2] << 4 | levels[1::2])
+        self.register_buffer("scale", scale)
+        self.register_buffer("low", low)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product of the unpacked weights with the input in sixteen levels, in float32."""
+        levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.shape[0] * self.shape[1]]
+        weight = levels.view(self.shape).float() * self.scale + self.low
+        return F.linear(FakeQuantise4.apply(x.float()), weight, self.bias)  # type: ignore[no-untyped-call]
+
+
 class QatLinear(nn.Linear):
-    """A linear layer that trains with its weight and its input quantised to four bits."""
+    """A linear layer that trains with its weight and its input quantised to four bits while `active`."""
+
+    active = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product of the quantised values."""
+        if not self.active:
+            return super().forward(x)
         weight = FakeQuantise4.apply(self.weight)  # type: ignore[no-untyped-call]
         return F.linear(FakeQuantise4.apply(x), weight, self.bias)  # type: ignore[no-untyped-call]
 
@@ -83,6 +115,13 @@ def prepare_qat(model: BitTransformer) -> BitTransformer:
         layer.load_state_dict(linear.state_dict())
         setattr(parent, name, layer)
     return result
+
+
+def set_qat(model: nn.Module, active: bool) -> None:
+    """Switch the fake quantisers of a prepared model on or off: weights and names stay what they are."""
+    for layer in model.modules():
+        if isinstance(layer, QatLinear):
+            layer.active = active
 
 
 def convert_qat(model: BitTransformer) -> BitTransformer:
@@ -103,6 +142,15 @@ def export_int8(model: BitTransformer) -> BitTransformer:
     for parent, name, linear in _linears(result):
         if linear is not result.head:
             setattr(parent, name, Int8Linear(linear))
+    return result
+
+
+def export_int4(model: BitTransformer) -> BitTransformer:
+    """Return a copy for inference whose linear layers, the head excepted, are `Int4Linear`."""
+    result = copy.deepcopy(model).eval()
+    for parent, name, linear in _linears(result):
+        if linear is not result.head:
+            setattr(parent, name, Int4Linear(linear))
     return result
 
 

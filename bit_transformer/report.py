@@ -11,6 +11,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,26 @@ from torch import Tensor, nn
 from bit_transformer.baselines import baselines
 from bit_transformer.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
 from bit_transformer.evaluate import HeldOut, evaluate
+from bit_transformer.export import export_model, format_table
+from bit_transformer.growth import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.loaders import Batch, SampleStore
 from bit_transformer.model import BitTransformer, count_parameters
+from bit_transformer.monitor import Monitor, Notice, describe, measure_batch, measure_model
 from bit_transformer.output import open_output
 from bit_transformer.progress import Progress
 from bit_transformer.recipes import Recipe
-from bit_transformer.sampling import sample_text
+from bit_transformer.sampling import sample_under_gate
 from bit_transformer.tally import StepResult
+from bit_transformer.telemetry import Floors
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
 from chronicle.data.story import write_start
 from chronicle.evidence import open_evidence
 from chronicle.evidence.rank import digest_of
+from chronicle.journal import JournalWriter, read_journal
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
+from chronicle.preflight.expectation import find_plan
 
 __all__ = ["StepLog", "open_output", "print_error"]
 
@@ -68,10 +75,10 @@ class StepLog:
         self._evidence = open_evidence(environ)
         self._rows_read = 0  # by this rank, in this launch
 
-    def start(self, *, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
+    def start(self, *, parameters_logical: int, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
               resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
         """Print what this launch is; counts are before and after wrapping."""
-        facts = {"recipe": self._recipe.name, "parameters_logical": self._recipe.model.num_parameters,
+        facts = {"recipe": self._recipe.name, "parameters_logical": parameters_logical,
                  "parameters_local": count_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
                  "data_position": progress.segments.position(progress.step),
                  "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
@@ -139,22 +146,83 @@ class StepLog:
                                       "grad_norm": repr(step.grad_norm)}]
             (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
 
-    def summary(self, model: BitTransformer, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor], *,
-                averaged: bool) -> None:
-        """Say what the finished model is worth: beside coin flip, unigram, context mix, xz and zstd, and what it writes."""
+    def notice(self, step: int, notice: Notice) -> None:
+        """Say what the monitor or a growth has to tell: on stderr, and in the journal."""
+        if not self._is_main:
+            return
+        print(f"{notice.kind} at step {step}: {notice.text}", file=sys.stderr)
+        if self._run is not None:
+            with JournalWriter(self._run) as journal:
+                journal.append(notice.kind, step=step, launch=self._launch or None, title=notice.text, data=notice.data)
+
+    def telemetry(self, progress: Progress, model: BitTransformer, held_out: Mapping[str, Tensor],
+                  batch: Batch) -> dict[str, float]:
+        """Return K, C and S of this moment; none for byte models, or where they are switched off. Every rank calls it."""
+        monitor = progress.monitor
+        if monitor.floors is None:
+            return {}
+        found = measure_model(model, held_out, monitor.frequencies_9, windows=monitor.windows)
+        self._say(f"telemetry at step {progress.step}: K {found.k:.3f}, C {found.c:.3f}, S {found.s:.3f} of what the model "
+                  f"writes (the data: C {monitor.floors.c_floor:.2f} to {monitor.floors.c_ceiling:.2f}, "
+                  f"S above {monitor.floors.s_floor:.2f})")
+        return describe(found, measure_batch(batch.bits_BT, monitor.frequencies_9))
+
+    def grown(self, progress: Progress, kind: str, model: BitTransformer, before: int) -> None:
+        """Tell of a growth: a change of the run's plan, declared as such."""
+        after = model.config.num_parameters
+        self.notice(progress.step, Notice(kind="growth", data={"kind": kind, "before": before, "after": after}, text=(
+            f"twice the {kind}, {before:,} to {after:,} parameters, same function; the optimizer starts anew, the LR is "
+            f"multiplied by 1/√2 and warmed up over {GROWTH_WARMUP} steps")))
+        self._evidence.model(logical=after, counted=after, local=count_parameters(model),
+                             config=asdict(model.config))
+        if self._run is not None and self._is_main:
+            plan = find_plan(read_journal(self._run).entries)
+            if plan is not None:
+                with JournalWriter(self._run) as journal:
+                    journal.append("plan", step=progress.step, launch=self._launch or None,
+                                   title=f"plan changed: {kind} doubled at a plateau, as the recipe says",
+                                   data={"declared": {**plan.data["declared"], "params": after}, "reason": "growth"})
+
+    def summary(self, model: BitTransformer, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
+                progress: Progress, *, averaged: bool) -> None:
+        """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write."""
         if not self._is_main:
             return
         found = evaluate(model, held_out, rank=0, world_size=1)
+        rows = {"averaged weights" if averaged else "model": {name: held.bpb for name, held in found.items()}}
         for store in stores:
             every = max(1, store.num_samples // 4000)
             train = b"".join(store.read(row).tobytes() for row in range(0, store.num_samples, every))
-            yardsticks = baselines(train, held_out[store.name].numpy().tobytes())
-            told = ", ".join(f"{name} {value:.2f}" for name, value in yardsticks.items())
-            kind = "averaged weights" if averaged else "model"
-            self._say(f"{store.name}: {kind} {found[store.name].bpb:.3f} bits/byte; {told}")
-        if model.config.vocab == 2:
-            sample = sample_text(model, "The ", 48)
-            self._say(f"sample: {(sample.prompt + sample.text)!r} ({sample.num_repairs} of 48 parity bits repaired)")
+            for name, value in baselines(train, held_out[store.name].numpy().tobytes()).items():
+                rows.setdefault(name, {})[store.name] = value
+        self._say(f"{'bits/byte, held out':<20}" + "".join(f"{name:>12}" for name in found))
+        for name, values in rows.items():
+            self._say(f"{name:<20}" + "".join(f"{values.get(source, math.nan):>12.3f}" for source in found))
+        if self._recipe.export:
+            self._export(model, held_out, progress.step)
+        if model.config.vocab == 2 and progress.monitor.floors is not None:
+            self._sample(model, progress.monitor, progress.monitor.floors)
+
+    def _export(self, model: BitTransformer, held_out: Mapping[str, Tensor], step: int) -> None:
+        directory = self._directory / "export" if self._directory else None
+        rows = export_model(model, self._recipe.export, held_out, self._recipe.data.sources, directory)
+        for line in format_table(rows):
+            self._say(line)
+        if directory is None:
+            self._say("export: not written, since there is no launch directory (start with `chronicle run --`)")
+        else:
+            small = ", ".join(f"{row.name} {row.bytes:,} bytes {row.bpb:.3f} bits/byte" for row in rows)
+            self.notice(step, Notice(kind="export", text=small, data={"rows": [row.to_json() for row in rows]}))
+
+    def _sample(self, model: BitTransformer, monitor: Monitor, floors: Floors) -> None:
+        judged = sample_under_gate(model, "The ", 64, count=4, floors=floors, frequencies_9=monitor.frequencies_9,
+                                   config=monitor.config)
+        for text in judged.samples.texts:
+            self._say(f"sample: {judged.samples.prompt + text!r}")
+        told = judged.telemetry
+        verdict = f"outside the floors: {', '.join(judged.verdict.tripped)}" if judged.verdict.tripped else "within the floors"
+        self._say(f"samples: {judged.samples.num_repairs} of {judged.samples.num_bytes} parity bits repaired; K {told.k:.3f}, "
+                  f"C {told.c:.3f}, S {told.s:.3f}, {verdict} of the data (draw {judged.draws})")
 
     def end(self, progress: Progress, *, stopped: bool) -> None:
         """Say how the launch ended."""

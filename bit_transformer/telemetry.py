@@ -5,14 +5,14 @@ C  Lempel-Ziv 1976 phrases · log2(n) / n, clipped at 1.2: `0101…` and zeros n
    The flip rate is a separate, cheap number: it calls `0101…` maximal.
 S  exp(−KL(model's mean prediction per place in the byte ‖ the data's frequencies)), 1 = the data's marginals.
 
-A floor of 0.3 flags one in twenty windows of ordinary code, so floors are taken from data (`calibrate`). Windows of
-256 bytes or more; shorter ones push C upwards.
+A floor of 0.3 flags one in twenty windows of ordinary code, so floors are taken from data (`calibrate`). Always over
+256 bytes or more, since shorter windows push C upwards: short ones are joined (`join_windows`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,6 +105,16 @@ def agreement(logits_BT2: Tensor, frequencies_9: Tensor) -> Tensor:
     p_BT = torch.softmax(logits_BT2[:, :-1].double(), -1)[..., 1]
     place_T = (torch.arange(p_BT.shape[1], device=p_BT.device) + 1) % BITS_PER_BYTE
     mean_B9 = torch.stack([p_BT[:, place_T == place].mean(-1) for place in range(BITS_PER_BYTE)], -1)
+    return agreement_of_means(mean_B9, frequencies_9)
+
+
+def agreement_of_bits(bits_BT: Tensor, frequencies_9: Tensor) -> Tensor:
+    """Return S of windows of bits themselves, (B,): what ordinary text scores against the frequencies of all of it."""
+    return agreement_of_means(bits_BT.reshape(len(bits_BT), -1, BITS_PER_BYTE).double().mean(1), frequencies_9)
+
+
+def agreement_of_means(mean_B9: Tensor, frequencies_9: Tensor) -> Tensor:
+    """Return exp(−KL) of the mean of each place of a byte against its frequency, (B,)."""
     q_9 = frequencies_9.double().clamp(1e-6, 1 - 1e-6)
     kl_B9 = -(torch.special.entr(mean_B9) + torch.special.entr(1 - mean_B9)) - (
         mean_B9 * q_9.log() + (1 - mean_B9) * (1 - q_9).log())
@@ -118,6 +128,28 @@ def measure(bits_BT: Tensor, logits_BT2: Tensor, frequencies_9: Tensor) -> list[
     return [Telemetry(k=k, c=c, s=s, flip_rate=f) for k, c, s, f in zip(*(x.tolist() for x in columns), strict=True)]
 
 
+def join_windows(windows_BT: Tensor) -> Tensor:
+    """Join consecutive rows (B, T, …) until each holds 256 bytes or more; rows left over are dropped, unless there are
+    too few for one.
+    """
+    rows = min(len(windows_BT), -(-MIN_WINDOW_BYTES * BITS_PER_BYTE // windows_BT.shape[1]))
+    count = len(windows_BT) // rows
+    return windows_BT[: count * rows].reshape(count, -1, *windows_BT.shape[2:])
+
+
+def measure_bits(bits_BT: Tensor, frequencies_9: Tensor) -> list[Telemetry]:
+    """Return the telemetry of windows of bits without a model: K of the input, S of the window's own frequencies."""
+    columns = (certainty_of_input(bits_BT), complexity(bits_BT), agreement_of_bits(bits_BT, frequencies_9),
+               flip_rate(bits_BT))
+    return [Telemetry(k=k, c=c, s=s, flip_rate=f) for k, c, s, f in zip(*(x.tolist() for x in columns), strict=True)]
+
+
+def mean_of(rows: Iterable[Telemetry]) -> Telemetry:
+    """Return the mean of each number."""
+    found = list(rows)
+    return Telemetry(**{name: sum(getattr(row, name) for row in found) / len(found) for name in Telemetry.__slots__})
+
+
 def calibrate(rows: Iterable[Telemetry], *, quantile: float = 0.001) -> Floors:
     """Return floors at the lower quantile of C and S over the training data, the ceiling at C's upper one."""
     found = list(rows)
@@ -127,10 +159,10 @@ def calibrate(rows: Iterable[Telemetry], *, quantile: float = 0.001) -> Floors:
                   source=f"{quantile:.1%} quantile of {len(found)} training windows")
 
 
-def constant_channels(rows: Iterable[Telemetry]) -> tuple[str, ...]:
-    """Name what does not move over many windows: a number that never changes measures nothing and must be reported."""
+def constant_channels(rows: Iterable[Mapping[str, float]]) -> tuple[str, ...]:
+    """Name what does not move over many observations: a number that never changes measures nothing, and is reported."""
     found = list(rows)
     if len(found) < 2:
         return ()
-    values = {name: [getattr(row, name) for row in found] for name in ("k", "c", "s", "flip_rate")}
+    values = {name: [row[name] for row in found] for name in found[0]}
     return tuple(name for name, column in values.items() if max(column) - min(column) < _CONSTANT_SPREAD)

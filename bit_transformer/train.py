@@ -14,24 +14,31 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import set_seed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer import report
-from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.compiling import compile_where_possible
 from bit_transformer.ema import Ema
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
 from bit_transformer.facts import check_launch
-from bit_transformer.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data
+from bit_transformer.growth import LR_FACTOR as GROWTH_LR_FACTOR
+from bit_transformer.growth import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.growth import build_grown, grow
+from bit_transformer.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data, spread_windows
 from bit_transformer.model import BitTransformer, count_parameters, next_symbol_losses
-from bit_transformer.progress import Progress
+from bit_transformer.monitor import CALIBRATION_WINDOWS, Monitor, telemetry_rows
+from bit_transformer.progress import Progress, saved_growths
+from bit_transformer.quantization import prepare_qat, set_qat
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
 from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
@@ -80,7 +87,9 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     backend = [InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
     zero = plan_zero(recipe, cpu=cpu)
     # cpu=True makes Accelerate leave its DeepSpeed plugin aside in silence and train with DDP
-    accelerator = Accelerator(cpu=cpu and zero is None, mixed_precision=recipe.mixed_precision, kwargs_handlers=backend,
+    # and mixed_precision="bf16" beside DeepSpeed casts the weights: there the engine's own autocast does it (`zero`)
+    accelerator = Accelerator(cpu=cpu and zero is None, kwargs_handlers=backend,
+                              mixed_precision=recipe.mixed_precision if zero is None else "no",
                               gradient_accumulation_steps=recipe.accumulation_steps,
                               deepspeed_plugin=zero)
     rank, world_size = accelerator.process_index, accelerator.num_processes
@@ -94,14 +103,19 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     recipe.require_evidence(sum(store.num_samples for store in stores) * data.window_bytes,
                             Path(run_dir).parent if run_dir else Path("logs"))
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
-    progress = Progress(plan, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
+    monitor = Monitor(recipe.gate, windows=recipe.telemetry_windows if recipe.model.vocab == 2 else 0)
+    progress = Progress(plan, monitor, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
     trial = open_trial(os.environ)  # `chronicle preflight --full`: the steps below on one batch, none of them the run's
     if trial is None:
-        guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh")
+        guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",
+              honours=("warmup", "skip", "reshuffle"))
 
     # Model, optimizer, schedule ------------------------------------------------------------------------------------
     set_seed(recipe.seed)
-    model = bare_model = BitTransformer(recipe.model)
+    point = find_resume_point(resume, checkpoints, os.environ) if trial is None else trial.start
+    model = bare_model = build_grown(recipe.model, saved_growths(point.path))
+    if recipe.qat_from_step is not None:
+        model = bare_model = prepare_qat(bare_model)
     counted = count_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
     not_compiled = compile_where_possible(model, accelerator.device) if recipe.compile else None
     sharded = recipe.sharding == "fsdp2"
@@ -115,6 +129,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     else:
         model, optimizer = accelerator.prepare(model, optimizer)
     factor = with_plateaus(plan_schedule(recipe.schedule), lambda: progress.plateau.decays, recipe.schedule.plateau_ratio)
+    factor = with_plateaus(factor, lambda: [step for step, _ in progress.growths], GROWTH_LR_FACTOR)
     factor = with_rewarms(factor, lambda: progress.rewarms)
     # Registered, not prepared: a prepared scheduler counts step × num_processes. last_epoch == optimizer step.
     scheduler = LambdaLR(optimizer, factor)
@@ -128,7 +143,6 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     set_seed(recipe.seed, device_specific=True)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------
-    point = find_resume_point(resume, checkpoints, os.environ) if trial is None else trial.start
     if point.path is not None:
         accelerator.load_state(str(point.path))
         if accident == "schedule-restarts":  # exp9: a schedule that is built after the load begins at zero
@@ -151,8 +165,13 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
     warnings = check()
     log = report.StepLog({} if trial else os.environ, is_main=accelerator.is_main_process, recipe=recipe)
-    log.start(model=model, topology=topology, plan=plan, progress=progress, resumed_from=point.path,
+    log.start(parameters_logical=bare_model.config.num_parameters, model=model, topology=topology, plan=plan,
+              progress=progress, resumed_from=point.path,
               warnings=[*warnings, *([f"not compiled: {not_compiled}"] if not_compiled else [])])
+
+    if monitor.windows and monitor.floors is None and trial is None:
+        wanted = telemetry_rows(data.window_bytes, CALIBRATION_WINDOWS)
+        log.notice(progress.step, monitor.calibrate(encode_bytes(spread_windows(stores, data.sources, wanted))))
 
     # The loop ------------------------------------------------------------------------------------------------------
     tally = StepTally(tuple(data.sources), accelerator.device)
@@ -161,6 +180,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
              if trial is None else trial.batches(first_batch, progress.step))
     for batch in steps:
         started = time.perf_counter()
+        if recipe.qat_from_step is not None:
+            set_qat(bare_model, progress.step >= recipe.qat_from_step)
         batch = batch.to(accelerator.device)
         for part in batch.split(recipe.accumulation_steps):
             with accelerator.accumulate(model):
@@ -200,14 +221,26 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if last or progress.step % recipe.eval_every == 0:
             found = evaluate(bare_model, held_out, rank=rank, world_size=world_size)
             values |= log.evaluation(progress, found)
-            if recipe.schedule.shape == "plateau":
-                progress.plateau = progress.plateau.observe(
-                    progress.step, values["eval_bpb"], patience=recipe.schedule.plateau_patience,
-                    min_gain=recipe.schedule.plateau_min_gain)
+            row = log.telemetry(progress, bare_model, held_out, batch)
+            values |= {f"telemetry/{name}": value for name, value in row.items()}
+        if progress.step % recipe.eval_every == 0:  # not at a stop: it must leave no trace in what is saved
+            for notice in monitor.observe(values["eval_bpb"], row):
+                log.notice(progress.step, notice)
+            if recipe.schedule.shape == "plateau" and progress.observe_plateau(values["eval_bpb"], recipe.schedule):
+                if len(progress.growths) < len(recipe.growth):  # grow, where the recipe has something left to grow
+                    kind, before = recipe.growth[len(progress.growths)], bare_model.config.num_parameters
+                    bare_model = grow(bare_model, kind)
+                    model, optimizer = rewrap(accelerator, bare_model, optimizer, recipe)
+                    progress.growths += ((progress.step, kind),)
+                    progress.rewarms += ((progress.step, GROWTH_WARMUP),)
+                    log.grown(progress, kind, bare_model, before)
+                else:
+                    progress.plateau = progress.plateau.cut(progress.step)
                 set_learning_rates(optimizer, scheduler)
         if ema is not None:
             ema.update(bare_model)
         log.write(progress.step, values)
+        monitor.require_ok()  # before a checkpoint is saved of what tripped it
         if last or progress.step % recipe.checkpoint_every == 0:
             path = checkpoint_path(checkpoints, progress.step)
             accelerator.save_state(str(path), safe_serialization=True)
@@ -221,7 +254,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         return
     if recipe.summary and progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
         final_model = bare_model if ema is None else ema.averaged(bare_model)
-        log.summary(final_model, stores, held_out, averaged=ema is not None)
+        log.summary(final_model, stores, held_out, progress, averaged=ema is not None)
     log.end(progress, stopped=bool(stop_asked))
 
 
@@ -230,6 +263,18 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def rewrap(accelerator: Accelerator, grown: BitTransformer, optimizer: AcceleratedOptimizer,
+           recipe: Recipe) -> tuple[Any, AcceleratedOptimizer]:
+    """Put a grown model where the old one was. The optimizer stays the same object and begins without moments."""
+    inner = optimizer.optimizer
+    inner.state.clear()
+    for group, fresh in zip(inner.param_groups, parameter_groups(grown, recipe.optimizer.weight_decay), strict=True):
+        group["params"] = fresh["params"]
+    accelerator.free_memory()
+    model, wrapped = accelerator.prepare(grown.train(), inner)
+    return model, wrapped
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, scheduler: LambdaLR) -> None:

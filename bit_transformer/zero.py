@@ -28,11 +28,10 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
         raise BadRecipe(f"sharding `{recipe.sharding}` needs DeepSpeed", "pip install '.[deepspeed]'")
     if cpu and not (shutil.which("c++") or shutil.which("g++")):
         raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs a C++ compiler: DeepSpeed builds `shm_comm`",
-                        "install g++, or use sharding=ddp")
-    if recipe.sharding == "zero3" or recipe.mixed_precision != "no":
-        raise BadRecipe(f"sharding `{recipe.sharding}` with mixed_precision `{recipe.mixed_precision}` does not run yet: "
-                        "ZeRO-3 fails in the evaluation of partitioned weights, bf16 in weights cast outside autocast",
-                        "set sharding=zero2 and mixed_precision=no, or sharding=fsdp2")
+                        "apt-get install g++, or use sharding=ddp")
+    if cpu and not shutil.which("ninja"):
+        raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs ninja: DeepSpeed builds `shm_comm` with it",
+                        "pip install ninja, or use sharding=ddp")
     if recipe.model.reversible:
         raise BadRecipe("reversible blocks cannot run under DeepSpeed: the backward pass needs whole parameters",
                         "set model.reversible=false and model.checkpointing=true")
@@ -46,7 +45,8 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
         "train_micro_batch_size_per_gpu": recipe.data.batch_size // world_size // recipe.accumulation_steps,
         "gradient_accumulation_steps": recipe.accumulation_steps,
         "gradient_clipping": recipe.optimizer.max_grad_norm,
-        "bf16": {"enabled": recipe.mixed_precision == "bf16"},
+        # torch's autocast inside the engine: weights, gradients and moments stay float32 (`bf16` would cast the weights)
+        "torch_autocast": {"enabled": recipe.mixed_precision == "bf16", "dtype": "bfloat16"},
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

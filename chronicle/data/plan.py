@@ -84,7 +84,8 @@ class DataPlan:
 
     def batch_ids(self, step: int, segments: Segments = Segments()) -> Ids:
         """Return the global batch of `step`: rows (source number, sample index), shape (batch_size, 2)."""
-        return self.block_ids(step, 1, segments)[0]
+        batch: Ids = self.block_ids(step, 1, segments)[0]
+        return batch
 
     def block_ids(self, first_step: int, count: int, segments: Segments = Segments()) -> Ids:
         """Return the global batches of `count` steps at once, shape (count, batch_size, 2): many times faster than singly."""
@@ -109,7 +110,8 @@ class DataPlan:
         generation = segments.at(first_step).generation
         order = permute_rows(self.batch_size, [
             derive_key(self.seed, "batch", position + t, generation) for t in range(count)])
-        return batches[np.arange(count)[:, None], order]
+        shuffled: Ids = batches[np.arange(count)[:, None], order]
+        return shuffled
 
     def rank_ids(self, step: int, segments: Segments, *, rank: int, world_size: int) -> Ids:
         """Return this rank's rows of the global batch. Raises DataError where the batch does not divide."""

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_size=8", "warmup_steps=3",
         "decay_steps=4", "raise_step=none", "raise_factor=1.0", "eval_windows=8", "checkpoint_every=1000",
-        "eval_every=1000", "log_every=1", "summary=false")
+        "eval_every=1000", "log_every=1", "summary=false", "telemetry_windows=0")
 
 
 def job(directory: Path, *settings: str, resume: str = "auto", stop_at: int | None = None,
@@ -26,7 +26,7 @@ def job(directory: Path, *settings: str, resume: str = "auto", stop_at: int | No
 
 
 def run_jobs(jobs: Iterable[Mapping[str, Any]], *, num_processes: int = 1, check: bool = True,
-             timeout_seconds: int = 240) -> subprocess.CompletedProcess[str]:
+             timeout_seconds: int = 900) -> subprocess.CompletedProcess[str]:
     """Run the jobs one after the other in one set of ranks (torchrun above one process)."""
     command = [sys.executable]
     if num_processes > 1:

@@ -1,15 +1,18 @@
 """n steps, a restart in fresh processes and n more steps equal 2n steps, bit for bit.
 
-What is compared: every weight, every optimizer tensor, the LR, the loss and the digest of the samples of every step;
-for one process, DDP, FSDP2 and ZeRO 1 to 3 on two ranks, float32 and bf16, with and without accumulation, with the
-compression ramp, ACT and reversible blocks.
+What is compared: every tensor and every value in every file of the last checkpoint (weights, moments, schedule, progress,
+random generators), the LR, loss, norm and sample digest of every step; for one process, DDP, FSDP2 and ZeRO 1 to 3 on two
+ranks, float32 and bf16, with and without accumulation, with the compression ramp and with ACT. A sample of the matrix is
+part of every test run, the whole of it is `slow` and prints a table (`pytest -m slow -k whole_matrix -s`).
 """
 
+import importlib.util
 import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,22 +20,32 @@ from safetensors.torch import load_file
 from tests.bit_transformer.launches import job, read_lines, run_jobs
 
 HALF, WHOLE = 4, 8
+TIMES = ("ds_config",)  # holds objects of its own
 EXTRA: dict[str, tuple[str, ...]] = {
     "plain": (),
     "ramp": ("compress_end=0.5", "compress_ramp_steps=6"),
-    "act": ("act=true", "num_layers=2", "compress_end=0.5", "compress_ramp_steps=6", "ema_decay=0.9"),
+    "act": ("act=true", "num_layers=2"),
+    "all": ("act=true", "num_layers=2", "compress_end=0.5", "compress_ramp_steps=6", "ema_decay=0.9", "eval_every=2",
+            "telemetry_windows=1"),
     "reversible": ("norm=pre", "reversible=true", "act=true", "num_layers=2", "chunk=32", "overlap=8"),
     "plateau": ("shape=plateau", "decay_steps=0", "eval_every=1", "plateau_patience=1", "plateau_min_gain=1.0"),
-    **{kind: (f"sharding={kind}", "ema_decay=0") for kind in ("fsdp2", "zero1", "zero2", "zero3")},
+    "growth": ("shape=plateau", "decay_steps=0", "eval_every=1", "plateau_patience=2", "plateau_min_gain=1.0", "norm=pre",
+               "growth=('depth', 'width')"),
+    "qat": (f"qat_from_step={HALF - 1}",),
 }
-Cell = tuple[str, int, str]
-SINGLE: list[Cell] = [*product(("no", "bf16"), (1, 4), ("plain",)), ("no", 1, "ramp"), ("no", 4, "act"),
-                      ("bf16", 1, "reversible"), ("no", 1, "plateau")]
-TWO_RANKS: list[Cell] = [("no", 1, "plain"), ("bf16", 4, "plain"), ("no", 4, "act"), ("no", 1, "fsdp2"),
-                         ("bf16", 4, "fsdp2")]
-MORE: list[Cell] = [("no", 4, "plain"), ("bf16", 1, "plain"), ("no", 1, "ramp"), ("bf16", 1, "reversible"),
-                    ("no", 4, "fsdp2"), ("bf16", 1, "fsdp2")]
-ZERO: list[Cell] = [("no", 1, "zero1"), ("no", 4, "zero2")]  # what else there is of ZeRO is refused (`zero.plan_zero`)
+Cell = tuple[str, str, int, str]  # sharding, precision, accumulation, what else
+SINGLE: list[Cell] = [*product(("ddp",), ("no", "bf16"), (1, 4), ("plain",)), ("ddp", "no", 1, "ramp"),
+                      ("ddp", "no", 4, "all"), ("ddp", "bf16", 1, "reversible"), ("ddp", "no", 1, "plateau"),
+                      ("ddp", "no", 1, "growth"), ("ddp", "bf16", 1, "qat")]
+TWO_RANKS: list[Cell] = [("ddp", "no", 1, "ramp"), ("ddp", "bf16", 4, "act"), ("ddp", "no", 4, "all"),
+                         ("fsdp2", "no", 1, "act"), ("fsdp2", "bf16", 4, "ramp")]
+ZERO_SAMPLE: list[Cell] = [("zero3", "bf16", 4, "ramp")]
+MORE: list[Cell] = [("ddp", "bf16", 1, "reversible"), ("ddp", "no", 1, "growth"), ("ddp", "bf16", 4, "qat")]
+KINDS = ("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+VARIANTS: list[tuple[str, int, str]] = list(product(("no", "bf16"), (1, 4), ("ramp", "act")))
+needs_zero = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
+    reason="DeepSpeed is not installed, or there is no C++ compiler: it builds shm_comm on a CPU")
 
 
 def _name(cell: Cell) -> str:
@@ -43,14 +56,14 @@ def _train(root: Path, cells: list[Cell], num_processes: int) -> Path:
     """Train every cell straight and in two halves; the halves in different processes."""
     first, second = [], []
     for cell in cells:
-        precision, accumulation, extra = cell
-        settings = (f"mixed_precision={precision}", f"accumulation_steps={accumulation}", f"total_steps={WHOLE}",
-                    *EXTRA[extra])
+        sharding, precision, accumulation, extra = cell
+        settings = (f"sharding={sharding}", f"mixed_precision={precision}", f"accumulation_steps={accumulation}",
+                    f"total_steps={WHOLE}", *EXTRA[extra])
         directory = root / _name(cell)
         first += [job(directory / "straight", *settings), job(directory / "halves", *settings, stop_at=HALF)]
         second += [job(directory / "halves", *settings, launch="again")]
-    run_jobs(first, num_processes=num_processes)
-    run_jobs(second, num_processes=num_processes)
+    for jobs in (first, second):
+        run_jobs(jobs, num_processes=num_processes, timeout_seconds=1200)
     return root
 
 
@@ -72,23 +85,40 @@ def more_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _train(tmp_path_factory.mktemp("more"), MORE, 2)
 
 
-def _state(directory: Path) -> dict[str, Any]:
-    path = directory / "checkpoints" / f"opt_step-{WHOLE}" / "accelerator_state"
-    return {"weights": load_file(path / "model.safetensors"),
-            "optimizer": torch.load(path / "optimizer.bin", weights_only=True)["state"],
-            "schedule": torch.load(path / "custom_checkpoint_0.pkl", weights_only=True),
-            "progress": torch.load(path / "custom_checkpoint_1.pkl", weights_only=True)}
-
-
 def _require_equal_states(directory: Path) -> None:
-    straight, halves = _state(directory / "straight"), _state(directory / "halves")
-    assert straight["weights"].keys() == halves["weights"].keys()
-    assert all(torch.equal(straight["weights"][name], halves["weights"][name]) for name in straight["weights"])
-    assert all(torch.equal(straight["optimizer"][index][name], halves["optimizer"][index][name])
-               for index in straight["optimizer"] for name in ("exp_avg", "exp_avg_sq", "step"))
-    assert straight["schedule"] == halves["schedule"]
-    assert straight["progress"] == halves["progress"]
-    assert straight["schedule"]["last_epoch"] == WHOLE
+    straight, halves = (directory / side / "checkpoints" / f"opt_step-{WHOLE}" / "accelerator_state"
+                        for side in ("straight", "halves"))
+    names = sorted(str(path.relative_to(straight)) for path in straight.rglob("*")
+                   if path.suffix in (".safetensors", ".bin", ".pt", ".pkl"))
+    assert names == sorted(str(path.relative_to(halves)) for path in halves.rglob("*")
+                           if path.suffix in (".safetensors", ".bin", ".pt", ".pkl"))
+    assert any("model" in name for name in names) and any("optim" in name for name in names) and len(names) >= 4
+    for name in names:
+        _require_equal(_load(straight / name), _load(halves / name), name)
+    assert _load(halves / "custom_checkpoint_0.pkl")["last_epoch"] == WHOLE
+
+
+def _load(path: Path) -> Any:
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=False)
+
+
+def _require_equal(one: Any, other: Any, where: str) -> None:
+    """Bit for bit: tensors and arrays by their bytes, containers by their members, everything else by value."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor | np.ndarray):
+        assert one.shape == other.shape and one.dtype == other.dtype, where
+        assert bool((one == other).all()), f"{where} differs"
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            if key not in TIMES:
+                _require_equal(one[key], other[key], f"{where}: {key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            _require_equal(a, b, f"{where}[{number}]")
+    elif isinstance(one, str | int | float | bool | bytes | type(None)):
+        assert one == other or one != one, where
 
 
 def _require_equal_logs(directory: Path) -> None:
@@ -128,16 +158,48 @@ def test_restart_of_the_other_two_rank_cells_changes_no_bit(more_cells: Path, ce
 
 def test_plateau_was_really_reached(single: Path) -> None:
     """The cell's LR was cut on both sides of the restart, or the comparison above would show nothing."""
-    lines = read_lines(single / "no-1-plateau" / "straight" / "launch" / "metrics.jsonl")
+    lines = read_lines(single / "ddp-no-1-plateau" / "straight" / "launch" / "metrics.jsonl")
     lrs = [line["lr"] for line in lines]
     assert lrs[-1] < lrs[HALF] < lrs[2]
 
 
+def test_growth_really_happened(single: Path) -> None:
+    """One growth on each side of the restart, each with its lowered LR and its journal entry."""
+    directory = single / _name(("ddp", "no", 1, "growth"))
+    state = torch.load(directory / f"halves/checkpoints/opt_step-{WHOLE}/accelerator_state/custom_checkpoint_1.pkl")
+    assert [kind for _, kind in state["growths"]] == ["depth", "width"]
+    assert state["growths"][0][0] < HALF < state["growths"][1][0]
+
+
+@needs_zero
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ZERO, ids=_name)
-def test_restart_under_zero_changes_no_logged_value(tmp_path: Path, cell: Cell) -> None:
-    """Losses, LRs, norms and samples after the restart are those of the run that never stopped."""
-    pytest.importorskip("deepspeed")
-    if not (shutil.which("c++") or shutil.which("g++")):
-        pytest.skip("DeepSpeed builds shm_comm on a CPU: no C++ compiler here")
-    _require_equal_logs(_train(tmp_path, [cell], 2) / _name(cell))
+@pytest.mark.sample
+@pytest.mark.parametrize("cell", ZERO_SAMPLE, ids=_name)
+def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell) -> None:
+    """The parts of every rank are those of the run that never stopped."""
+    _train(tmp_path, [cell], 2)
+    _require_equal_states(tmp_path / _name(cell))
+    _require_equal_logs(tmp_path / _name(cell))
+
+
+@needs_zero
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_whole_matrix_changes_no_bit(tmp_path: Path) -> None:
+    """{single, DDP, FSDP2, ZeRO 1, 2, 3} × {float32, bf16} × {1, 4 micro-batches} × {ramp, ACT}: 48 cells, one table."""
+    table, failed = [], 0
+    for kind in KINDS:
+        sharding = "ddp" if kind == "single" else kind
+        cells = [(sharding, *variant) for variant in VARIANTS]
+        root = _train(tmp_path / kind, cells, 1 if kind == "single" else 2)
+        for cell in cells:
+            try:
+                _require_equal_states(root / _name(cell))
+                _require_equal_logs(root / _name(cell))
+                verdict = "bit-identical"
+            except AssertionError as problem:
+                verdict = f"differs: {str(problem).splitlines()[0]}"
+                failed += 1
+            table.append(f"{kind:<7} {cell[1]:<5} accumulation {cell[2]}  {cell[3]:<5} {verdict}")
+    print("\n" + "\n".join(table))
+    assert len(table) == 48 and not failed, "\n".join(table)

@@ -1,5 +1,6 @@
 """What DeepSpeed is asked for, and what is refused before anything is started."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -15,11 +16,26 @@ DDP = Topology(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [["sharding=zero3"], ["sharding=zero2", "mixed_precision=bf16"]])
-def test_a_zero_that_does_not_run_is_refused_with_the_way_out(settings: list[str]) -> None:
-    recipe = with_settings(find_recipe("demo"), settings)
-    with pytest.raises(BadRecipe, match="does not run yet"):
-        plan_zero(recipe, cpu=True)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_weights_stay_float32_and_bf16_is_an_autocast(stage: int) -> None:
+    """DeepSpeed's own `bf16` casts the weights, which a model with float32 positions cannot bear."""
+    recipe = with_settings(find_recipe("demo"), [f"sharding=zero{stage}", "mixed_precision=bf16", "accumulation_steps=2"])
+    plugin = plan_zero(recipe, cpu=True)
+    config = plugin.deepspeed_config
+    assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"} and not config.get("bf16", {}).get("enabled")
+    assert config["zero_optimization"]["stage"] == stage and config["gradient_accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(("absent", "sentence"), [("compiler", r"needs a C\+\+ compiler"), ("ninja", "needs ninja")])
+def test_what_the_build_lacks_is_said_before_anything_starts(
+        absent: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absent hardware and tools are one sentence, with the command that brings them."""
+    names = {"compiler": ("c++", "g++"), "ninja": ("ninja",)}[absent]
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *rest, **more: None if name in names else which(name, *rest, **more))
+    with pytest.raises(BadRecipe, match=sentence) as raised:
+        plan_zero(with_settings(find_recipe("demo"), ["sharding=zero2"]), cpu=True)
+    assert raised.value.remedy
 
 
 @pytest.mark.parametrize("asked", ["zero1", "zero2", "fsdp2"])
