@@ -5,39 +5,55 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from chronicle.commands.existing import need_run
-from chronicle.commands.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.evidence.reader import read_evidence
 from chronicle.evidence.recheck import recheck_claims
 from chronicle.journal import Journal, read_journal
+from chronicle.journal.anchors import check_anchors
 from chronicle.journal.objects import object_path
 from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.seals import verify_seals
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
 from chronicle.story.plain import format_age, plain
+from rollback.checkpoint import list_checkpoints
+from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
+from rollback.manifest import compare_manifest, read_manifest
 
 __all__ = ["audit"]
 
 SKEW_SECONDS = 60
 
 
-def audit(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """Check the record itself: journal chains, clocks, per-step logs, attachments, sealed logs, claims.
+def audit(
+    full: Annotated[bool, typer.Option("--full", help="Also read every byte of the checkpoints.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check the record itself: journal chains, clocks, per-step logs, attachments, sealed logs, manifests, claims.
 
     Example: chronicle audit --json
     """
-    settings = need_run(settings_from(run, logs))
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
     paths = settings.paths
-    findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths), *_objects(journal, paths)]
-    findings += [*_seals(journal, paths), *_claims(journal, paths)]
+    findings = [*_journal(journal, paths), *_anchors(journal, paths), *_clocks(journal), *_logs(story, paths)]
+    findings += _objects(journal, paths)
+    findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
     bad = [f for f in findings if f.severity is not Severity.INFO]
     lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
     chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
@@ -59,6 +75,24 @@ def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
         severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
         where = f"{problem.path.relative_to(paths.run_dir).as_posix()}:{problem.line}"
         yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
+
+
+def _anchors(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Lines at the end of a chain, or whole files, that other entries saw and that are gone."""
+    for where, sentence in check_anchors(paths, journal):
+        yield Finding(check="chain-cut", severity=Severity.ERROR, path=where, message=sentence)
+
+
+def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
+    """Files of checkpoints that are no longer what their manifest lists."""
+    for checkpoint in list_checkpoints(checkpoints) if checkpoints is not None and checkpoints.is_dir() else ():
+        try:
+            manifest = read_manifest(checkpoint.folder)
+        except UnreadableFile as problem:
+            yield _warn("manifest", str(checkpoint.path), str(problem))
+            continue
+        for finding in compare_manifest(checkpoint.folder, manifest, full=full) if manifest is not None else ():
+            yield replace(finding, path=f"{checkpoint.path}/{finding.path}")
 
 
 def _clocks(journal: Journal) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from chronicle.errors import UsageProblem
 from chronicle.evidence.judge import Judgement, Verdict, judge_claim
 from chronicle.evidence.reader import read_evidence
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.anchors import anchor_heads
 
 __all__ = ["claim"]
 
@@ -32,15 +33,17 @@ def claim(
     if len(sentence) > LONGEST_SENTENCE:
         raise UsageProblem(f"{len(sentence)} characters are no sentence", "claim one thing at a time")
     paths = need_run(settings_from(run, logs)).paths
-    evidence = read_evidence(paths, read_journal(paths))
+    journal = read_journal(paths)
+    evidence = read_evidence(paths, journal)
     judgements = judge_claim(sentence, evidence)
     if not judgements:
         hint = "name a count, devices, steps, data, precision or loss"
         raise UsageProblem(f"nothing in this sentence can be checked: {sentence}", hint)
     verdict = overall(judgements)
     with JournalWriter(paths) as writer:
+        heads = anchor_heads(journal)
         data = {"text": sentence, "verdict": verdict.value, "statements": [one.to_json() for one in judgements]}
-        entry = writer.append("claim", title=f"{verdict.value}: {sentence}"[:200], data=data)
+        entry = writer.append("claim", title=f"{verdict.value}: {sentence}"[:200], data={**data, "journal_heads": heads})
     text = "\n".join([*map(_line, judgements), f"{verdict.value}  {sentence}"])
     code = ExitCode.DONE if verdict is Verdict.SUPPORTED else ExitCode.FINDINGS
     return CommandResult(text=text, data={"id": entry.id, **data}, exit_code=code)

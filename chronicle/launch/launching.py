@@ -20,6 +20,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.anchors import anchor_heads
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_node_in_use, ensure_startable
 from chronicle.launch.cgroup import ControlGroup, make_group
 from chronicle.launch.channels import Channels, rank_prefix_of
@@ -43,6 +44,7 @@ from chronicle.paths import RunPaths
 __all__ = ["LaunchEnd", "LaunchRequest", "launch"]
 
 TAIL_LINES = 12
+SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ def launch(
         number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     token = secrets.token_hex(16)
+    request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
     writer = JournalWriter(paths)
     try:
         close_lost_launches(paths, journal, writer)
@@ -244,11 +247,19 @@ class _Launch:
         return tails
 
     def _seal_all(self) -> list[dict[str, Any]]:
-        """Digests of every log and evidence file of this launch, rotated parts included."""
+        """Digests of everything this launch wrote, rotated parts included; other nodes' files are theirs to seal."""
         directory = self._request.paths.launch_dir(self._number)
-        files = sorted([*directory.glob("*.log"), *directory.glob("evidence/*.jsonl")])
+        files = sorted(path for pattern in SEALED for path in directory.glob(pattern) if self._is_ours(path))
         seals = (self._parts.get(path) or seal_file(self._request.paths, path) for path in files)
         return [seal for seal in seals if seal is not None]
+
+    def _is_ours(self, path: Path) -> bool:
+        node = self._request.node
+        if node is None:
+            return True
+        mine = {self._channels.log.path.stem, f"host-{self._start['host']}", *(["metrics", "samples"] if node[1] == 0 else [])}
+        mine |= {f"rank-{rank}" for rank in (*self._channels.rank_logs, *self._ranks.pids)}
+        return path.name.split(".")[0] in mine
 
     def _seal_part(self, part: Path) -> None:
         """A log was rotated: its digest goes into the journal now, not when the launch ends."""

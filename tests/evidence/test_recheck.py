@@ -9,6 +9,7 @@ from chronicle.evidence import open_evidence
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.seals import seal_file
 from chronicle.paths import RunPaths
+from rollback.manifest import write_manifest
 
 
 @pytest.fixture
@@ -57,3 +58,32 @@ def test_note_warns_about_a_number_and_is_written_all_the_same(paths, capsys):
     assert [entry.title for entry in read_journal(paths).of_kind("note")] == ["the 1.21B parameter model looks good"]
     assert chronicle(["note", "loss is 3 at step 500, 100 parameters", "--run", "demo"]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["cut", "edited", "gone"])
+def test_the_end_of_a_chain_is_held_by_who_saw_it(paths, capsys, how):
+    """A chain shows edits in its middle; its last lines, and whole files, only another writer can vouch for."""
+    (file,) = paths.journal_dir.iterdir()
+    assert chronicle(["claim", "100 parameters", "--run", "demo"]) == 0
+    assert [one for one in findings(capsys)[1] if one[0] == "chain-cut"] == []
+    if how == "gone":
+        file.unlink()
+    else:
+        text = file.read_text()
+        file.write_text("" if how == "cut" else text.replace('"host":"h"', '"host":"x"'))
+    code, found = findings(capsys)
+    assert code == 5
+    assert [one[0] for one in found if one[0] == "chain-cut"] == ["chain-cut"]
+
+
+def test_a_checkpoint_that_is_not_what_its_manifest_lists_is_found_by_audit(paths, capsys, tmp_path):
+    state = tmp_path / "checkpoints" / "opt_step-5" / "accelerator_state"
+    state.mkdir(parents=True)
+    (state / "model.safetensors").write_bytes(b"weights")
+    write_manifest(state.parent, step=5)
+    assert [one for one in findings(capsys)[1] if "model.safetensors" in one[1]] == []
+    (state / "model.safetensors").write_bytes(b"weightS")
+    assert findings(capsys)[0] == 0  # names and sizes agree
+    assert chronicle(["audit", "--run", "demo", "--full"]) == 5
+    (state / "model.safetensors").write_bytes(b"other")
+    assert findings(capsys)[0] == 5
