@@ -87,10 +87,7 @@ def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int 
     found = [c for c in candidates if c.step == step and (launch is None or c.launch == launch)]
     if len(found) > 1:
         lines = "".join(f"\n  {_one_line(checkpoint)}" for checkpoint in found)
-        raise AmbiguousStep(
-            f"step {step} exists {len(found)} times, one was expected:{lines}",
-            f"pick one by its launch, e.g. `{step}@{found[0].launch if found[0].launch is not None else 'LAUNCH'}`",
-        )
+        raise AmbiguousStep(f"step {step} exists {len(found)} times, one was expected:{lines}", _way_to_pick(found))
     if found:
         return found[0]
     of_launch = f" of launch {launch}" if launch is not None else ""
@@ -232,6 +229,15 @@ def _one_line(checkpoint: Checkpoint) -> str:
     launch = f"launch {checkpoint.launch}" if checkpoint.launch is not None else "launch not recorded"
     abandoned = f", abandoned by {checkpoint.abandoned}" if checkpoint.abandoned else ""
     return f"`{checkpoint.path}` ({launch}{abandoned})"
+
+
+def _way_to_pick(found: Sequence[Checkpoint]) -> str:
+    """What a person types: a launch that only one of them has, else the path."""
+    launches = [c.launch for c in found]
+    for checkpoint in found:
+        if checkpoint.launch is not None and launches.count(checkpoint.launch) == 1:
+            return f"pick one by its launch, e.g. `{checkpoint.step}@{checkpoint.launch}`, or by its path"
+    return f"pick one by its path, e.g. `{found[0].path}`"
 
 
 def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:

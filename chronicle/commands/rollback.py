@@ -1,6 +1,7 @@
 """`chronicle rollback`: find, verify, plan, show, ask, record, apply."""
 
 import json as jsonlib
+import os
 import re
 import sys
 from dataclasses import replace
@@ -39,7 +40,7 @@ def rollback(
         str,
         typer.Option(
             "--to",
-            help="Step to go back to; STEP@LAUNCH picks one of several.",
+            help="Step to go back to; STEP@LAUNCH or a path picks one of several.",
             metavar="N",
             autocompletion=complete_steps,
         ),
@@ -90,7 +91,7 @@ def rollback(
 
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
     """
-    step, launch, abandoned_by = _target(to)
+    step, launch, abandoned_by, path = _target(to)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
     request = RollbackRequest(
@@ -114,7 +115,7 @@ def rollback(
     looking = only_look or (not yes and not sys.stdin.isatty())
     with open_ground(settings, force=force, writing=not looking) as ground:
         settings.need_checkpoints()  # after the ground: an interrupted transaction may have the root out of sight
-        plan = make_plan(request, ground, abandoned_by=abandoned_by, verify=verify, read=read_every_byte)
+        plan = make_plan(request, ground, abandoned_by=abandoned_by, path=path, verify=verify, read=read_every_byte)
         if plan_out is not None:
             _write_plan(plan, plan_out)
         if only_look:
@@ -129,15 +130,17 @@ def _shown(plan: Plan, written: Path | None) -> CommandResult:
     return CommandResult(text=format_plan(plan), data=plan.to_json() | {"digest": plan.digest}, talk=(talk,))
 
 
-def _target(text: str) -> tuple[int, int | None, str | None]:
-    """(step, launch, rollback id): `30500`, `30500@8`, or `30500@` and the end of the id that abandoned it."""
+def _target(text: str) -> tuple[int, int | None, str | None, Path | None]:
+    """(step, launch, rollback id, path): `30500`, `30500@8`, `30500@` and the end of the id that abandoned it, or a path."""
     found = TARGET.fullmatch(text.strip())
+    if found is None and os.path.lexists(text):
+        return 0, None, None, Path(text)
     if found is None:
-        raise UsageProblem(f"--to {text}: expected STEP or STEP@LAUNCH, such as 30500 or 30500@8")
+        raise UsageProblem(f"--to {text}: expected STEP, STEP@LAUNCH or a path, such as 30500 or 30500@8")
     of = found[2]
     if of is None or (of.isdigit() and len(of) < 8):
-        return int(found[1]), None if of is None else int(of), None
-    return int(found[1]), None, of
+        return int(found[1]), None if of is None else int(of), None, None
+    return int(found[1]), None, of, None
 
 
 def _sets(texts: list[str] | tuple[str, ...]) -> dict[str, float | int]:

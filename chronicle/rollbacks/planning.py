@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,12 @@ def make_plan(
     ground: Ground,
     *,
     abandoned_by: str | None = None,
+    path: Path | None = None,
     verify: str = "auto",
     read: Reader = _here,
 ) -> Plan:
-    """Plan `request` on what lies on disk now. `abandoned_by` picks among equals by the rollback that moved it away.
+    """Plan `request` on what lies on disk now. `abandoned_by` picks among equals by the rollback that moved it away,
+    `path` names the very checkpoint; the request's step is then taken from it.
 
     `verify` is "full" (every byte is read), "quick", or "auto": full unless the journal holds a verdict of a full
     `chronicle verify` and no file has changed since. `read` verifies every byte of a checkpoint.
@@ -54,7 +57,8 @@ def make_plan(
     """
     listed = with_launches(list_checkpoints(ground.root), ground.journal.entries)
     found = [c for c in listed if not c.path.is_symlink()]  # a link to a checkpoint is a pointer, not another one
-    chosen = _select(found, request, abandoned_by)
+    chosen = _select(found, request, abandoned_by) if path is None else _at(found, path)
+    request = request if chosen.step is None else replace(request, step=chosen.step)
     refuse_strays(chosen)
     _refuse_unusable(chosen, check_names(chosen))
     verdict = find_verdict(chosen.path, ground.journal.entries)
@@ -101,6 +105,21 @@ def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by:
         f"no checkpoint of step {request.step} abandoned by a rollback `{abandoned_by}`",
         remedy="`chronicle log` lists the rollbacks",
     )
+
+
+def _at(found: Sequence[Checkpoint], path: Path) -> Checkpoint:
+    """The listed checkpoint at `path`, in the root or among the abandoned ones."""
+    wanted = Path(os.path.abspath(path))
+    hits = [c for c in found if c.path == wanted or c.path.resolve() == wanted.resolve()]
+    if not hits:
+        names = ", ".join(c.path.name for c in found[:8]) or "none"
+        raise CheckpointNotFound(f"`{path}` is none of this run's checkpoints: they are {names}")
+    if hits[0].step is None:
+        raise CheckpointNotFound(
+            f"`{path}` does not say its step: neither its name nor its counters",
+            remedy="`chronicle inspect` shows what it holds",
+        )
+    return hits[0]
 
 
 def _refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None:

@@ -103,6 +103,7 @@ def test_a_step_that_exists_twice_is_refused_with_a_list_and_picked_by_launch(se
     with pytest.raises(AmbiguousStep, match="exists 2 times") as caught:
         select_checkpoint(found, 10)
     assert "launch 8, abandoned by rb-1" in caught.value.message
+    assert "`10@9`" in (caught.value.remedy or "")
     chosen = select_checkpoint(found, 10, launch=8)
     assert (chosen.path, chosen.abandoned) == (moved, "rb-1")
     assert [c.abandoned for c in list_checkpoints(seed_root, include_abandoned=False)] == [None]
