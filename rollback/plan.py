@@ -16,7 +16,6 @@ from pathlib import PurePath
 from typing import Any
 
 from rollback.deepspeed_config import ConfigFile
-from rollback.errors import PlanRefused
 from rollback.layout import Checkpoint
 from rollback.lr.fields import FieldEdit
 from rollback.plan_honours import refuse_unhonoured
@@ -25,6 +24,16 @@ from rollback.request import Cost, ExpectedLrs, InputFile, Later, PointerEdit, R
 from rollback.state_values import CheckpointState
 
 VERSION = 1
+
+
+WORDS = ("notes", "cost")  # what a plan says beside what it does
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """The digest of a plan from its JSON form."""
+    deeds = {key: value for key, value in record.items() if key not in WORDS}
+    text = json.dumps(deeds, sort_keys=True, separators=(",", ":"), default=float)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +74,8 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """sha256 over the whole plan: two plans with the same digest do the same."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), default=float)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """sha256 over all that is done: two plans with the same digest do the same."""
+        return digest_of(self.to_json())
 
     @property
     def lr_scale(self) -> float | None:
@@ -142,35 +150,6 @@ class Plan:
             "notes": list(self.notes),
             "cost": asdict(self.cost),
         }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Plan:
-        """Read a plan back; raises `PlanRefused` for another version or a damaged one."""
-        if record.get("v") != VERSION:
-            raise PlanRefused(f"plan has version {record.get('v')!r}: this program carries out version {VERSION}")
-        try:
-            return cls(
-                **{
-                    **{key: value for key, value in record.items() if key != "v"},
-                    "request": RollbackRequest.from_json(record["request"]),
-                    "edits": _edits_from(record["edits"]),
-                    "config_edits": _edits_from(record.get("config_edits", ())),
-                    "copies": tuple(record.get("copies", ())),
-                    "expected": ExpectedLrs.from_json(record["expected"]),
-                    "schedulers": tuple(record["schedulers"]),
-                    "abandon": tuple(Later(**later) for later in record["abandon"]),
-                    "pointers": tuple(PointerEdit(**pointer) for pointer in record["pointers"]),
-                    "inputs": tuple(InputFile(**file) for file in record["inputs"]),
-                    "notes": tuple(record["notes"]),
-                    "cost": Cost(**record["cost"]),
-                }
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            raise PlanRefused(f"plan is damaged: {type(problem).__name__} {problem}", remedy="plan again") from problem
-
-
-def _edits_from(rows: Sequence[Any]) -> tuple[FieldEdit, ...]:
-    return tuple(FieldEdit(file=file, keys=tuple(keys), before=before, after=after) for file, keys, before, after in rows)
 
 
 def plan_rollback(

@@ -50,7 +50,33 @@ class RollbackRequest:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RollbackRequest:
-        return cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
+        """A request from a file that anybody may have written; raises `PlanRefused` when it is none."""
+        try:
+            request = cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
+        except (TypeError, AttributeError) as problem:
+            raise PlanRefused(f"the plan's request cannot be read: {problem}", "plan again") from None
+        for name, kinds in _KINDS.items():
+            value = getattr(request, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise PlanRefused(f"the plan's request has {name} {str(value)[:80]!r}: it is no such value", "plan again")
+        inner = (*request.sets.values(), *([] if request.launch is None else [request.launch]))
+        texts = (*request.sets, *request.accept_change)
+        if not all(isinstance(v, int | float) for v in inner) or not all(isinstance(t, str) for t in texts):
+            raise PlanRefused("the plan's request holds something that is neither number nor text", "plan again")
+        return request
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "step": (int,),
+    "launch": (int, type(None)),
+    "lr_scale": (int, float, type(None)),
+    "lr": (int, float, type(None)),
+    "sets": (Mapping,),
+    "keep_later": (bool,),
+    "warmup_steps": (int,),
+    "skip_batches": (int,),
+    "reshuffle": (bool,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +123,6 @@ class ExpectedLrs:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"source": str(self.source)}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> ExpectedLrs:
-        rows = record["next_lrs"]
-        return cls(
-            lrs=tuple(record["lrs"]),
-            initial_lrs=tuple(record["initial_lrs"]),
-            ratio=record["ratio"],
-            next_lrs=None if rows is None else tuple(tuple(row) for row in rows),
-            source=Source(record["source"]),
-            reason=record["reason"],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

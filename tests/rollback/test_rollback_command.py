@@ -14,6 +14,8 @@ import pytest
 from chronicle.commands.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
+from rollback.plan import digest_of
+from rollback.torch_file import read_torch_file, write_edited_copy
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS
@@ -113,9 +115,9 @@ def test_apply_refuses_when_anything_changed_since_the_plan(
     plan = top / "plan.json"
     assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
     if change == "file":
-        with (top / "checkpoints/opt_step-10/accelerator_state/optimizer.bin").open("r+b") as file:
-            file.seek(100)
-            file.write(b"\xff")
+        state = top / "checkpoints/opt_step-10/accelerator_state/optimizer.bin"
+        write_edited_copy(read_torch_file(state), {("param_groups", 0, "eps"): 1e-7}, top / "edited")
+        os.replace(top / "edited", state)
     elif change == "later":
         os.rename(top / "checkpoints" / "opt_step-20", top / "elsewhere")
     else:
@@ -126,16 +128,33 @@ def test_apply_refuses_when_anything_changed_since_the_plan(
     assert picture(top / "checkpoints") == before
 
 
-def test_plan_survives_json(top: Path) -> None:
-    from rollback.plan import Plan
-
+def test_plan_with_another_purpose_than_its_request_is_refused(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A digest that fits is no proof: whoever writes a plan can write its digest, so nothing but the request is used."""
     plan = top / "plan.json"
     assert chronicle(top, "rollback", "--to", "15", "--lr", "3e-4", "--plan-out", str(plan)) == 3  # groups differ
     assert chronicle(top, "rollback", "--to", "15", "--lr-scale", "0.1", "--plan-out", str(plan)) == 0
-    record: dict[str, Any] = json.loads(plan.read_text())
-    digest = record.pop("digest")
-    again = Plan.from_json(json.loads(json.dumps(Plan.from_json(record).to_json())))
-    assert again == Plan.from_json(record) and again.digest == digest
+    honest: dict[str, Any] = json.loads(plan.read_text())
+    (top / "precious").mkdir()
+    forgeries: list[dict[str, Any]] = [
+        {"abandon": [{"name": "../precious", "step": 20, "launch": None}]},
+        {"pointers": [{"path": "../precious/latest", "before": "", "after": "rm -rf", "is_link": False}]},
+        {"edits": [["../../precious", ["param_groups", 0, "lr"], 1, 2]]},
+        {"entry": "../precious"},
+        {"source": "/etc"},
+        {"source": "a\0b"},
+        {"root": str(top)},
+        {"expected": None},
+        {"request": {"step": []}},
+        {"v": True},
+    ]
+    for forged in forgeries:
+        record = {key: value for key, value in (honest | forged).items() if key != "digest"}
+        plan.write_text(json.dumps(record | {"digest": digest_of(record)}))
+        before = picture(top / "precious"), picture(top / "checkpoints")
+        capsys.readouterr()
+        assert chronicle(top, "apply", str(plan), "--yes") in (1, 3), forged
+        assert "defect" not in capsys.readouterr().err, forged
+        assert (picture(top / "precious"), picture(top / "checkpoints")) == before, forged
 
 
 def test_absolute_lr_ends_exactly_there_when_groups_agree(tmp_path: Path) -> None:
