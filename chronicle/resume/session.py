@@ -284,7 +284,7 @@ class GuardSession:
         checks += self._check_newest()
         checks += self.data.check(live.data, first_batches)
         own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.begun.expectation, own)
+        self._tripwire = LrTripwire.after(self.begun.expectation, found, own)
         return checks
 
     def _check_unseen_load(self, found: Memory) -> list[Check]:

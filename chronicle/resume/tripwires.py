@@ -7,7 +7,9 @@ each step they do not, and there the forecast is no reason to refuse; only a jum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chronicle.resume.comparing import other_world
 from chronicle.resume.contract import Expectation
+from chronicle.resume.memory import Memory
 from chronicle.resume.refusal import Check
 
 __all__ = ["NUM_TRIPWIRE_STEPS", "LrTripwire", "LrWitness"]
@@ -60,10 +62,12 @@ class LrTripwire:
     position: int = 0
 
     @classmethod
-    def after(cls, expectation: Expectation, own: Sequence[Row] | None) -> "LrTripwire":
+    def after(cls, expectation: Expectation, found: Memory, own: Sequence[Row] | None) -> "LrTripwire":
         """Rows promised at save first, continued by this launch's own forecast."""
-        # a warm-up after a rollback is the trainer's own: the promised rows do not know it, its forecast does
-        promised = () if expectation.warms_up else expectation.next_lrs() or ()
+        # a warm-up after a rollback, and the speed of a schedule on another number of ranks, are this launch's own:
+        # the promised rows do not know them, its forecast does
+        is_own = expectation.warms_up or other_world(expectation, found)
+        promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
         source = expectation.memory.lr_source if expectation.memory else "untested"
         return cls(rows=tuple(rows), source=source)
