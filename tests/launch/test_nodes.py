@@ -1,0 +1,89 @@
+"""Two nodes of one launch: hosts of their own by name and process table (namespaces), one file system between them."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from chronicle.commands.main import run as chronicle
+from chronicle.story import read_story
+
+TRAINER = """
+import sys, time
+from chronicle.evidence import open_evidence
+from chronicle.launch.rank_output import open_rank_output
+node, seconds, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+open_rank_output(node)
+open_evidence(rank=node).process(world_size=2, device={"kind": "cpu", "id": f"node-{node}/1"})
+print("working on node", node)
+time.sleep(seconds)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def nodes(driver):
+    """Starts one `chronicle run --node` in namespaces of its own."""
+    names = ["unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*names, "true"], capture_output=True).returncode != 0:
+        pytest.skip("namespaces for hosts of their own cannot be made here: unshare wants root")
+    started = []
+
+    def start(node, seconds, code):
+        trainer = [sys.executable, "-c", TRAINER, str(node), str(seconds), str(code)]
+        words = driver.chronicle("run", "--run", "demo", "--node", "--", *trainer)
+        environ = driver.environ | {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NODEID": str(node)}
+        host = ["sh", "-c", 'hostname "$0" && exec "$@"', f"node-{node}"]
+        started.append(subprocess.Popen([*names, *host, *words], cwd=driver.directory, env=environ, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_two_nodes_are_one_launch_with_two_writers_and_the_worse_end(nodes, driver, monkeypatch):
+    first, second = nodes(0, 1.0, 0), nodes(1, 1.0, 3)
+    assert (first.wait(60), second.wait(60)) == (0, 3)
+    starts, ends = driver.entries("launch.start"), driver.entries("launch.end")
+    assert {one.launch for one in (*starts, *ends)} == {1}
+    assert {one.data["host"] for one in starts} == {one.data["host"] for one in ends} == {"node-0", "node-1"}
+    assert len({one.writer for one in starts}) == 2
+    assert read_story(driver.paths).launch(1).outcome == "ended with code 3"
+    assert "working on node 1" in driver.paths.rank_log(1, 1).read_text()
+    sealed = {end.data["host"]: {seal["path"] for seal in end.data["sealed"]} for end in ends}
+    assert not sealed["node-0"] & sealed["node-1"]
+    assert any(path.endswith("evidence/rank-1.jsonl") for path in sealed["node-1"])
+    monkeypatch.chdir(driver.directory)
+    assert chronicle(["audit", "--run", "demo"]) == 0
+    assert chronicle(["claim", "on 2 nodes with 2 ranks", "--run", "demo"]) == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_is_named_by_ps_sweep_and_status(nodes, driver):
+    first, second = nodes(0, 6.0, 0), nodes(1, 60.0, 0)
+    driver.until(lambda: len(list(driver.paths.heartbeats_dir.glob("node-*.json"))) == 2, "both heartbeats")
+    shown = driver.call("ps")
+    assert "launch 1 on `node-0`: alive" in shown.stderr and "launch 1 on `node-1`: alive" in shown.stderr
+    second.send_signal(signal.SIGKILL)  # the namespace and all in it dies with it, as a host does
+    second.wait()
+    assert first.wait(60) == 0
+    assert "launch 1 on `node-1`" in driver.call("sweep").stderr
+    outcome = read_story(driver.paths).launch(1).outcome
+    assert outcome == "ended with code 0, no end recorded on node-1"
+    driver.start([sys.executable, "-c", "pass"])
+    assert driver.wait() == 125
+    assert "seems alive on `node-1`" in driver.out.read_text()
+    beat = driver.paths.heartbeats_dir / "node-1.json"
+    beat.write_text(json.dumps(json.loads(beat.read_text()) | {"t": time.time() - 600}))
+    assert "launch 1 on `node-1`: not heard of, heartbeat 6" in driver.call("ps").stderr
+    driver.start([sys.executable, "-c", "pass"])
+    assert driver.wait() == 0
