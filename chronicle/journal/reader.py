@@ -6,6 +6,7 @@ order always holds, and an entry never comes before what it refers to, so that a
 before its intent.
 """
 
+import errno
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     return _causal([entry for *_, entry in placed])
 
 
-def _read_file(path: Path, run: str, problems: list[Problem]) -> tuple[list[Entry], str]:
+def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = True) -> tuple[list[Entry], str]:
+    """Once more where the handle has become stale under our hands (NFS), which opening anew cures."""
+    before = len(problems)
     entries: list[Entry] = []
     prev, seq, broken, number = FIRST_PREV, 0, False, 0
     try:
@@ -96,6 +99,9 @@ def _read_file(path: Path, run: str, problems: list[Problem]) -> tuple[list[Entr
                     entries.append(entry)
                     seq = entry.seq + 1
     except OSError as problem:
+        if problem.errno == errno.ESTALE and again:
+            del problems[before:]
+            return _read_file(path, run, problems, again=False)
         problems.append(Problem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
     return entries, prev
 

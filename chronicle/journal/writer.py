@@ -9,6 +9,7 @@ stood in the journal when this file was begun and than this writer's own last on
 have known of another, however wrong a clock is, and `audit` can say by how much.
 """
 
+import errno
 import hashlib
 import heapq
 import json
@@ -16,7 +17,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,11 @@ class JournalWriter:
             self._cut(fd, size)
             raise OSError(28, os.strerror(28))  # a short write to a file means the disk is full
         self._torn = False
-        os.fsync(fd)
+        try:
+            os.fsync(fd)
+        except OSError:  # a network filesystem says only now that there was no room
+            self._cut(fd, size)
+            raise
 
     def _cut(self, fd: int, size: int) -> None:
         try:
@@ -168,9 +173,17 @@ def _newest_milliseconds(directory: Path) -> int:
 
     File times choose only *where to look*: a wrong one costs a little order, never an entry.
     """
-    files = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(directory) if entry.name.endswith(".jsonl")]
-    newest = heapq.nlargest(NEWEST_FILES, files)
+    newest = heapq.nlargest(NEWEST_FILES, _written(directory))
     return max((_last_id_milliseconds(path) for _, path in newest), default=0)
+
+
+def _written(directory: Path) -> Iterator[tuple[int, str]]:
+    for entry in os.scandir(directory):
+        try:
+            if entry.name.endswith(".jsonl"):
+                yield entry.stat().st_mtime_ns, entry.path
+        except OSError:
+            continue  # a listing older than the directory (NFS): it is not there any more
 
 
 def _last_id_milliseconds(path: str) -> int:
@@ -193,5 +206,8 @@ def _fsync_dir(directory: os.PathLike[str]) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as problem:
+        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems know no such thing
+            raise
     finally:
         os.close(fd)

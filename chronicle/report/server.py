@@ -91,8 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Everything there is: four kinds of address."""
-        if not OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
-            self._send(HTTPStatus.FORBIDDEN, b"only this machine is served\n", "text/plain; charset=utf-8")
+        if not self._asked_by_our_name():
             return
         path = self.path.partition("?")[0]
         if path == "/events":
@@ -111,8 +110,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Like GET without a body."""
-        body = self.server.body(self.path)
+        if not self._asked_by_our_name():
+            return
+        body = self.server.body(self.path.partition("?")[0])
         self._send(HTTPStatus.OK if body is not None else HTTPStatus.NOT_FOUND, body or b"", "text/html; charset=utf-8")
+
+    def _asked_by_our_name(self) -> bool:
+        if OUR_HOSTS.fullmatch(self.headers.get("Host", "")):
+            return True
+        self._send(HTTPStatus.FORBIDDEN, b"only this machine is served\n", "text/plain; charset=utf-8")
+        return False
 
     def _object(self, path: Path) -> None:
         """An attachment as a download: whatever it is, no browser runs it here."""

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from chronicle.story import read_story
 from chronicle.story.series import Curve, LaunchSeries, read_series
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser, screenshot, visit
+from tests.report.devtools import browser
 
 pytest.importorskip("plotly")
 
@@ -163,33 +165,41 @@ def test_an_axis_that_nobody_logged_is_off(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.sample
 @needs_browser
-def test_zoom_hover_and_legend_work(rich_page: Path, tmp_path: Path) -> None:
-    """As a person does it: a drag zooms all three panels, a hover names launch and step, a click hides a launch."""
-    page = tmp_path / "mouse.html"
-    script = """<script>setTimeout(async () => {
-      const plot = document.getElementById("plot-lineage"), seen = {};
-      const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-      await Plotly.relayout(plot, { "xaxis.range": [100, 200] });
-      seen.range = plot.layout.xaxis.range;
-      await Plotly.relayout(plot, { "xaxis.autorange": true });
-      const trace = plot.data.findIndex((t) => t.yaxis === "y2" && t.customdata);
-      Plotly.Fx.hover(plot, [{ curveNumber: trace, pointNumber: 50 }], ["xy2"]);
-      seen.hover = [...plot.querySelectorAll(".hovertext")].map((e) => e.textContent).join();
-      const toggle = plot.querySelector(".legendtoggle");
-      for (const kind of ["mousedown", "mouseup"]) toggle.dispatchEvent(new MouseEvent(kind, { bubbles: true }));
-      await wait(900);
-      seen.hidden = plot.data.filter((t) => t.visible === "legendonly").length;
-      document.body.dataset.seen = JSON.stringify(seen);
-    }, 1500)</script>"""
-    page.write_text(rich_page.read_text().replace("</body>", f"{script}</body>"))
-    seen = visit(page, tmp_path / "profile")
-    assert seen.console == []
-    found = re.search(r'data-seen="([^"]*)"', seen.dom)
-    assert found is not None
-    did = json.loads(found[1].replace("&quot;", '"'))
-    assert did["range"] == [100, 200]
-    assert "launch 1" in did["hover"] and "step" in did["hover"]
-    assert did["hidden"] >= 2  # its LR, its loss and its bar
+def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> None:
+    """A drag zooms all three panels, a hover names launch and step, a click hides a launch, Tab and keys reach the axis."""
+    with browser(tmp_path / "profile") as running:
+        tab = running.open(rich_page.as_uri())
+        tab.until("document.querySelector('#plot-lineage[data-drawn] .legendtoggle') !== null")
+        plot = "document.getElementById('plot-lineage')"
+        where = f"{plot}.querySelector('.nsewdrag[data-subplot=xy2]').getBoundingClientRect()"
+        left, top, width, height = tab.value(f"(() => {{ const r = {where}; return [r.left, r.top, r.width, r.height]; }})()")
+        middle = top + height / 2
+        full = tab.value(f"{plot}.layout.xaxis.range")
+        tab.mouse("mousePressed", left + width / 4, middle, down=True)
+        for part in (0.3, 0.4, 0.5):
+            tab.mouse("mouseMoved", left + width * part, middle, down=True)
+        tab.mouse("mouseReleased", left + width / 2, middle)
+        zoomed = tab.until(f"({plot}.layout.xaxis.range[1] < {full[1]} * 0.6) && {plot}.layout.xaxis.range")
+        assert full[0] < zoomed[0] < zoomed[1] < full[1]
+        told = f"[...{plot}.querySelectorAll('.hovertext')].map((e) => e.textContent).join()"
+        seen = ""
+        for part in range(1, 40):  # from the top down: the curve is somewhere
+            tab.mouse("mouseMoved", left + width / 2, top + height * part / 40)
+            time.sleep(0.15)
+            seen = seen or tab.value(told)
+        assert re.search(r"launch \d.*step \d+", seen), seen
+        x, y = tab.value(
+            f"(() => {{ const r = {plot}.querySelector('.legendtoggle').getBoundingClientRect();"
+            " return [r.left + r.width / 2, r.top + r.height / 2]; })()"
+        )
+        tab.mouse("mousePressed", x, y, down=True)
+        tab.mouse("mouseReleased", x, y)
+        tab.until(f"{plot}.data.filter((t) => t.visible === 'legendonly').length >= 2")
+        tab.key("3")
+        tab.until(f"{plot}.layout.xaxis.title.text === 'samples'")
+        tab.key("t")
+        assert tab.until("document.documentElement.dataset.theme") in ("dark", "light")
+        assert tab.console == []
 
 
 def test_a_panel_that_does_not_fit_its_form_is_left_out_and_its_words_stay(tmp_path: Path) -> None:
