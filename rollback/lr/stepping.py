@@ -113,22 +113,46 @@ def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]
 def _replay_chain(children: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[float]:
     """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`."""
     live = [copy.deepcopy(dict(child)) for child in children]
-    steps = max(child["last_epoch"] for child in live)
+    steps = max(map(_last_epoch, live))
     if steps > _REPLAY_LIMIT_STEPS:
         raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
     live_groups = [dict(group) for group in groups]
-    write_lrs({}, live_groups, live[0]["base_lrs"])
+    write_lrs({}, live_groups, _base_lrs(live[0]))
     for child in live:
-        if infer_scheduler_class(child) in (SchedulerClass.SEQUENTIAL, SchedulerClass.CHAINED):
-            raise CannotCompute("a scheduler nested twice in a ChainedScheduler cannot be replayed")
-        child.update(last_epoch=0, _step_count=1)
-        if infer_scheduler_class(child) is SchedulerClass.WARM_RESTARTS:
-            child.update(T_cur=0, T_i=child["T_0"])
-        write_lrs(child, live_groups, _initial(child, live_groups))
+        _restart(child, live_groups)
     for _ in range(steps):
         for child in live:
             step_once(child, live_groups, iter(()))
     return keep_lrs(live_groups)
+
+
+def _last_epoch(state: Mapping[str, Any]) -> int:
+    inner = state.get("_schedulers")
+    return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(_last_epoch, inner))
+
+
+def _base_lrs(state: Mapping[str, Any]) -> Sequence[float]:
+    inner = state.get("_schedulers")
+    return _base_lrs(inner[0]) if inner else state["base_lrs"]
+
+
+def _restart(state: State, groups: Groups) -> None:
+    """As the constructors leave a scheduler and the LRs; those of a SequentialLR that come later have not begun."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.SEQUENTIAL:
+        write_lrs(state, groups, _base_lrs(state))
+        for child in state["_schedulers"][1:]:
+            child.update(last_epoch=-1, _step_count=1)
+        state["last_epoch"] = 0
+        _restart(state["_schedulers"][0], groups)
+    elif name is SchedulerClass.CHAINED:
+        for child in state["_schedulers"]:
+            _restart(child, groups)
+    else:
+        state.update(last_epoch=0, _step_count=1)
+        if name is SchedulerClass.WARM_RESTARTS:
+            state.update(T_cur=0, T_i=state["T_0"])
+        write_lrs(state, groups, _initial(state, groups))
 
 
 def _initial(child: State, groups: Groups) -> list[float]:

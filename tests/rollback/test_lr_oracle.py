@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
+from torch.optim import lr_scheduler as L
 
 from rollback.lr import SchedulerClass, Unknown, infer_scheduler_class, next_lrs
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, lrs, plateau, train_step
@@ -31,6 +32,84 @@ def test_next_hundred_lrs_are_bit_identical_to_torch(name: str, saved_at: int) -
         train_step(model, optimizer, scheduler)
         expected.append(lrs(optimizer))
     assert next_lrs(state, groups, 100) == tuple(expected)
+
+
+# Corners: composites in composites, no milestone, past the horizon, momentum that moves with the LR.
+CORNERS: dict[str, Any] = {
+    "sequential_in_chained": lambda o: L.ChainedScheduler(
+        [L.SequentialLR(o, [L.LinearLR(o, 0.1, 1.0, 8), L.CosineAnnealingLR(o, 60)], [8]), L.ExponentialLR(o, 0.98)]
+    ),
+    "chained_in_chained": lambda o: L.ChainedScheduler(
+        [L.ChainedScheduler([L.StepLR(o, 7, 0.5), L.ConstantLR(o, 0.3, 12)]), L.ExponentialLR(o, 0.98)]
+    ),
+    "sequential_of_one": lambda o: L.SequentialLR(o, [L.StepLR(o, 7, 0.5)], []),
+    "multi_step_without_milestones": lambda o: L.MultiStepLR(o, [], 0.3),
+    "polynomial_past_its_end": lambda o: L.PolynomialLR(o, 9, 1.5),
+    "cosine_past_its_end": lambda o: L.CosineAnnealingLR(o, 7, eta_min=1e-5),
+    "one_cycle_three_phase": lambda o: L.OneCycleLR(
+        o, max_lr=[1e-3, 2e-3], total_steps=140, three_phase=True, base_momentum=0.8, max_momentum=0.93
+    ),
+    "cyclic_with_momentum": lambda o: L.CyclicLR(o, [1e-4, 2e-4], [1e-3, 3e-3], 5, 8, base_momentum=0.8),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+@pytest.mark.parametrize("saved_at", [0, 1, 7, 8, 13, 30])
+def test_corners_are_bit_identical_too(name: str, saved_at: int) -> None:
+    model, optimizer, scheduler = build(CORNERS[name])
+    for _ in range(saved_at):
+        train_step(model, optimizer, scheduler)
+    state, groups = _saved(optimizer, scheduler)
+    expected = [lrs(optimizer)]
+    for _ in range(99):
+        train_step(model, optimizer, scheduler)
+        expected.append(lrs(optimizer))
+    assert next_lrs(state, groups, 100) == tuple(expected)
+
+
+def test_one_cycle_past_its_end_is_unknown_as_torch_raises_there() -> None:
+    model, optimizer, scheduler = build(COMPUTED["one_cycle"])
+    for _ in range(125):
+        train_step(model, optimizer, scheduler)
+    assert not isinstance(next_lrs(*_saved(optimizer, scheduler), 5), Unknown)
+    answer = next_lrs(*_saved(optimizer, scheduler), 8)
+    assert isinstance(answer, Unknown) and "130 steps" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "name, rows", [("cosine_with_floor", 25), ("step", 100), ("linear", 100), ("sequential_before", 50), ("exponential", 100)]
+)
+def test_lrs_kept_as_float32_tensors_agree_to_a_millionth(name: str, rows: int) -> None:
+    """As a reader sees them: the tensor's number, in double precision.
+
+    A cosine's recursion divides by what is left above its floor: there torch itself blows up the rounding of its float32.
+    """
+    import torch
+
+    def case(optimizer: Any) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        return COMPUTED[name](optimizer)
+
+    model, optimizer, scheduler = build(case)
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return float(value)
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        return [plain(part) for part in value] if isinstance(value, list) else value
+
+    state, groups = plain(scheduler.state_dict()), plain(optimizer.state_dict()["param_groups"])
+    expected = []
+    for _ in range(rows):
+        expected.append(pytest.approx(lrs(optimizer), rel=1e-6, abs=1e-9))
+        train_step(model, optimizer, scheduler)
+    answer = next_lrs(state, groups, rows)
+    assert not isinstance(answer, Unknown), answer
+    assert list(answer) == expected
 
 
 @pytest.mark.parametrize("saved_at", [0, 7])
