@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 BUILDERS = Path(__file__).parent
-TIMEOUT_SECONDS = 240
+TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CheckpointFactory:
             target.mkdir(exist_ok=True)
             {"dcp": framework_runs.dcp, "plain": framework_runs.plain}[writer](target, options)
             return target
-        return self._copy("framework_runs.py", target, {"writer": writer, **options}, 1)
+        return self._copy("framework_runs.py", target, {"writer": writer, **options}, options.get("processes", 1))
 
     def _copy(self, script: str, target: Path, options: dict[str, Any], processes: int) -> Path:
         key = script + "-" + "-".join(f"{k}={options[k]}" for k in sorted(options)).replace("/", "_")[:150]
@@ -63,7 +63,8 @@ class CheckpointFactory:
 def run_script(script: str, arguments: list[str], *, processes: int = 1, environ: dict[str, str] | None = None) -> None:
     """Run a builder script in one process, or in several real ranks through torchrun; raises with its output."""
     command = [sys.executable]
-    if processes > 1 or script.startswith("deepspeed"):  # DeepSpeed wants a launcher's variables, else it asks for MPI
+    # DeepSpeed wants a launcher's variables, else it asks for MPI
+    if processes > 1 or script.startswith("deepspeed") or '"deepspeed"' in arguments[-1]:
         command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "0",
                     "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]  # fmt: skip
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environ or {})}

@@ -38,6 +38,8 @@ def config_of(options: dict[str, Any]) -> dict[str, Any]:
     }
     if options.get("bf16"):
         config["bf16"] = {"enabled": True}
+    if options.get("universal"):
+        config["checkpoint"] = {"load_universal": True}
     kind = options.get("scheduler", "client")
     if kind in CONFIG_SCHEDULERS:
         config["scheduler"] = {"type": kind, "params": CONFIG_SCHEDULERS[kind]}
@@ -71,11 +73,27 @@ def raw(out: Path, options: dict[str, Any]) -> None:
         config=config_of(options),
         lr_scheduler=scheduler_for if client else None,
     )
+    if options.get("resume"):
+        resume(engine, out, options)
+        return
     for step in range(1, options.get("steps", 10) + 1):
         engine.backward(loss_of(engine, options))
         engine.step()
         if step in options.get("save_at", [options.get("steps", 10)]):
             engine.save_checkpoint(str(out), client_state={"iteration": step})
+
+
+def resume(engine: Any, out: Path, options: dict[str, Any]) -> None:
+    """Load what `latest` (or `latest_universal`) names, and write the LRs of the next steps beside OUT."""
+    if engine.load_checkpoint(str(out))[0] is None:
+        raise SystemExit("nothing was loaded")
+    used = []
+    for _ in range(4):
+        used.append([float(group["lr"]) for group in engine.optimizer.param_groups])
+        engine.backward(loss_of(engine, options))
+        engine.step()
+    if engine.global_rank == 0:
+        (out.parent / "used.json").write_text(json.dumps(used))
 
 
 def under_accelerate(out: Path, options: dict[str, Any]) -> None:

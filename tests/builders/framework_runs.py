@@ -14,8 +14,19 @@ import torch
 
 
 def trainer(out: Path, options: dict[str, Any]) -> None:
-    """`checkpoint-N` of transformers' Trainer."""
-    from transformers import Trainer, TrainingArguments
+    """`checkpoint-N` of transformers' Trainer; with `deepspeed` (a ZeRO stage) the engine's files lie in it."""
+    if "deepspeed" in options:
+        from deepspeed_run import config_of, deepspeed
+
+        deepspeed.init_distributed("gloo")
+        config = {**config_of({"stage": options["deepspeed"]}), "train_micro_batch_size_per_gpu": "auto"}
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    used: list[float] = []
+
+    class Witness(TrainerCallback):
+        def on_step_begin(self, _args: Any, _state: Any, _control: Any, **objects: Any) -> None:
+            used.append(objects["optimizer"].param_groups[0]["lr"])
 
     class Small(torch.nn.Module):
         def __init__(self) -> None:
@@ -29,8 +40,9 @@ def trainer(out: Path, options: dict[str, Any]) -> None:
     data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(64)]
     arguments = TrainingArguments(
         output_dir=str(out),
-        max_steps=options.get("steps", 10),
+        max_steps=options.get("max_steps", options.get("steps", 10)),
         save_steps=options.get("save_every", options.get("steps", 10)),
+        save_strategy="no" if options.get("resume") else "steps",
         logging_steps=1,
         learning_rate=1e-3,
         warmup_steps=2,
@@ -39,14 +51,19 @@ def trainer(out: Path, options: dict[str, Any]) -> None:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        deepspeed=config if "deepspeed" in options else None,
+        **options.get("arguments", {}),
     )
-    Trainer(model=Small(), args=arguments, train_dataset=data).train()
+    resume = options.get("resume")
+    trainer = Trainer(model=Small(), args=arguments, train_dataset=data, callbacks=[Witness()])
+    trainer.train(resume_from_checkpoint=str(out / resume) if resume else None)
+    if resume:
+        (out.parent / "used.json").write_text(json.dumps(used))
 
 
 def lightning(out: Path, options: dict[str, Any]) -> None:
     """`epoch=E-step=N.ckpt` of Lightning."""
     import lightning as L
-    from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Small(L.LightningModule):
         def __init__(self) -> None:
@@ -62,10 +79,33 @@ def lightning(out: Path, options: dict[str, Any]) -> None:
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), batch_size=4)
-    every = ModelCheckpoint(dirpath=out, every_n_train_steps=options.get("steps", 10), save_top_k=-1,
+    for resume in options.get("resume", [None]):
+        used = _fit(Small(), data, out, options, resume)
+        if resume:
+            told = out.parent / "used.json"
+            known = json.loads(told.read_text()) if told.exists() else {}
+            told.write_text(json.dumps({**known, resume: {"first": options["steps"] - len(used), "lrs": used}}))
+
+
+def _fit(model: Any, data: Any, out: Path, options: dict[str, Any], resume: str | None) -> list[float]:
+    """One launch of Lightning, from the checkpoint `resume` where there is one; the LR of every batch."""
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    steps = options.get("steps", 10)
+    every = ModelCheckpoint(dirpath=out, every_n_train_steps=options.get("save_every", steps), save_top_k=-1,
                             save_last=options.get("last", False))  # fmt: skip
-    L.Trainer(max_steps=options.get("steps", 10), accelerator="cpu", logger=False, enable_progress_bar=False,
-              enable_model_summary=False, callbacks=[every]).fit(Small(), data)  # fmt: skip
+    used: list[float] = []
+
+    class Witness(L.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            used.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    trainer = L.Trainer(max_steps=steps, max_epochs=None, accelerator="cpu", logger=False, enable_progress_bar=False,
+                        enable_model_summary=False, callbacks=[*([] if resume else [every]), Witness()],
+                        enable_checkpointing=not resume)  # fmt: skip
+    trainer.fit(model, data, ckpt_path=str(out / resume) if resume else None)
+    return used
 
 
 class DcpApp:

@@ -1,6 +1,7 @@
 """A tiny FSDP run under Accelerate on CPU ranks that saves one checkpoint.
 
-Usage: fsdp_run.py OUT '{"version": 2, "state_dict": "SHARDED_STATE_DICT", "steps": 10}'.
+Usage: fsdp_run.py OUT '{"version": 2, "state_dict": "SHARDED_STATE_DICT", "steps": 10}'. With `resume` it loads that
+checkpoint instead and writes the LRs of the next steps beside OUT, in used.json.
 Accelerate silently ignores FSDP on a CPU (state.py lists only MULTI_GPU and the like) and makes DDP files instead;
 here it is told that the CPU is one of them, and the run stops unless it ends up with FSDP.
 """
@@ -61,12 +62,20 @@ def main(out: Path, options: dict[str, Any]) -> None:
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 100))
     scheduler = accelerator.prepare(scheduler)
-    for _ in range(options.get("steps", 10)):
+    state = out / f"opt_step-{options.get('steps', 10)}" / "accelerator_state"
+    if options.get("resume"):
+        accelerator.load_state(str(state))
+    used = []
+    for _ in range(4 if options.get("resume") else options.get("steps", 10)):
+        used.append([group["lr"] for group in optimizer.param_groups])
         accelerator.backward(model(torch.randn(3, 4)).pow(2).mean())
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-    accelerator.save_state(str(out / f"opt_step-{options.get('steps', 10)}" / "accelerator_state"))
+    if not options.get("resume"):
+        accelerator.save_state(str(state))
+    elif accelerator.is_main_process:
+        (out.parent / "used.json").write_text(json.dumps(used))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ The checkpoints are made by the real frameworks, in real ranks where there are s
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from rollback.checkpoint import list_checkpoints
 from rollback.layout import Checkpoint
 from rollback.lr.fields import group_lr_leaves, scheduler_lr_leaves
 from rollback.state import read_state
-from tests.builders.checkpoints import CheckpointFactory
+from tests.builders.checkpoints import CheckpointFactory, convert_to_universal, run_script
 from tests.rollback.disks import picture
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"), pytest.mark.timeout(900)]
 
 # name -> (builder, options, number of files that hold LRs)
 QUICK: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -92,6 +94,108 @@ def test_dcp_resumes_at_half_the_lr_of_every_group(checkpoints: CheckpointFactor
     assert control[0] == [pytest.approx(9e-4), pytest.approx(4.5e-4)]
     assert _command(root, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
     assert used() == [[lr / 2 for lr in row] for row in control]
+
+
+def _used(root: Path, script: str, options: dict[str, Any], processes: int = 1) -> Any:
+    """What a real resume in fresh processes then uses."""
+    run_script(script, [str(root), json.dumps(options)], processes=processes)
+    path = root.parent / "used.json"
+    used = json.loads(path.read_text())
+    path.unlink()
+    return used
+
+
+# name -> (builder, options of the save, further options of the resume, step)
+RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fsdp1 sharded": ("fsdp", {"processes": 2, "version": 1}, {}),
+    "fsdp2 sharded": ("fsdp", {"processes": 2}, {}),
+    "fsdp2 full": ("fsdp", {"processes": 2, "state_dict": "FULL_STATE_DICT"}, {}),
+    "trainer": ("framework", {"writer": "trainer", "max_steps": 14}, {"resume": "checkpoint-10"}),
+    "trainer, polynomial": (
+        "framework",
+        {"writer": "trainer", "max_steps": 14, "kind": "polynomial", "arguments": {"lr_scheduler_kwargs": {"power": 2.0}}},
+        {"resume": "checkpoint-10"},
+    ),
+    "trainer deepspeed zero1": (
+        "framework",
+        {"writer": "trainer", "max_steps": 14, "deepspeed": 1},
+        {"resume": "checkpoint-10"},
+    ),
+    "trainer deepspeed zero2": (
+        "framework",
+        {"writer": "trainer", "max_steps": 14, "deepspeed": 2, "processes": 2},
+        {"resume": "checkpoint-10"},
+    ),
+}
+SCRIPTS = {"fsdp": "fsdp_run.py", "framework": "framework_runs.py", "deepspeed": "deepspeed_run.py"}
+
+
+def _check_resumed(root: Path, script: str, options: dict[str, Any], command_step: str = "10") -> None:
+    """inspect, verify, rollback at half the LR, a real resume that uses it, undo to the byte."""
+    processes = options.get("processes", 1)
+    control = _used(root, script, options, processes)
+    before = picture(root)
+    checkpoint = next(c for c in list_checkpoints(root) if str(c.step) == command_step)
+    assert _command_of("inspect", str(checkpoint.path)) == 0 == _command_of("verify", str(checkpoint.path))
+    assert _command(root, "rollback", "--to", command_step, "--lr-scale", "0.5", "--yes") == 0
+    used = _used(root, script, options, processes)
+    assert _halved(control) == used
+    assert _command(root, "undo", "--yes") == 0
+    assert picture(root) == before
+
+
+def _halved(value: Any) -> Any:
+    return [_halved(part) for part in value] if isinstance(value, list) else pytest.approx(value / 2, rel=1e-9)
+
+
+def _command_of(*words: str) -> int:
+    return run([*words])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_real_resume_uses_half_the_lr(checkpoints: CheckpointFactory, root: Path, name: str) -> None:
+    builder, options, more = RESUMED[name]
+    _build(checkpoints, root, builder, options)
+    _check_resumed(root, SCRIPTS[builder], {**options, "resume": True, **more})
+
+
+@pytest.mark.slow
+def test_universal_checkpoint_resumes_at_half_the_lr(checkpoints: CheckpointFactory, root: Path) -> None:
+    """DeepSpeed's own converter and its own universal load, on another number of ranks than saved it."""
+    checkpoints.deepspeed(root, stage=1, processes=2)
+    convert_to_universal(root, "global_step10")
+    (root / "latest").unlink()
+    shutil.rmtree(root / "global_step10")
+    _check_resumed(root, "deepspeed_run.py", {"stage": 1, "resume": True, "universal": True})
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_lightnings_last_goes_with_the_checkpoint_that_was_chosen(checkpoints: CheckpointFactory, root: Path) -> None:
+    """A trainer that resumes from `last` goes on from the chosen step at the new LR, not from the abandoned one."""
+    checkpoints.framework(root, "lightning", steps=20, save_every=10, last=True)
+    names = sorted(path.name for path in root.iterdir())
+    assert names[0].endswith("step=10.ckpt") and names[1].endswith("step=20.ckpt") and names[2:] == ["last.ckpt"]
+    resume = {"writer": "lightning", "steps": 23, "resume": ["last.ckpt", names[0]]}
+    control = _used(root, "framework_runs.py", resume)
+    assert (control["last.ckpt"]["first"], control[names[0]]["first"]) == (20, 10)
+    before = picture(root)
+    assert _command(root, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    assert sorted(path.name for path in root.iterdir()) == [names[0], "last.ckpt"]
+    assert (root / "last.ckpt").read_bytes() == (root / names[0]).read_bytes()
+    assert (root / "last.ckpt").stat().st_ino != (root / names[0]).stat().st_ino  # Lightning overwrites it in place
+    used = _used(root, "framework_runs.py", resume)
+    halved = [pytest.approx(lr / 2, rel=1e-12) for lr in control[names[0]]["lrs"]]
+    assert used == {name: {"first": 10, "lrs": halved} for name in ("last.ckpt", names[0])}
+    assert _command(root, "undo", "--yes") == 0
+    assert picture(root) == before
+    # the copy of the very step: edited too
+    assert _command(root, "rollback", "--to", "20", "--lr-scale", "0.5", "--yes") == 0
+    assert (root / "last.ckpt").read_bytes() == (root / names[1]).read_bytes()
+    assert _command(root, "rollback", "--to", "20", "--lr-scale", "0.5", "--yes") == 0  # and 20 is still one checkpoint
+    assert _command(root, "undo", "--yes") == 0 == _command(root, "undo", "--yes")
+    assert picture(root) == before
 
 
 @pytest.mark.slow
