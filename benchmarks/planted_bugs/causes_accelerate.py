@@ -8,16 +8,33 @@ from typing import Any
 import torch
 
 from benchmarks.planted_bugs.plan import Acts, Plan, cause
-from rollback.manifest import read_manifest, write_manifest
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.paths import RunPaths
+from rollback.manifest import digest_file, read_manifest, write_manifest
 
 ACC = "accelerate"
 
 
 def reseal(checkpoint: Path) -> None:
     """Write the manifest's digests anew, as if the save itself had written the wrong state: only memory can tell."""
+    if checkpoint.is_file():
+        reseal_file(checkpoint)
+        return
     manifest = read_manifest(checkpoint)
     if manifest is not None:
         write_manifest(checkpoint, step=manifest.step, memory=manifest.memory, run=manifest.run, launch=manifest.launch)
+
+
+def reseal_file(path: Path) -> None:
+    """The same for a checkpoint that is one file, whose digest stands in the journal."""
+    paths = RunPaths(path.parent / "logs" / "run")
+    if not paths.journal_dir.is_dir():
+        return
+    saved = [entry for entry in read_journal(paths).of_kind("checkpoint") if entry.data.get("path") == str(path)]
+    data = {"path": str(path), "sha256": digest_file(path)[0]}
+    if saved:
+        with JournalWriter(paths) as writer:
+            writer.append("guard.digest", step=saved[-1].step, refs=(saved[-1].id,), data=data)
 
 
 def edited(name: str, change: Any) -> Any:

@@ -90,6 +90,7 @@ def in_ckpt(change: Any) -> Any:
         state = torch.load(path, weights_only=False)
         change(state)
         torch.save(state, path)
+        reseal(path)
 
     return edit
 

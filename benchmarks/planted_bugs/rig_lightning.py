@@ -105,6 +105,9 @@ def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Ro
     trainer = _fit(folder, run_dir, plan.first, rows, None, SAVED_AT, None)
     path = folder / f"step={SAVED_AT}.ckpt"
     trainer.save_checkpoint(path)
+    for callback in trainer.callbacks:
+        if isinstance(callback, ChronicleCallback) and callback.session is not None:
+            callback.session.sealer.finish()
     return path, rows[:SAVED_AT]
 
 

@@ -19,7 +19,7 @@ from rollback.layout import ACCELERATE_STATE_DIR
 from rollback.manifest import ManifestFile, digest_file, read_manifest, replace_manifest, write_manifest
 from rollback.verify import verify_checkpoint
 
-__all__ = ["check_files", "checkpoint_root", "read_memory", "write_digests", "write_first_manifest"]
+__all__ = ["check_digest", "check_files", "checkpoint_root", "read_memory", "write_digests", "write_first_manifest"]
 
 
 def checkpoint_root(directory: Path) -> Path:
@@ -70,6 +70,20 @@ def read_memory(root: Path) -> Memory | None:
     if manifest is None or manifest.memory is None:
         return None
     return Memory.from_json(manifest.memory)
+
+
+def check_digest(path: Path, expected: str | None) -> list[Check]:
+    """A checkpoint that is one file against the digest in the journal; None: it is not known (yet)."""
+    if expected is None or not path.is_file():
+        return []
+    try:
+        found, _ = digest_file(path)
+    except UnreadableFile as problem:
+        return [failed("checkpoint files", "F2", found=problem.message, where=str(path), cause=problem.remedy or "")]
+    if found == expected:
+        return []
+    cause = "the file was changed after it was saved, and by no rollback"
+    return [failed("checkpoint file", "F3", expected=expected[:16], found=found[:16], where=str(path), cause=cause)]
 
 
 def check_files(root: Path) -> list[Check]:

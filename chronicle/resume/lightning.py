@@ -35,6 +35,11 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
 
     @property
+    def session(self) -> GuardSession | None:
+        """The guard of this Trainer; None before training begins."""
+        return self._session
+
+    @property
     def state_key(self) -> str:
         """The name under which memory lies in a checkpoint's `callbacks`."""
         return "ChronicleCallback"
@@ -94,9 +99,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
     def _tell_saved(self, path: Path) -> None:
         session = self._session
         if session is not None and not session.off:
-            step = int(self._trainer.global_step)
-            data = {"path": str(path.absolute()), "step": step}
-            session.story.write("checkpoint", step=step, title=f"checkpoint {path.name}", data=data)
+            session.sealer.seal_file(path.absolute(), step=int(self._trainer.global_step))
             session.batches.after_save(str(path.absolute()))
 
     def _observe(self) -> LiveState:

@@ -17,6 +17,7 @@ from chronicle.resume.files import write_digests, write_first_manifest
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.ranks import Ranks
 from chronicle.resume.story import Story
+from rollback.manifest import digest_file
 
 __all__ = ["Sealer"]
 
@@ -61,6 +62,18 @@ class Sealer:
         """The digests that are there within a second."""
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
+
+    def seal_file(self, path: Path, *, step: int | None) -> None:
+        """A checkpoint that is one file: its entry now, its digest later. Nothing is written beside it, where loaders look."""
+        data = {"path": str(path), "step": step, "digests": "pending"}
+        saved = self.story.write("checkpoint", step=step, title=f"checkpoint {path.name}", data=data)
+        if saved is not None:
+            self._start(lambda: self._write_digest(path, step, saved))
+
+    def _write_digest(self, path: Path, step: int | None, saved: str) -> None:
+        sha256, crc32 = digest_file(path)
+        data = {"path": str(path), "sha256": sha256, "crc32": crc32}
+        self.story.write("guard.digest", step=step, title=f"digest of {path.name}", refs=(saved,), data=data)
 
     def share(self, topic: str, value: str, write: Callable[[Sequence[RankDigest]], None], *, at_most: int) -> None:
         """Give `value` of every rank to `write` on the main process, from a thread when it must wait for the others."""

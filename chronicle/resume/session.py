@@ -16,7 +16,7 @@ from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
 from chronicle.resume.data_watch import DataWatch
 from chronicle.resume.entry_checks import Entry, check_entry, check_mode
-from chronicle.resume.files import check_files, checkpoint_root, read_memory
+from chronicle.resume.files import check_digest, check_files, checkpoint_root, read_memory
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
@@ -153,7 +153,9 @@ class GuardSession:
         if self.ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self.story.read()
-        return [*check_files(root), *check_contract(contract, root, history), *check_run_state(root, memory, history)]
+        known = None if self.begun.expectation.contract else history.digests.get(str(root))  # a rollback edits files
+        files = [*check_files(root), *check_digest(root, known)]
+        return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
 
     def after_load(self, directory: Path, *, generators: bool = True) -> None:
         """Memory next: everything the manifest or contract promises, on every rank.

@@ -36,6 +36,7 @@ class History:
     # by rank: digests of the first batch of launches from scratch; checkpoint -> rank -> the batch that followed its save
     starts: Mapping[int, frozenset[str]] = field(default_factory=dict)
     followed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
 
     @property
     def last_step(self) -> int | None:
@@ -57,16 +58,17 @@ class Story:
 
     def write(
         self, kind: str, *, step: int | None, title: str, data: Mapping[str, Any], refs: Iterable[str] = ()
-    ) -> None:
-        """Append one entry if this is the main process and there is a run; never raises."""
+    ) -> str | None:
+        """Append one entry if this is the main process and there is a run, and return its id; never raises."""
         if not self._is_main() or self.paths is None:
-            return
+            return None
         try:
             if self._writer is None:
                 self._writer = JournalWriter(self.paths)
-            self._writer.append(kind, step=step, launch=self.launch, title=title, refs=tuple(refs), data=data)
+            return self._writer.append(kind, step=step, launch=self.launch, title=title, refs=tuple(refs), data=data).id
         except (ChronicleError, OSError, ValueError) as problem:
             self.say("journal", f"the journal could not be written ({problem}); training goes on")
+            return None
 
     def read(self) -> History:
         """Fold the journal; an unreadable one is an empty history that says so."""
@@ -93,10 +95,14 @@ def fold_history(entries: Iterable[Entry]) -> History:
     fulfilled: set[str] = set()
     starts: dict[int, frozenset[str]] = {}
     followed: dict[str, dict[int, str]] = {}
+    saves: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for entry in entries:
         if entry.kind in SAVES:
             path = str(entry.data.get("path") or "")
             checkpoints.append((entry.step, path))
+            saves[path] = entry.id
+            digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
         elif entry.kind == "guard.batches" and entry.data.get("digests"):
             firsts = {0: str(entry.data["digests"][0])}
@@ -106,6 +112,8 @@ def fold_history(entries: Iterable[Entry]) -> History:
             elif not entry.step:
                 for rank, first in firsts.items():
                     starts[rank] = starts.get(rank, frozenset()) | {first}
+        elif entry.kind == "guard.digest" and entry.refs and saves.get(str(entry.data.get("path"))) == entry.refs[0]:
+            digests[str(entry.data["path"])] = str(entry.data.get("sha256"))
         elif entry.kind in INTENTS:
             intents[entry.id] = str(entry.data.get("id") or entry.id)
         elif entry.kind in RECEIPTS:
@@ -123,6 +131,7 @@ def fold_history(entries: Iterable[Entry]) -> History:
         kept=tuple(kept),
         starts=starts,
         followed=followed,
+        digests=digests,
     )
 
 

@@ -84,9 +84,7 @@ class AttachedRun:
         if target.is_dir():
             self.session.after_save(target)
         else:
-            memory = self.session.describe()
-            data = {"path": str(target), "step": memory.step}
-            self.session.story.write("checkpoint", step=memory.step, title=f"checkpoint {target.name}", data=data)
+            self.session.sealer.seal_file(target, step=self.session.describe().step)
 
     def log(self, **values: Any) -> None:
         """One line in the launch's per-step log; the step is the guard's own count."""

@@ -20,7 +20,7 @@ __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 BOOKKEEPING = frozenset(
     (
         *("run.init", "launch.step", "rollback.intent", "undo.intent", "plan"),
-        *("guard.batches", "data.start", "evidence", "evidence.sealed", "verified"),
+        *("guard.batches", "guard.digest", "data.start", "evidence", "evidence.sealed", "verified"),
     )
 )
 FOLDED = BOOKKEEPING | {"launch.end", "checkpoint", "close", "amend"}

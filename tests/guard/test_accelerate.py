@@ -317,6 +317,28 @@ def test_save_into_a_full_disk_goes_on(
     assert capsys.readouterr().err.count("could not be sealed") == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own needs root")
+@pytest.mark.parametrize("left_bytes", [0, 4096])
+def test_disk_of_the_logs_that_is_really_full_costs_a_healthy_run_nothing(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], left_bytes: int
+) -> None:
+    """Full from the start, or after the first entries: said once a launch, same losses, and the resume passes."""
+    disk = tmp_path / "logs"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("no right to mount")
+    try:
+        (disk / "others").write_bytes(bytes((64 << 10) - left_bytes))
+        _, expected = first_launch(disk / "tr", checkpoint)
+        launch = start(disk / "tr", seed=1)
+        launch.accelerator.load_state(str(checkpoint))
+        assert launch.train(5) == expected
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    told = 1 if left_bytes else 2  # what the first launch writes fits into the last page
+    assert capsys.readouterr().err.count("the journal could not be written") == told
+
+
 def test_known_checkpoint_without_manifest_is_refused(run_dir: Path, checkpoint: Path) -> None:
     first_launch(run_dir, checkpoint)
     (checkpoint / MANIFEST_NAME).unlink()

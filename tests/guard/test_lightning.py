@@ -10,6 +10,7 @@ pytest.importorskip("lightning")
 
 import lightning.pytorch as pl
 
+from benchmarks.planted_bugs.causes_accelerate import reseal_file
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
@@ -71,6 +72,7 @@ def fit(
 def saved(tmp_path: Path, run_dir: Path) -> Path:
     trainer = fit(tmp_path, run_dir, max_steps=6)
     trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    trainer.callbacks[0].session.sealer.finish()
     return tmp_path / "step=6.ckpt"
 
 
@@ -92,6 +94,7 @@ def test_scheduler_state_lost_in_the_file_is_refused(saved: Path, tmp_path: Path
     state = torch.load(saved, weights_only=False)
     state["lr_schedulers"] = []
     torch.save(state, saved)
+    reseal_file(saved)  # as if Lightning itself had saved it so
     with pytest.raises(ResumeRefused):
         fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved)
 
@@ -100,9 +103,32 @@ def test_optimizer_state_lost_in_the_file_is_refused(saved: Path, tmp_path: Path
     state = torch.load(saved, weights_only=False)
     state["optimizer_states"][0]["state"] = {}
     torch.save(state, saved)
+    reseal_file(saved)  # as if Lightning itself had saved it so
     with pytest.raises(ResumeRefused):
         fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved)
     assert verdicts(run_dir)[-1]["verdict"] == "refused"
+
+
+def test_file_that_was_exchanged_after_the_save_is_refused_by_its_digest(
+    saved: Path, tmp_path: Path, run_dir: Path
+) -> None:
+    """Every check sum inside the file is right; nothing lies beside it that a loader could take for state."""
+    assert sorted(path.name for path in saved.parent.iterdir() if path.is_file()) == ["step=6.ckpt"]
+    state = torch.load(saved, weights_only=False)
+    torch.save({**state, "hyper_parameters": {"note": "from another run"}}, saved)
+    with pytest.raises(ResumeRefused) as refused:
+        fit(tmp_path, run_dir, max_steps=10, ckpt_path=saved)
+    assert refused.value.checks[0].code == "F3"
+
+
+def test_file_saved_again_under_the_same_name_is_held_to_its_newest_digest(
+    saved: Path, tmp_path: Path, run_dir: Path
+) -> None:
+    last = saved.with_name("last.ckpt")
+    for steps, path in ((8, saved), (10, last), (12, last)):
+        trainer = fit(tmp_path, run_dir, max_steps=steps, ckpt_path=path)
+        trainer.save_checkpoint(last)
+    assert verdicts(run_dir)[-1]["verdict"] == "passed"
 
 
 def test_fit_without_the_checkpoint_is_refused(saved: Path, tmp_path: Path, run_dir: Path) -> None:
