@@ -118,13 +118,15 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
     recorded = _recorded(read_heartbeats(paths.heartbeats_dir), here)
     watched = {facts.number for facts in here if facts.supervisor_alive(boot)}
     supervisors = {(facts.pid, facts.start_ticks): facts.number for facts in here if facts.number in watched}
+    open_launches = {facts.number for facts in here if not facts.ended}
     grouped = _grouped(here)
     found = []
     for process in list_processes():
         if not process.alive or process.pid == os.getpid():
             continue
         if process.key in supervisors:
-            found.append(_found(process, supervisors[process.key], Role.SUPERVISOR, "recorded"))
+            if supervisors[process.key] in open_launches:  # else an autopilot between two launches
+                found.append(_found(process, supervisors[process.key], Role.SUPERVISOR, "recorded"))
             continue
         launch, how = _claim(process, by_token, recorded)
         if launch is None and process.key in grouped:
