@@ -8,8 +8,9 @@ the seed's exp9 in the newest release. A directory may also hold a DeepSpeed tag
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from rollback.findings import Finding, Severity
 from rollback.formats.deepspeed import pointer_findings, read_engine, role_in_tag
@@ -45,7 +46,7 @@ STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetens
 ARGUMENTS = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps",
     "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "bf16",
-    "fp16", "optim", "ignore_data_skip",
+    "fp16", "optim", "ignore_data_skip", "deepspeed", "load_best_model_at_end",
 )  # fmt: skip
 
 
@@ -143,7 +144,7 @@ class TransformersFormat:
             topology=engine.topology,
             findings=(*engine.findings, *pointers),
         )
-        return replace(state, notes=_notes(state))
+        return replace(state, notes=tuple(_notes(state, log)))
 
 
 def _counters(log: object) -> dict[str, int | float]:
@@ -169,7 +170,10 @@ def _arguments(checkpoint: Checkpoint) -> dict[str, object]:
     if not any(file.path == "training_args.bin" for file in checkpoint.files):
         return {}
     tree = as_mapping(read_torch_file(checkpoint.path / "training_args.bin").tree) or {}
-    return {name: _plain(tree[name]) for name in ARGUMENTS if name in tree and tree[name] is not None}
+    found = {name: _plain(tree[name]) for name in ARGUMENTS if name in tree and tree[name] is not None}
+    if not isinstance(found.get("deepspeed"), str):
+        found.pop("deepspeed", None)  # given as a dict, it is in the engine's own copy
+    return found
 
 
 def _plain(value: object) -> object:
@@ -178,7 +182,14 @@ def _plain(value: object) -> object:
     return arguments[0] if isinstance(arguments, tuple) and len(arguments) == 1 else value
 
 
-def _notes(state: CheckpointState) -> tuple[str, ...]:
+def _notes(state: CheckpointState, log: object) -> Iterator[str]:
     if state.config.get("ignore_data_skip"):
-        return ("ignore_data_skip is set: after a resume the data starts anew",)
-    return ()
+        yield "ignore_data_skip is set: after a resume the data starts anew"
+    best = (as_mapping(log) or {}).get("best_model_checkpoint")
+    if isinstance(best, str) and best and state.checkpoint.abandoned is None:
+        name = PurePath(best).name
+        if not (state.checkpoint.path.parent / name).is_dir():
+            yield (
+                f"best_model_checkpoint names `{best}`, and there is no `{name}` beside this checkpoint (moved away or "
+                "removed): at the end of the training `load_best_model_at_end` would find nothing there"
+            )

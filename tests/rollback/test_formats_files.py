@@ -5,6 +5,7 @@ An edit counts as right when the framework's own loader reads the new numbers an
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ def test_trainer_without_scheduler_or_optimizer_is_incomplete(trainer_root: Path
     (trainer_root / "checkpoint-5" / name).rename(trainer_root / "checkpoint-5" / f"{name}.bak")
     found = errors(trainer_root / "checkpoint-5")
     assert ("F2", name) in found and ("F1", f"{name}.bak") in found
+
+
+def test_best_model_that_is_not_beside_the_checkpoint_any_more_is_said(trainer_root: Path) -> None:
+    """A rollback has moved it away: `load_best_model_at_end` would look for it in vain."""
+    path = trainer_root / "checkpoint-10" / "trainer_state.json"
+    log = json.loads(path.read_text())
+    for name, said in (("checkpoint-5", False), ("checkpoint-15", True)):
+        path.write_text(json.dumps({**log, "best_model_checkpoint": f"out/{name}"}))
+        notes = read_state(open_checkpoint(trainer_root / "checkpoint-10")).notes
+        assert any("best_model_checkpoint" in note and name in note for note in notes) is said
 
 
 def test_trainer_counter_contradicts_the_name(trainer_root: Path) -> None:
