@@ -141,8 +141,8 @@ def report(
 
 
 def _plan(study: str, profile: str, seeds: int | None, arms: str | None) -> Any:
-    from experiments.definition import find_study
     from experiments.design import plan_study
+    from experiments.reading import find_study
 
     chosen = tuple(part.strip() for part in arms.split(",") if part.strip()) if arms else ()
     return plan_study(find_study(study), profile, seeds=seeds, arms=chosen)

@@ -1,7 +1,7 @@
-"""A study as data: arms, profiles, outcome, contrasts and margin, read from YAML and named by a hash.
+"""A study as data: arms, profiles, outcome, contrasts and margin, named by a hash.
 
-Lengths inside arms are in slices, so that one study fits every profile. Unknown keys are errors: a misspelt treatment
-would be a study of nothing. What the arms mean in updates is `design`'s.
+Lengths inside arms are in slices, so that one study fits every profile. How a file becomes a study is `reading`'s, what the
+arms mean in updates `design`'s.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from experiments.errors import BadStudy
 
@@ -26,17 +25,11 @@ __all__ = [
     "Profile",
     "Restart",
     "Study",
-    "find_study",
-    "list_studies",
-    "parse_study",
 ]
 
 VERSION = 1
-STUDIES_DIR = Path(__file__).parent / "studies"
 FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
-
-T = TypeVar("T")
 
 
 class Order(StrEnum):
@@ -146,6 +139,15 @@ class Profile:
     device: str = "cpu"
     mixed_precision: str = "no"
 
+    def __post_init__(self) -> None:
+        least = {"slice_updates": 1, "start_updates": 0, "batch_size": 1, "seeds": 1, "num_layers": 1, "shard_samples": 1,
+                 "eval_every": 1, "eval_windows": 1, "window_bytes": 2}  # fmt: skip
+        for key, bound in least.items():
+            if getattr(self, key) < bound:
+                raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected {bound} or more")
+        if self.num_heads < 1 or self.d_model % self.num_heads:
+            raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is no multiple of num_heads {self.num_heads}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -179,6 +181,12 @@ class Study:
         unknown = sorted({name for answer in self.answers for name in answer.by} - contrasts)
         if unknown:
             raise BadStudy(f"unknown contrast `{unknown[0]}` in answers: the study has {', '.join(sorted(contrasts))}")
+        sources = {*self.sources, *(name for profile in self.profiles for name in profile.sources)}
+        used = {name for arm in self.arms if arm.restart is not None for name in arm.restart.ratio}
+        if used - sources:
+            raise BadStudy(f"unknown source `{min(used - sources)}` in a ratio: the study has {', '.join(sorted(sources))}")
+        if not self.sources:
+            raise BadStudy("the study names no source")
         if self.margin_bpb <= 0 or not 0 < self.alpha < 1:
             raise BadStudy(f"margin_bpb is {self.margin_bpb}, alpha {self.alpha}: expected above 0 (alpha below 1)")
         if len(self.gate) not in (0, 2):
@@ -210,91 +218,6 @@ class Study:
     def to_json(self) -> dict[str, Any]:
         """The whole definition as plain values."""
         return {"v": VERSION, **asdict(self)}
-
-
-def list_studies() -> tuple[str, ...]:
-    """Names of the studies that come with the product."""
-    return tuple(sorted(path.stem for path in STUDIES_DIR.glob("*.yaml")))
-
-
-def find_study(name_or_path: str) -> Study:
-    """A study that comes with the product, or a YAML file of the user's own. Raises `BadStudy`."""
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise BadStudy(f"study file `{path}` does not exist")
-    else:
-        path = STUDIES_DIR / f"{name_or_path}.yaml"
-        if name_or_path not in list_studies():
-            raise BadStudy(
-                f"unknown study `{name_or_path}`: expected a YAML file or one of {', '.join(list_studies())}"
-            )
-    return parse_study(path.read_text(encoding="utf-8"), where=str(path))
-
-
-def parse_study(text: str, *, where: str = "study") -> Study:
-    """Parse YAML; raises `BadStudy` naming file and key."""
-    import yaml
-
-    try:
-        record = yaml.safe_load(text)
-    except yaml.YAMLError as problem:
-        raise BadStudy(f"`{where}` is not YAML: {problem}") from problem
-    if not isinstance(record, dict) or record.pop("v", None) != VERSION:
-        raise BadStudy(f"`{where}` is not a study of version {VERSION}", f"begin it with `v: {VERSION}`")
-    return study_from_json(record, where=where)
-
-
-def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study:
-    """The inverse of `to_json`, and the reading of a parsed file (named lists may be mappings by name)."""
-    parts = {key: value for key, value in record.items() if key != "v"}
-    try:
-        parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
-        parts["contrasts"] = tuple(_build(Contrast, item) for item in _listed(parts.get("contrasts", ()), "contrasts"))
-        parts["answers"] = tuple(_build(Answer, item) for item in _answers(parts.get("answers", ())))
-        parts["profiles"] = tuple(_build(Profile, item) for item in _listed(parts.get("profiles"), "profiles"))
-        return _build(Study, parts)
-    except BadStudy as problem:
-        raise BadStudy(f"`{where}`: {problem.message}", problem.remedy) from problem
-
-
-def _arm(record: Mapping[str, Any]) -> Arm:
-    restart = record.get("restart")
-    return _build(Arm, {**record, "restart": None if restart is None else _restart(restart)})
-
-
-def _restart(record: Mapping[str, Any]) -> Restart:
-    parts = dict(record)
-    try:
-        parts["order"] = Order(parts.get("order", Order.PLAN))
-        parts["loses"] = tuple(Loss(item) for item in parts.get("loses", ()))
-    except ValueError as problem:
-        raise BadStudy(f"restart {dict(record)}: {problem}") from problem
-    return _build(Restart, parts)
-
-
-def _listed(value: Any, key: str) -> Sequence[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        return [{"name": str(name), **(body or {})} for name, body in value.items()]
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return value
-    raise BadStudy(f"key `{key}` is {value!r}: expected a mapping by name")
-
-
-def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
-    return [{"name": str(name), "by": by} for name, by in value.items()] if isinstance(value, Mapping) else value
-
-
-def _build(kind: type[T], record: Mapping[str, Any]) -> T:
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    unknown = sorted(set(record) - set(known))
-    if unknown:
-        raise BadStudy(f"unknown key `{unknown[0]}` in {kind.__name__.lower()}: expected {', '.join(known)}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
-    try:
-        return kind(**values)
-    except TypeError as problem:
-        raise BadStudy(f"{kind.__name__.lower()} {record.get('name', '')}: {problem}") from problem
 
 
 def _position(names: Sequence[str], name: str, what: str) -> int:

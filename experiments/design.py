@@ -103,7 +103,7 @@ class StudyPlan:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
         """Rebuild a registered plan."""
-        from experiments.definition import study_from_json
+        from experiments.reading import study_from_json
 
         study = study_from_json(record["study"])
         profile = study.profile(record["profile"])
@@ -124,6 +124,8 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
             study.arm(name)
         every = tuple(name for name in (study.reference, *arms) if name not in study.gate[1:])
         every, once = tuple(dict.fromkeys(every)), study.gate[1:]
+    if study.reference not in (*every, *study.gate):
+        raise BadStudy(f"reference `{study.reference}` is not among the arms of profile `{profile}`")
     pairs = [(name, 0) for name in (*study.gate, *once)]
     pairs += [(name, seed) for seed in range(sizes.seeds) for name in every]
     return _assemble(study, sizes, list(dict.fromkeys(pairs)))
@@ -180,5 +182,3 @@ def _check_sizes(study: Study, profile: Profile) -> None:
                 f"expected a whole number of shards of {profile.shard_samples}",
                 "choose slice_updates, batch_size or shard_samples so that slices are whole shards",
             )
-    if profile.window_bytes * 9 < 9 * 2:
-        raise BadStudy(f"profile `{profile.name}`: window_bytes is {profile.window_bytes}, expected 2 or more")

@@ -1,4 +1,4 @@
-"""From paired differences to words: difference, equivalent or inconclusive, and how many seeds would settle it.
+"""From paired differences to verdicts: difference, equivalent or inconclusive.
 
 A difference is claimed only where the paired t test and the exact sign-flip test agree (after Holm in the main family);
 equivalence only where TOST passes at the registered margin; neither below four
@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from experiments.outcomes import StudyData, outcome_of
-from experiments.statistics import (
-    PairedResult,
-    adjust_holm,
-    compare_paired,
-    num_seeds_for_difference,
-    num_seeds_for_equivalence,
-)
+from experiments.statistics import PairedResult, adjust_holm, compare_paired
 
-__all__ = ["LEAST_PAIRS", "PRIMARY", "Judged", "Verdict", "judge_contrasts", "judge_factorial", "paired_differences"]
+__all__ = [
+    "LEAST_PAIRS",
+    "PRIMARY",
+    "Judged",
+    "Question",
+    "Verdict",
+    "judge",
+    "judge_contrasts",
+    "judge_factorial",
+    "paired_differences",
+]
 
 PRIMARY = "averaged/mixture"
 LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality alone: no verdict, only numbers
@@ -33,6 +38,15 @@ class Verdict(StrEnum):
     EQUIVALENT = "equivalent"
     INCONCLUSIVE = "inconclusive"
     NOT_TESTED = "not tested"  # fewer than two paired seeds
+
+
+class Question(NamedTuple):
+    """What is asked of one set of paired differences."""
+
+    name: str
+    formula: str
+    question: str
+    family: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +63,6 @@ class Judged:
     t_p: float | None = None
     sign_flip_p: float | None = None
     verdict: Verdict = Verdict.NOT_TESTED
-    seeds_for_difference: int | None = None
-    seeds_for_equivalence: int | None = None
 
 
 def paired_differences(data: StudyData, plus: str, minus: str, outcome: str = PRIMARY) -> dict[int, float]:
@@ -62,23 +74,12 @@ def paired_differences(data: StudyData, plus: str, minus: str, outcome: str = PR
 def judge_contrasts(data: StudyData) -> tuple[Judged, ...]:
     """Every registered contrast; those of the family `main` with Holm's adjustment."""
     study = data.plan.study
-    judged = []
-    for contrast in study.contrasts:
-        if {contrast.plus, contrast.minus} <= set(data.plan.arm_names):
-            differences = paired_differences(data, contrast.plus, contrast.minus)
-            formula = f"{contrast.plus} − {contrast.minus}"
-            judged.append(
-                _judge(
-                    contrast.name,
-                    formula,
-                    contrast.question,
-                    contrast.family,
-                    differences,
-                    study.margin_bpb,
-                    study.alpha,
-                )
-            )
-    return _decide(judged, study.margin_bpb, study.alpha)
+    asked = [
+        (Question(c.name, f"{c.plus} − {c.minus}", c.question, c.family), paired_differences(data, c.plus, c.minus))
+        for c in study.contrasts
+        if {c.plus, c.minus} <= set(data.plan.arm_names)
+    ]
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha)
 
 
 def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
@@ -98,34 +99,28 @@ def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
         "interaction": ("restart on repeated − restart on fresh", "Is a restart worse when the data repeat?",
                         {s: (rr[s] - rc[s]) - (fr[s] - fc[s]) for s in fc}),
     }  # fmt: skip
-    judged = [_judge(name, formula, question, "factorial", differences, study.margin_bpb, study.alpha)
-              for name, (formula, question, differences) in effects.items()]  # fmt: skip
-    return _decide(judged, study.margin_bpb, study.alpha)
+    asked = [(Question(name, formula, question, "factorial"), differences)
+             for name, (formula, question, differences) in effects.items()]  # fmt: skip
+    return judge(asked, margin=study.margin_bpb, alpha=study.alpha)
 
 
-def _judge(
-    name: str, formula: str, question: str, family: str, differences: Mapping[int, float], margin: float, alpha: float
-) -> Judged:
+def judge(asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float) -> tuple[Judged, ...]:
+    """A verdict on the paired differences (by seed) of each question; those of the family `main` are adjusted together."""
+    judged = [_compare(question, differences, margin, alpha) for question, differences in asked]
+    main = [(one.name, one.result) for one in judged if one.family == "main" and one.result is not None]
+    names = [name for name, _ in main]
+    t_ps = dict(zip(names, adjust_holm([result.t_p for _, result in main]), strict=True))
+    flips = dict(zip(names, adjust_holm([result.sign_flip_p for _, result in main]), strict=True))
+    return tuple(_with_verdict(one, t_ps.get(one.name), flips.get(one.name), alpha) for one in judged)
+
+
+def _compare(question: Question, differences: Mapping[int, float], margin: float, alpha: float) -> Judged:
     values = tuple(differences.values())
     result = compare_paired(values, margin=margin, alpha=alpha) if len(values) >= 2 else None
-    return Judged(name=name, formula=formula, question=question, family=family, seeds=tuple(differences), differences=values,
-                  result=result)  # fmt: skip
+    return Judged(**question._asdict(), seeds=tuple(differences), differences=values, result=result)
 
 
-def _decide(judged: Sequence[Judged], margin: float, alpha: float) -> tuple[Judged, ...]:
-    main = [one for one in judged if one.family == "main" and one.result is not None]
-    t_ps = dict(
-        zip((one.name for one in main), adjust_holm([one.result.t_p for one in main if one.result]), strict=True)
-    )
-    flips = dict(
-        zip(
-            (one.name for one in main), adjust_holm([one.result.sign_flip_p for one in main if one.result]), strict=True
-        )
-    )
-    return tuple(_with_verdict(one, t_ps.get(one.name), flips.get(one.name), margin, alpha) for one in judged)
-
-
-def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, margin: float, alpha: float) -> Judged:
+def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, alpha: float) -> Judged:
     result = one.result
     if result is None:
         return one
@@ -144,6 +139,4 @@ def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, mar
         t_p=t_p,
         sign_flip_p=sign_flip_p,
         verdict=verdict,
-        seeds_for_difference=num_seeds_for_difference(result.mean, result.sd, alpha=alpha),
-        seeds_for_equivalence=num_seeds_for_equivalence(margin, result.sd, alpha=alpha),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from experiments.definition import Study
 from experiments.gates import find_treatment
 from experiments.outcomes import StudyData
+from experiments.statistics import num_seeds_for_difference, num_seeds_for_equivalence
 from experiments.verdicts import LEAST_PAIRS, Judged, Verdict
 
 __all__ = ["answer", "answer_questions", "describe_errors", "format_bpb", "limits", "what_would_settle"]
@@ -35,7 +36,7 @@ def answer(one: Judged, margin: float, alpha: float) -> str:
         f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}, "
         f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}"
     )
-    return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin)}".rstrip()
+    return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin, alpha)}".rstrip()
 
 
 def _verdict(one: Judged, margin: float, alpha: float) -> str:
@@ -64,28 +65,22 @@ def _interval(one: Judged) -> str:
     return f"{format_bpb(one.result.interval.low)} to {format_bpb(one.result.interval.high)}"
 
 
-def what_would_settle(one: Judged, margin: float) -> str:
+def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
     """How many seeds would settle an inconclusive contrast; empty where it is settled."""
     if one.verdict is not Verdict.INCONCLUSIVE or one.result is None:
         return ""
-    parts = []
-    if one.seeds_for_equivalence:
-        parts.append(
-            f"{one.seeds_for_equivalence} seeds would show equivalence within ±{margin:g} if there is no difference"
-        )
-    if one.seeds_for_difference:
-        parts.append(
-            f"{one.seeds_for_difference} seeds would show a difference of the observed size if that is the truth"
-        )
+    parts, r = [], one.result
+    if equal := num_seeds_for_equivalence(margin, r.sd, alpha=alpha):
+        parts.append(f"{equal} seeds would show equivalence within ±{margin:g} if there is no difference")
+    if different := num_seeds_for_difference(r.mean, r.sd, alpha=alpha):
+        parts.append(f"{different} seeds would show a difference of the observed size if that is the truth")
     else:
         parts.append("no practicable number of seeds would show a difference as small as the observed one")
-    few = one.result.num_pairs
-    floor = " (below six pairs the sign-flip test cannot fall under 5 %)" if few < 6 else ""
-    floor = (
-        f" (below {LEAST_PAIRS} pairs no verdict is given, below six no difference can be claimed)"
-        if few < LEAST_PAIRS
-        else floor
-    )
+    floor = ""
+    if r.num_pairs < LEAST_PAIRS:
+        floor = f" (below {LEAST_PAIRS} pairs no verdict is given, below six no difference can be claimed)"
+    elif r.num_pairs < 6:
+        floor = " (below six pairs the sign-flip test cannot fall under 5 %)"
     return "What would settle it, with 80 % power: " + "; ".join(parts) + floor + "."
 
 
@@ -99,7 +94,7 @@ def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, 
         found = [by_name[name] for name in names if name in by_name]
         if found:
             beside = "; ".join(f"{one.name} ({one.formula}) {_short(one)}" for one in found[1:])
-            said = _plainly(found[0], study.margin_bpb)
+            said = _plainly(found[0], study.margin_bpb, study.alpha)
             told.append((question, said + (f" Beside it: {beside}." if beside else "")))
     return told
 
@@ -114,7 +109,7 @@ def describe_errors(study: Study, judged: Sequence[Judged]) -> str:
     return f"{shared}; {rest.replace('every contrast', 'every other contrast')}"
 
 
-def _plainly(one: Judged, margin: float) -> str:
+def _plainly(one: Judged, margin: float, alpha: float) -> str:
     if one.result is None:
         return f"Not tested: {_one_seed(one)}."
     where = f"95 % interval {_interval(one)}, n = {one.result.num_pairs}"
@@ -124,7 +119,7 @@ def _plainly(one: Judged, margin: float) -> str:
     rest = missed if one.family == "control" else ""
     if one.verdict is Verdict.EQUIVALENT:
         return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
-    settle = what_would_settle(one, margin)
+    settle = what_would_settle(one, margin, alpha)
     return f"Not settled: {one.formula} = {format_bpb(one.result.mean)} ({where}). {settle}{rest}"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
-from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
 from experiments.history import LEG, list_ready, read_history
 from experiments.launching import ChronicleLauncher, resume_path
 from experiments.outcomes import read_study
 from experiments.paths import StudyPaths
+from experiments.reading import find_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
 

@@ -9,9 +9,9 @@ import pytest
 
 from chronicle.commands.main import run as chronicle
 from chronicle.journal import JournalWriter
-from experiments.definition import find_study
 from experiments.design import plan_study
 from experiments.paths import StudyPaths
+from experiments.reading import find_study
 from experiments.runner import register, run_study
 from tests.experiments.fakes import FakeLauncher
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.definition import Order, find_study, list_studies, parse_study, study_from_json
+from experiments.definition import Order
 from experiments.design import START, StudyPlan, legs_of, plan_study
 from experiments.errors import BadStudy
+from experiments.reading import find_study, list_studies, parse_study, study_from_json
 
 OWN = """
 v: 1
@@ -95,12 +96,43 @@ def test_chosen_arms_keep_the_reference_and_its_gate() -> None:
         ("title: mine", "title: [", "not YAML"),
         ("arms: [X, Y]", "arms: [X, Q]", "unknown arm `Q`"),
         ("sources: {code: 1}", "sources: {code: 1}\nmargin_bpb: 0", "margin_bpb"),
+        ("title: mine\n", "", "key `title` is missing in study mine"),
+        ("batch_size: 4,", "", "key `batch_size` is missing in profile tiny"),
+        ("seeds: 2", "seeds: two", "key `seeds` in profile tiny is 'two': expected a whole number"),
+        ("seeds: 2", "seeds: true", "key `seeds` in profile tiny is True: expected a whole number"),
+        ("seeds: 2", "lr: fast, seeds: 2", "key `lr` in profile tiny is 'fast': expected a number"),
+        ("Y: {slices: [1, 2],", "Y: {slices: 2,", "key `slices` in arm Y is 2: expected a list of whole numbers"),
+        ("Y: {slices: [1, 2],", "Y: {slices: [one],", "expected a list of whole numbers"),
+        ("X: {slices: [1, 2]}", "X: 3", "key `arms`: the value of `X` is 3, expected a mapping"),
+        ("restart: {loses: [moments]}", "restart: exact", "key `restart` in arm Y is 'exact'"),
+        ("restart: {loses: [moments]}", "restart: {at: 0.5}", "key `at` in the restart of arm Y is 0.5: expected a list"),
+        ("restart: {loses: [moments]}", "restart: {order: random}", "'random': expected one of plan, reshuffled, stock"),
+        ("restart: {loses: [moments]}", "restart: {loses: 7}", "expected a list of moments, schedule"),
+        ("restart: {loses: [moments]}", "restart: {ratio: {prose: 1}, ratio_for: 0.5}", "unknown source `prose`"),
+        ("sources: {code: 1}", "sources: {code: 0}", "names with weights, whole numbers above 0"),
+        ("sources: {code: 1}", "sources: {}", "names no source"),
+        ("sources: {code: 1}", "sources: [code]", "names with weights"),
+        ("arms: [X, Y]", "arms: [Y]", "reference `X` is not among the arms of profile `tiny`"),
+        ("d_model: 16", "d_model: 15", "d_model 15 is no multiple of num_heads 2"),
+        ("slice_updates: 4", "slice_updates: 0", "slice_updates is 0"),
+        ("start_updates: 2", "start_updates: -2", "start_updates is -2"),
+        ("reference: X", "reference: X\nanswers: {why: [hram]}", "unknown contrast `hram` in answers"),
     ],
 )
 def test_an_impossible_study_is_refused_with_the_key(old: str, new: str, said: str) -> None:
+    """One sentence with file, key and what was expected; nothing is left for the launches to find."""
     assert old in OWN
-    with pytest.raises(BadStudy, match=said):
-        parse_study(OWN.replace(old, new))
+    with pytest.raises(BadStudy) as problem:
+        plan_study(parse_study(OWN.replace(old, new), where="mine.yaml"), "tiny")
+    assert said in problem.value.message
+    assert "\n" not in problem.value.message
+
+
+def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadStudy, match=r"study file `.*mine.yaml` cannot be read"):
+        find_study(str(path))
 
 
 def test_slices_that_are_no_whole_shards_are_refused() -> None:

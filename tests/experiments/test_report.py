@@ -11,13 +11,14 @@ import pytest
 
 from chronicle.journal import read_journal
 from chronicle.journal.objects import object_path
-from experiments.definition import Study, find_study
+from experiments.definition import Study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
 from experiments.gates import check_gates, count_ledger, find_treatment
 from experiments.history import REPORT
 from experiments.outcomes import bounce, read_study
 from experiments.paths import StudyPaths
+from experiments.reading import find_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
 from experiments.text import read_shape
