@@ -4,8 +4,9 @@ import os
 import re
 import signal
 import sys
+import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronicle.journal import read_journal
@@ -71,6 +72,7 @@ def test_live_view_never_waits_for_a_reader_who_does_not_read():
     os.close(read_end)
 
 
+@settings(deadline=None)  # a shared machine
 @given(st.lists(st.binary(max_size=30), max_size=20))
 def test_split_lines_loses_and_invents_nothing(blocks):
     rest, out = b"", []
@@ -90,6 +92,7 @@ def test_a_marked_line_that_arrives_is_taken_out_and_nothing_is_said():
     assert said == [] and test.late == {}
 
 
+@settings(deadline=None)  # a shared machine
 @given(st.integers(min_value=0, max_value=40))
 def test_a_mark_cut_in_two_is_still_one_mark(cut):
     test = LatencyTest(clock=Clock())
@@ -170,3 +173,13 @@ def test_signal_names_in_the_journal_are_the_full_ones(driver):
     driver.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
     assert driver.wait() == 128 + signal.SIGSEGV
     assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV"
+
+
+def test_binary_rubbish_and_lines_without_end_cost_little_and_keep_every_byte():
+    """A mark's first byte inside a megabyte without an end of line once cost minutes of CPU."""
+    test = LatencyTest(clock=lambda: 0.0)
+    rubbish = bytes(range(256)) * 40 + b"x" * (1 << 20)
+    began = time.process_time()
+    shown = b"".join(test.take(rubbish[at : at + 65536], 3) for at in range(0, len(rubbish), 65536))
+    assert shown == rubbish
+    assert time.process_time() - began < 5.0  # CPU of this process: 0.01 s; it was over a minute
