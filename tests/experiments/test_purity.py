@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[2] / "experiments"
-PURE = ("definition", "design", "panel", "history", "slicing", "statistics", "verdicts", "words", "transients", "progress", "document")
+PURE = ("definition", "design", "panel", "history", "slicing", "statistics", "verdicts", "words", "transients", "progress",
+        "document")  # fmt: skip
 FORBIDDEN = {"os", "subprocess", "time", "random", "secrets", "datetime"}
 
 
