@@ -28,6 +28,11 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(text: str) -> str:
+    """As `visible`, for a name or message inside a line: its line breaks are spelled out too."""
+    return visible(text).replace("\n", "\\n")
+
+
 class RollbackError(Exception):
     """Base of every deliberate error; `remedy` tells the reader the way out, or is None."""
 

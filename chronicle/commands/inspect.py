@@ -10,7 +10,7 @@ from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption
 from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from rollback.checkpoint import list_checkpoints, open_checkpoint, select_checkpoint
-from rollback.errors import visible
+from rollback.errors import one_line
 from rollback.inspection import GROUP_FIELDS, LR_FIELDS, summarise
 from rollback.layout import Checkpoint
 from rollback.state import read_state
@@ -35,7 +35,7 @@ def inspect(
     """
     chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints), count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
-    return CommandResult(text=visible("\n".join(_lines(summary, all_files))), data=summary)
+    return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
 
 
 def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:

@@ -8,7 +8,7 @@ from chronicle.commands.result import CommandResult
 from chronicle.errors import ChronicleError
 from chronicle.rollbacks.ground import open_ground
 from chronicle.settings import Settings
-from rollback.errors import visible
+from rollback.errors import one_line
 from rollback.layout import Checkpoint
 from rollback.quarantine import (
     apply_quarantine,
@@ -32,7 +32,7 @@ def move_strays(
     if not moves:
         return CommandResult(text=f"no strays in {root}", data={"changed": False, "moved": []})
     refuse_mount_points(root)
-    text = visible("\n".join(["strays to move out of the checkpoints:", *(f"  {move.path}" for move in moves)]))
+    text = "\n".join(["strays to move out of the checkpoints:", *(f"  {one_line(move.path)}" for move in moves)])
     agree("Move them?", text, yes=yes)
     with open_ground(settings) as ground, uninterrupted():
         data = {"root": str(root), "moves": [move.to_json() for move in moves]}
@@ -53,7 +53,7 @@ def bring_back(wanted: str, settings: Settings, *, yes: bool) -> CommandResult:
         if len(found) != 1:
             raise ChronicleError(f"{len(found)} quarantines are called `{wanted}`", "`chronicle log` lists them")
         root, moves = Path(str(found[0].data["root"])), moves_from_json(found[0].data.get("moves"))
-        text = visible("\n".join(["strays to bring back:", *(f"  {move.path}" for move in moves)]))
+        text = "\n".join(["strays to bring back:", *(f"  {one_line(move.path)}" for move in moves)])
         agree("Bring them back?", text, yes=yes)
         with uninterrupted():
             entry = ground.writer.append(

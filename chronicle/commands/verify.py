@@ -18,7 +18,7 @@ from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import ChronicleError
 from rollback.checkpoint import list_checkpoints, list_root_strays
 from rollback.checksums import Progress
-from rollback.errors import visible
+from rollback.errors import one_line
 from rollback.findings import Finding, Severity
 from rollback.layout import Checkpoint
 from rollback.verify import check_retention, passes, root_stray_findings, verify_checkpoint
@@ -73,7 +73,6 @@ def verify(
             found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
     text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
-    text = visible(text)
     return CommandResult(text=text, data=_data(found, full), exit_code=code, talk=talk)
 
 
@@ -139,13 +138,13 @@ def _counts(finding: Finding) -> bool:
 def _lines(found: Found, full: bool, *, brief: bool) -> Iterator[str]:
     width = max(len(Path(path).name) for path, _, _ in found)
     for path, checkpoint, findings in found:
-        yield f"{Path(path).name:<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
+        yield f"{one_line(Path(path).name):<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
         for finding in findings:
             if brief and not _counts(finding):
                 continue
-            yield f"  {finding.severity.value:<5} {finding.check:<3} {finding.path}: {finding.message}"
+            yield f"  {finding.severity.value:<5} {finding.check:<3} {one_line(finding.path)}: {one_line(finding.message)}"
             if finding.remedy and _counts(finding):
-                yield f"            hint: {finding.remedy}"
+                yield f"            hint: {one_line(finding.remedy)}"
 
 
 def _about(checkpoint: Checkpoint | None) -> str:

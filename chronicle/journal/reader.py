@@ -8,6 +8,7 @@ before its intent.
 
 import errno
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def read_journal(paths: RunPaths) -> Journal:
     writers: list[list[Entry]] = []
     problems: list[Problem] = []
     heads: list[tuple[str, str]] = []
-    for path in sorted(paths.journal_dir.glob("*.jsonl")):
+    for path in _writer_files(paths.journal_dir, problems):
         entries, head = _read_file(path, paths.run, problems)
         if entries:
             writers.append(entries)
@@ -66,6 +67,17 @@ def read_journal(paths: RunPaths) -> Journal:
     entries = in_order(entry for entries in writers for entry in entries)
     problems += _duplicates(entries, paths.journal_dir)
     return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
+
+
+def _writer_files(directory: Path, problems: list[Problem]) -> list[Path]:
+    """Every writer's file; a directory that cannot be listed is a problem, not an empty journal."""
+    try:
+        return [directory / name for name in sorted(os.listdir(directory)) if name.endswith(".jsonl")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as problem:
+        problems.append(Problem(check="unreadable", path=directory, line=0, message=problem.strerror or str(problem)))
+        return []
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:

@@ -63,7 +63,7 @@ def open_ground(
     """
     paths = settings.paths
     if not writing:
-        journal = read_journal(paths)
+        journal = _read_whole(paths)
         intent = find_open_intent(journal.entries)
         if intent is not None:
             raise unfinished(intent)
@@ -72,7 +72,7 @@ def open_ground(
     is_new = not paths.journal_dir.is_dir()
     paths.run_dir.mkdir(parents=True, exist_ok=True)
     with hold_lock(paths.run_dir / LOCK_NAME):
-        journal = read_journal(paths)
+        journal = _read_whole(paths)
         intent = find_open_intent(journal.entries)
         if intent is not None and not recovering:
             raise unfinished(intent)
@@ -85,6 +85,18 @@ def open_ground(
             yield ground
         finally:
             ground.writer.close()
+
+
+def _read_whole(paths: RunPaths) -> Journal:
+    """The journal; nothing is decided on a part of it, an intent could stand in what cannot be read."""
+    journal = read_journal(paths)
+    for problem in journal.problems:
+        if problem.check == "unreadable":
+            raise JournalError(
+                f"`{problem.path}` cannot be read: {problem.message}; what was begun or done cannot be known without it",
+                "make the journal readable, then repeat the command",
+            )
+    return journal
 
 
 def unfinished(intent: Entry) -> IntentOpen:

@@ -1,8 +1,9 @@
 """Opens hostile checkpoints with the commands people use, each in a process of its own, and reports what it cost.
 
 `run_attacks.py DIR [--quick]` writes one JSON line a case: exit codes, what was printed, processor seconds, peak
-memory. The canary must not exist afterwards. `--quick` leaves out the second home of each file (a whole checkpoint)
-and two of the four commands. Memory beyond MEMORY_BYTES and time beyond TIMEOUT_SECONDS end a case.
+memory. The canary must not exist afterwards. Hostile state is read; hostile companions of healthy state meet every
+command that opens a checkpoint, those that change it too. `--quick` leaves out the second home of each file (a whole
+checkpoint) and half of the commands. Memory beyond MEMORY_BYTES and time beyond TIMEOUT_SECONDS end a case.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 
 from chronicle.commands import main as commands
 from tests.attacks import hostile_files
+from tests.attacks.companions import COMPANIONS, healthy
 from tests.attacks.pickle_bytes import optimizer, pickled, real, scheduler
 
 MEMORY_BYTES = 1500 * 2**20
-TIMEOUT_SECONDS = 60  # a fuse; what a case really took is measured in processor time
+TIMEOUT_SECONDS = 240  # a fuse; what a case really took is measured in processor time
 
 
 def cases(folder: Path, *, quick: bool) -> Iterator[tuple[str, Path]]:
@@ -55,6 +57,18 @@ def cases(folder: Path, *, quick: bool) -> Iterator[tuple[str, Path]]:
         path = _accelerate(folder, label, {})
         plant(path)
         yield f"filesystem: {label}", path
+
+
+def companion_cases(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(label, path) of every healthy checkpoint with something hostile beside its state, and of every filesystem trick."""
+    for label, plant in COMPANIONS.items():
+        path = healthy(folder / label)
+        plant(path)
+        yield f"companion: {label}", path
+    for label, plant in FILESYSTEM.items():
+        path = _accelerate(folder, f"{label}, changed", {})
+        plant(path)
+        yield f"changed: {label}", path
 
 
 def _accelerate(folder: Path, label: str, files: dict[str, bytes]) -> Path:
@@ -120,14 +134,14 @@ FILESYSTEM: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
-def open_it(path: Path, *, quick: bool) -> dict[str, object]:
-    """Run the reading commands on `path` in a child process."""
+def open_it(path: Path, argvs: list[list[str]]) -> dict[str, object]:
+    """Run commands on `path` in a child process."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
         with os.fdopen(write, "w") as report:
-            json.dump(_in_child(path, quick), report)
+            json.dump(_in_child(argvs), report)
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as report:
@@ -137,20 +151,50 @@ def open_it(path: Path, *, quick: bool) -> dict[str, object]:
     return {**outcome, "seconds": usage.ru_utime + usage.ru_stime, "memory_mb": usage.ru_maxrss / 1024}
 
 
-def _in_child(path: Path, quick: bool) -> dict[str, object]:
+def _in_child(argvs: list[list[str]]) -> dict[str, object]:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(TIMEOUT_SECONDS)
     printed, broken, codes = io.StringIO(), "", []
     commands._unexpected = lambda problem: _remember(problem)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        codes += [commands.run(argv) for argv in commands_on(str(path))[: 2 if quick else 4]]
+        codes += [commands.run(argv) for argv in argvs]
     broken = "\n".join(_UNEXPECTED)
     return {"codes": codes, "printed": printed.getvalue()[-2000:], "broken": broken}
 
 
 def commands_on(path: str) -> list[list[str]]:
     return [["inspect", path], ["verify", path], ["inspect", path, "--json"], ["diff", path, path]]
+
+
+def all_commands_on(path: Path) -> list[list[str]]:
+    """Every command that opens a checkpoint, at the root that `path` lies in; those that change something come last."""
+    root = path.parent
+    run = ["--run", "r", "--logs", f"{root}-logs"]
+    places = [*run, "--checkpoints", str(root)]
+    step = path.name.rpartition("-")[2]
+    back = ["rollback", "--to", step, "--lr-scale", "0.5"]
+    huge = path.is_dir() and any(p.lstat().st_size > 2**32 for p in path.iterdir())
+    digests = ["--no-digests"] if huge else []
+    return [
+        *(
+            ["verify", str(path), *places],
+            [*back, "--verify", "quick", "--yes", *places],
+            ["manifest", str(path), *digests],
+        ),
+        *(
+            ["note", "begun", *run],
+            ["verify", "--all", *places],
+            ["inspect", str(path)],
+            ["diff", str(path), str(path)],
+        ),
+        *(
+            [*back, "--dry-run", *places],
+            ["verify", "--all", "--quarantine", "--yes", *places],
+            [*back, "--yes", *places],
+        ),
+        *(["undo", "--yes", *places], ["prune", "--yes", *places], ["propose", *places], ["status", *places]),
+    ]
 
 
 _UNEXPECTED: list[str] = []
@@ -162,11 +206,15 @@ def _remember(problem: BaseException) -> int:
 
 
 def main(folder: Path, *, quick: bool) -> None:
-    with contextlib.redirect_stderr(io.StringIO()):
-        for argv in commands_on("nothing"):  # import the verbs once, here
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for argv in [*commands_on("nothing"), *all_commands_on(folder / "nothing-1")]:  # import the verbs once, here
             commands.run(argv)
     for label, path in cases(folder, quick=quick):
-        print(json.dumps({"label": label, "path": str(path), **open_it(path, quick=quick)}), flush=True)
+        argvs = commands_on(str(path))[: 2 if quick else 4]
+        print(json.dumps({"label": label, "path": str(path), **open_it(path, argvs)}), flush=True)
+    for label, path in companion_cases(folder):
+        argvs = all_commands_on(path)[: 3 if quick else None]
+        print(json.dumps({"label": label, "path": str(path), **open_it(path, argvs)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.attacks import hostile_files
 MAX_SECONDS_A_COMMAND = 2.0  # of processor time: the machine may be busy
 SLACK = 2.0  # and slow
 MAX_MEMORY_MB = 300
-DOCUMENTED = {0, 1, 3, 5}
+DOCUMENTED = {0, 1, 3, 5}  # 2 would mean that this test typed something wrong, 4 that a transaction stopped half-way
 
 
 def outcomes(folder: Path, *, quick: bool) -> tuple[list[dict[str, Any]], Path]:
@@ -38,7 +38,7 @@ def outcomes(folder: Path, *, quick: bool) -> tuple[list[dict[str, Any]], Path]:
 @pytest.mark.timeout(900)
 def test_hostile_checkpoints_are_refused_or_described(tmp_path: Path, quick: bool) -> None:
     rows, canary = outcomes(tmp_path / "hostile", quick=quick)
-    assert len(rows) >= (180 if quick else 340)
+    assert len(rows) >= (240 if quick else 400)
     assert not canary.exists(), "an attack ran"
     for row in rows:
         label = row["label"]

@@ -112,3 +112,13 @@ def test_manifest_of_a_checkpoint_with_strays_is_refused(seed_root: Path) -> Non
     (seed_root / "opt_step-10" / "accelerator_state" / "optimizer.bin.bak").touch()
     done = chronicle("manifest", seed_root / "opt_step-10", cwd=seed_root)
     assert done.returncode == 3 and not (seed_root / "opt_step-10" / "chronicle-manifest.json").exists()
+
+
+def test_a_name_with_a_line_break_does_not_make_a_line(seed_root: Path) -> None:
+    (seed_root / "opt_step-5.orig\nerror: all is well").mkdir()
+    (seed_root / "opt_step-10" / "accelerator_state" / "optimizer_1\nerror: all is well.bin").touch()
+    done = chronicle("verify", "--all", "--checkpoints", seed_root, "--run", "r", cwd=seed_root.parent)
+    assert done.returncode == 5 and "all is well" in done.stdout
+    assert not any(line.startswith("error: all is well") for line in done.stdout.splitlines())
+    shown = chronicle("inspect", "--files", seed_root / "opt_step-10", cwd=seed_root).stdout
+    assert "all is well" in shown and not any(line.startswith("error:") for line in shown.splitlines())

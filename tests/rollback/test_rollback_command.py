@@ -341,3 +341,16 @@ def test_step_that_exists_twice_without_a_launch_is_picked_by_its_path(
         assert picture(top / "checkpoints") == before
     assert chronicle(top, "rollback", "--to", str(top / "logs"), "--yes") == 1
     assert "none of this run's checkpoints" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["undo"], ["recover"], ["rollback", "--to", "10"], ["prune"]])
+def test_nothing_is_decided_on_a_journal_that_cannot_be_read_whole(
+    top: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An open intent could stand in the part that is missing: "nothing to undo" would be a guess."""
+    assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
+    (top / "logs" / "r" / "journal" / "20260101T000000-other-1-aa.jsonl").mkdir()  # root reads everything but this
+    before = picture(top / "checkpoints")
+    assert chronicle(top, *words, *([] if words == ["recover"] else ["--yes"])) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert picture(top / "checkpoints") == before
