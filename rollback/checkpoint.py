@@ -65,8 +65,10 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
     found = [c for c in found if not c.single_file or c.step is not None]
-    named = {c.step for c in found if not is_copy_of_newest(c.path.name)}
-    found = [c for c in found if not is_copy_of_newest(c.path.name) or c.step not in named]
+    named = [c for c in found if not is_copy_of_newest(c.path.name)]
+    present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
+    copies = [c for c in found if is_copy_of_newest(c.path.name)]
+    found = [*named, *(c for c in copies if c.step not in (known if c.abandoned else present))]
     return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
 
 

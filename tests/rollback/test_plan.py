@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollback.errors import PlanRefused
@@ -76,6 +76,27 @@ def test_later_checkpoints_are_moved_in_the_order_of_their_steps() -> None:
     others = [checkpoint(9000), checkpoint(400), checkpoint(600), checkpoint(1000), checkpoint(700, abandoned="X")]
     assert [later.name for later in plan(RollbackRequest(step=500), *others).abandon] == names
     assert plan(RollbackRequest(step=500, keep_later=True), *others).abandon == ()
+
+
+def test_copies_of_the_newest_follow_the_chosen_checkpoint() -> None:
+    """`last.ckpt` of a later step always, of the same step when it is edited; never an earlier one, nor with --keep-later."""
+
+    def last(step: int) -> Checkpoint:
+        return replace(checkpoint(step), path=Path("/data/checkpoints/last.ckpt"), single_file=True)
+
+    half = RollbackRequest(step=500, lr_scale=0.5)
+    for request, step, copies in (
+        (RollbackRequest(step=500), 750, ("last.ckpt",)),
+        (RollbackRequest(step=500), 500, ()),
+        (half, 500, ("last.ckpt",)),
+        (half, 250, ()),
+        (replace(half, keep_later=True), 750, ()),
+        (replace(half, keep_later=True), 500, ("last.ckpt",)),
+    ):
+        made = plan(request, last(step), newest_copies=[last(step)])
+        assert made.copies == copies and "last.ckpt" not in [later.name for later in made.abandon]
+        assert ("last.ckpt becomes a copy of opt_step-500" in format_plan(made)) is bool(copies)
+        assert digest_of(json.loads(json.dumps(made.to_json()))) == made.digest
 
 
 def test_forecast_of_a_prepared_scheduler_advances_by_its_unit() -> None:
@@ -175,6 +196,7 @@ def test_digest_tells_plans_apart_and_survives_json() -> None:
     assert digest_of(again | {"notes": ["another day"], "cost": {}}) == one.digest  # words, not deeds
 
 
+@settings(deadline=None)
 @given(scale=st.floats(1e-6, 1e6), steps=st.lists(st.integers(0, 10**6), max_size=5))
 def test_any_plan_survives_json(scale: float, steps: list[int]) -> None:
     made = plan(RollbackRequest(step=500, lr_scale=scale), *map(checkpoint, steps), cost=Cost(steps=3, hours=0.5))
