@@ -71,7 +71,7 @@ def make_plan(
     memory = None if manifest is None else manifest.memory
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     config = find_deepspeed_config(ground.settings, ground.journal.entries, state)
-    files = [*edited, *([] if manifest is None else [MANIFEST_NAME]), *([] if config is None else [config.path])]
+    files = [*edited, *([] if manifest is None else [MANIFEST_NAME])]
     plan = plan_rollback(
         request,
         chosen,
@@ -90,6 +90,8 @@ def make_plan(
         cost=_cost(request.step, ground),
         remarks=_remarks(findings, full, verdict),
     )
+    if config is not None and plan.config_edits:
+        plan = replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, [config.path])))
     return plan
 
 
