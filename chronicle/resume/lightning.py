@@ -99,7 +99,8 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
     def _tell_saved(self, path: Path) -> None:
         session = self._session
         if session is not None and not session.off:
-            session.sealer.seal_file(path.absolute(), step=int(self._trainer.global_step))
+            step, honours = int(self._trainer.global_step), session.options.honours
+            session.sealer.seal_file(path.absolute(), step=step, honours=honours)
             session.batches.after_save(str(path.absolute()))
 
     def _observe(self) -> LiveState:

@@ -63,9 +63,11 @@ class Sealer:
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
 
-    def seal_file(self, path: Path, *, step: int | None) -> None:
+    def seal_file(self, path: Path, *, step: int | None, honours: Sequence[str] = ()) -> None:
         """A checkpoint that is one file: its entry now, its digest later. Nothing is written beside it, where loaders look."""
-        data = {"path": str(path), "step": step, "digests": "pending"}
+        data: dict[str, object] = {"path": str(path), "step": step, "digests": "pending"}
+        if honours:
+            data["honours"] = list(honours)
         saved = self.story.write("checkpoint", step=step, title=f"checkpoint {path.name}", data=data)
         if saved is not None:
             self._start(lambda: self._write_digest(path, step, saved))

@@ -84,7 +84,8 @@ class AttachedRun:
         if target.is_dir():
             self.session.after_save(target)
         else:
-            self.session.sealer.seal_file(target, step=self.session.describe().step)
+            memory = self.session.describe()
+            self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours)
 
     def log(self, **values: Any) -> None:
         """One line in the launch's per-step log; the step is the guard's own count."""
