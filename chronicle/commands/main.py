@@ -180,7 +180,7 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     if not isinstance(outcome, CommandResult):
         return ExitCode.DONE
     for line in outcome.talk:
-        print(line, file=sys.stderr)
+        print(_shown(line), file=sys.stderr)
     text = outcome.text
     if as_json and outcome.data is not None:
         text = json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str)
@@ -239,10 +239,19 @@ def _unexpected(problem: BaseException) -> int:
 
 
 def _say(message: str, remedy: str | None, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(_shown(f"error: {message}"), file=sys.stderr)
     if remedy:
-        print(f"hint: {remedy}", file=sys.stderr)
+        print(_shown(f"hint: {remedy}"), file=sys.stderr)
     return int(code)
+
+
+def _shown(text: str) -> str:
+    """A message quotes what was typed or found: nothing in it may steer the terminal."""
+    if text.replace("\n", "").isprintable():
+        return text
+    from chronicle.story.plain import plain_block
+
+    return plain_block(text)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def _proposal(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if data.get("command"):
         steps = _number(data.get("cost_steps"))
         cost = "" if steps is None else f" gives up {steps:.0f} steps"
-        yield "Proposed", f"`{data['command']}`{cost}"
+        command = str(data["command"]).replace("`", "'")
+        yield "Proposed", f"`{command}`{cost}"
     reasons = data.get("reasons")
     if isinstance(reasons, list | tuple) and reasons:
         yield "Because", "; ".join(map(str, reasons))

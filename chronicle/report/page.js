@@ -137,7 +137,7 @@
       height: 640 + 12 * Math.min(n, 40),
       xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
       yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
-      yaxis2: { domain: [tree + 0.04, 0.76], title: { text: loss || "" }, range: loss ? data.ranges[loss] : undefined },
+      yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, range: loss ? data.ranges[loss] : undefined },
       yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges.lr, exponentformat: "e" },
       yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
       shapes: marks(),
@@ -147,7 +147,7 @@
   function channel(element, name, extra = {}) {
     react(element, lines(name, {}), {
       height: extra.height || 260, xaxis: { title: { text: AXES[state.axis] } },
-      yaxis: { title: { text: name }, type: extra.log ? "log" : "linear", exponentformat: "e", range: extra.log ? undefined : data.ranges[name] },
+      yaxis: { title: { text: escape(name) }, type: extra.log ? "log" : "linear", exponentformat: "e", range: extra.log ? undefined : data.ranges[name] },
       shapes: extra.bare ? [] : marks(),
     });
   }
@@ -210,7 +210,7 @@
   function progress(element) {
     const p = data.progress;
     react(element, [{ type: "scatter", mode: "lines", x: p.s, y: p.v, line: { color: css("--accent"), width: 2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
-      { height: 280, xaxis: { title: { text: "step (lineage only)" } }, yaxis: { title: { text: `${data.loss || "loss"}, rolling median` } } });
+      { height: 280, xaxis: { title: { text: "step (lineage only)" } }, yaxis: { title: { text: `${escape(data.loss || "loss")}, rolling median` } } });
   }
 
   function staircase(element) {

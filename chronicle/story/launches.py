@@ -6,6 +6,7 @@ from typing import Any
 
 from chronicle.journal import Entry, LaunchSpan, Lineage
 from chronicle.journal.lr_ledger import LedgerLine, LrLedger
+from chronicle.story.plain import plain
 
 __all__ = ["LaunchStory", "SavedCheckpoint", "saved_checkpoint", "tell_launches"]
 
@@ -63,8 +64,8 @@ class LaunchStory:
         if not self.ended:
             return "no end recorded"
         how = "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
-        how = f"ended by {self.signal}" if self.signal else how
-        return f"{how}, no end recorded on {', '.join(self.silent_hosts)}" if self.silent_hosts else how
+        how = f"ended by {plain(self.signal)}" if self.signal else how
+        return f"{how}, no end recorded on {plain(', '.join(self.silent_hosts))}" if self.silent_hosts else how
 
 
 def tell_launches(

@@ -189,8 +189,8 @@ def test_zoom_hover_legend_and_keys_by_hand(rich_page: Path, tmp_path: Path) -> 
             seen = seen or tab.value(told)
         assert re.search(r"launch \d.*step \d+", seen), seen
         x, y = tab.value(
-            f"(() => {{ const r = {plot}.querySelector('.legendtoggle').getBoundingClientRect();"
-            " return [r.left + r.width / 2, r.top + r.height / 2]; })()"
+            f"(() => {{ const toggle = {plot}.querySelector('.legendtoggle'); toggle.scrollIntoView({{ block: 'center' }});"
+            " const r = toggle.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()"
         )
         tab.mouse("mousePressed", x, y, down=True)
         tab.mouse("mouseReleased", x, y)
