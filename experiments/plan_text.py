@@ -17,7 +17,7 @@ SLURM = """#!/bin/bash
 # {num} runs of one registered plan, one array task each; tasks share nothing but the file system.
 # First: sbatch --array=0 THIS      then: sbatch --dependency=afterok:JOBID --array=1-{last} THIS
 #SBATCH --job-name={job}
-#SBATCH --output={study_dir}/slurm-%A-%a.out
+#SBATCH --output={job}-%A-%a.out
 #SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@120
 #SBATCH --cpus-per-task=1
@@ -50,14 +50,15 @@ def format_plan(plan: StudyPlan) -> str:
 
 def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
     """An sbatch script with one array task a run; the start first, the rest after it."""
-    arguments = [study, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
-                 "--logs", str(study_dir.parent)]  # fmt: skip
+    named = str(Path(study).resolve()) if Path(study).suffix in (".yaml", ".yml") else study
+    arguments = [named, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
+                 "--logs", str(study_dir.parent.resolve())]  # fmt: skip
     own = plan.study.profile(plan.profile.name)
     chosen = [name for name in plan.arm_names if name not in plan.study.gate[1:]]
     if set(plan.arm_names) != {*own.arms, *own.once, *plan.study.gate}:
         arguments += ["--arms", ",".join(chosen)]
     return SLURM.format(
-        num=len(plan.runs), last=len(plan.runs) - 1, job=study_dir.name, study_dir=study_dir,
+        num=len(plan.runs), last=len(plan.runs) - 1, job=study_dir.name,
         runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))  # fmt: skip
 
 
