@@ -7,7 +7,6 @@ the disk has room again. The live view keeps at most a megabyte for a terminal t
 from __future__ import annotations
 
 import os
-import re
 import select
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ BACKLOG_BYTES = 1 << 20
 CHUNK_BYTES = select.PIPE_BUF  # a writable pipe takes this much without blocking
 TAIL_BYTES = 1 << 14
 LONGEST_LINE_BYTES = 1 << 16
-LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 
 
 class LogFile:
@@ -151,9 +149,8 @@ class LiveView:
 
 def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[list[bytes], bytes]:
     """Whole lines (progress bars end theirs with a carriage return) and the rest that waits for its end."""
-    buffer = waiting + data
-    lines = LINE.findall(buffer)
-    rest = buffer[sum(map(len, lines)) :]
+    lines = (waiting + data).splitlines(keepends=True)  # of bytes: at \r\n, \n and \r, and nothing else
+    rest = lines.pop() if lines and lines[-1][-1:] not in (b"\n", b"\r") else b""
     if rest and (final or len(rest) >= LONGEST_LINE_BYTES):
         return [*lines, rest + b"\n"], b""
     return lines, rest

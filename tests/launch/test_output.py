@@ -183,3 +183,14 @@ def test_binary_rubbish_and_lines_without_end_cost_little_and_keep_every_byte():
     shown = b"".join(test.take(rubbish[at : at + 65536], 3) for at in range(0, len(rubbish), 65536))
     assert shown == rubbish
     assert time.process_time() - began < 5.0  # CPU of this process: 0.01 s; it was over a minute
+
+
+def test_an_endless_line_is_cut_in_pieces_and_read_once():
+    """Looking for its end from every position cost minutes of CPU a megabyte."""
+    began, rest, pieces = time.process_time(), b"", []
+    for _ in range(64):
+        lines, rest = split_lines(rest, b"x" * 65536)
+        pieces += lines
+    assert sum(piece.count(b"x") for piece in pieces) + len(rest) == 64 * 65536
+    assert len(rest) <= 65536
+    assert time.process_time() - began < 5.0  # 0.01 s
