@@ -77,6 +77,10 @@ class LiveWatch:
             self._complain(problem)
         return events
 
+    def end_hooks(self) -> None:
+        """Wait a little for hooks that still run."""
+        self._hooks.finish()
+
     def _fold(self, points: list[Point]) -> list[Event]:
         changed: list[Event] = []
         for point in points:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from rollback.detect import Detector, Event, Tier
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72
+BAND_POINTS = 600
+Slice = tuple[int, float, float]
 LOSS_NAMES = ("loss", "train_loss", "lm loss")
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
@@ -28,15 +32,22 @@ JSON_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What one log says; `spark` holds (first row, worst loss) of equal slices of it."""
+    """What one log says; `band` holds (first row, lowest, highest loss) of equal slices of it."""
 
     source: str
     rows: int
     last_step: int
     events: tuple[Event, ...]
     proposal: Proposal | None
-    spark: tuple[tuple[int, float], ...]
+    band: tuple[Slice, ...]
     problem: str | None = None  # why the log could not be read
+
+    @property
+    def spark(self) -> tuple[tuple[int, float], ...]:
+        """(first row, worst loss) of as many slices as a line of text has room for."""
+        group = max(1, math.ceil(len(self.band) / SPARK_POINTS))
+        parts = [self.band[start : start + group] for start in range(0, len(self.band), group)]
+        return tuple((part[0][0], functools.reduce(_merge, part)[2]) for part in parts)
 
     def to_json(self) -> dict[str, Any]:
         """One object a file; proposals are a list, empty where nothing calls for one."""
@@ -50,31 +61,40 @@ class Scan:
         }  # fmt: skip
 
 
-class Spark:
-    """The worst loss of each of at most 72 slices, slices doubling as the log grows; O(1) memory."""
+class Band:
+    """Lowest and highest loss of at most 1,200 equal slices, slices doubling as the log grows; O(1) memory."""
 
     def __init__(self) -> None:
         self.size, self.filled = 1, 0
-        self.slices: list[tuple[int, float]] = []
+        self.slices: list[Slice] = []
 
     def feed(self, row: int, value: float) -> None:
         if self.filled == 0 or not self.slices:
-            self.slices.append((row, value))
-        elif value > self.slices[-1][1] or value != value:
-            self.slices[-1] = (self.slices[-1][0], value)
+            self.slices.append((row, value, value))
+        else:
+            first, low, high = self.slices[-1]
+            if value < low or value > high or value != value:
+                self.slices[-1] = _merge((first, low, high), (row, value, value))
         self.filled = (self.filled + 1) % self.size
-        if len(self.slices) > 2 * SPARK_POINTS:
+        if len(self.slices) > 2 * BAND_POINTS:
             pairs = zip(self.slices[::2], [*self.slices[1::2], self.slices[-1]], strict=False)
-            self.slices = [(a[0], max(a[1], b[1])) for a, b in pairs]
+            self.slices = [_merge(a, b) for a, b in pairs]
             self.size *= 2
             self.filled = 0
+
+
+def _merge(a: Slice, b: Slice) -> Slice:
+    """Both slices as one; a value that is no number stays visible as the highest."""
+    lows = [value for value in (a[1], b[1]) if value == value]
+    high = math.nan if a[2] != a[2] or b[2] != b[2] else max(a[2], b[2])
+    return a[0], min(lows, default=math.nan), high
 
 
 class Trace:
     """What the picture and the last line need of every point."""
 
     def __init__(self, progress: Callable[[int], None] | None = None) -> None:
-        self.spark, self.last_step, self.rows = Spark(), 0, 0
+        self.band, self.last_step, self.rows = Band(), 0, 0
         self._progress = progress
 
     def note(self, point: Point) -> None:
@@ -82,7 +102,7 @@ class Trace:
         self.rows = max(self.rows, point.row)
         loss = next((point.values[name] for name in LOSS_NAMES if name in point.values), None)
         if loss is not None:
-            self.spark.feed(self.rows, loss)
+            self.band.feed(self.rows, loss)
         self.rows += 1
         if self._progress is not None and not self.rows & 0x3FFF:
             self._progress(self.rows)
@@ -90,7 +110,7 @@ class Trace:
 
 def unread(source: str, problem: str) -> Scan:
     """The place of a log that could not be read among those that could."""
-    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, spark=(), problem=problem)
+    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem)
 
 
 Advise = Callable[[Sequence[Event], int], Proposal | None]
@@ -111,7 +131,7 @@ def _scan(detector: Detector, trace: Trace, source: str, advise: Advise) -> Scan
     calls = any(event.tier is Tier.PROPOSE for event in detector.events)
     return Scan(
         source=source, rows=detector.row, last_step=trace.last_step, events=detector.events,
-        proposal=advise(detector.events, trace.last_step) if calls else None, spark=tuple(trace.spark.slices),
+        proposal=advise(detector.events, trace.last_step) if calls else None, band=tuple(trace.band.slices),
     )  # fmt: skip
 
 

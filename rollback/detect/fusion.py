@@ -22,6 +22,7 @@ UNSTABLE_EVENTS = 3
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
+REINIT_MOST = 1.5  # without a restart: further up is an explosion
 
 
 class Group:
@@ -179,10 +180,13 @@ class Fusion:
         """The loss is back near where it was before anything had been learnt; without a restart it must also last."""
         if self.first_loss is None or leader.excess is None or leader.shape != "instant":
             return False
-        if not (leader.after_restart or leader.lasting):
-            return False
         descent = self.first_loss - leader.level
-        return descent > 20.0 * leader.sigma and leader.excess > REINIT_SHARE * descent
+        if descent <= 20.0 * leader.sigma or leader.excess <= REINIT_SHARE * descent:
+            return False
+        if leader.after_restart:
+            return True
+        stays = leader.unresolved or (leader.lasting and leader.status is not Status.RECOVERED)
+        return stays and leader.excess <= REINIT_MOST * descent
 
     def _tier(self, group: Group, number: int, known: Event | None) -> Tier:
         """Tiers only rise: what was proposed once stays in the record as proposed."""
@@ -201,7 +205,7 @@ class Fusion:
             return Tier.PROPOSE
         if leader.shape in ("drop", "too-good"):
             return Tier.WARN if leader.shape == "too-good" else Tier.NOTICE
-        if leader.unresolved or self._kind(leader) is Kind.REINIT:
+        if leader.unresolved or (leader.after_restart and self._kind(leader) is Kind.REINIT):
             return Tier.PROPOSE
         if leader.shape == "nan":
             return Tier.WARN

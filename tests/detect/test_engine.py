@@ -353,3 +353,12 @@ def test_wander_of_the_runs_own_size_is_not_proposed() -> None:
     """Slow noise rises by as much as a small ramp, and comes back: it is known by what the run did before."""
     proposals = [e for curve in generate("red", 4, seed=77) for e in fold_curve(curve).events if e.tier is Tier.PROPOSE]
     assert proposals == []
+
+
+def test_high_spike_that_comes_back_is_no_reinit() -> None:
+    """Real ones reach the loss of the first step, last fifty points and go: notices or warnings, never proposals."""
+    rows = range(900)
+    losses = [2.0 + 8.0 / (1 + row / 20) + x for row, x in zip(rows, noise(900, level=0.0), strict=True)]
+    losses = [x + 7.0 * math.exp(-(row - 600) / 15) * (row >= 600) for row, x in zip(rows, losses, strict=True)]
+    (event, *_) = [e for e in fold(losses) if e.onset_row == 600]
+    assert event.kind is Kind.INSTANT_SPIKE and event.status is Status.RECOVERED and event.tier is not Tier.PROPOSE

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import MetricsWriter
 from chronicle.watch.follow import follow_file
 from chronicle.watch.hooks import Hooks
+from chronicle.watch.scan import Band
 from rollback.detect import Tier
 from tests.detect.series import fold, noise
 
@@ -81,6 +83,16 @@ def test_missing_log_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=name):
         spikes([name])
+
+
+def test_band_keeps_every_extreme_in_bounded_slices() -> None:
+    """A spike of one point in ten thousand is seen in the picture and in the line of text."""
+    band = Band()
+    for row in range(50_000):
+        band.feed(row, 9.0 if row == 31_234 else math.nan if row == 40_000 else 1.0 + (row % 10) / 10)
+    assert len(band.slices) <= 1_200 and [row for row, _, _ in band.slices] == sorted(row for row, _, _ in band.slices)
+    assert max(high for _, _, high in band.slices if high == high) == 9.0
+    assert min(low for _, low, _ in band.slices) == 1.0 and sum(high != high for _, _, high in band.slices) == 1
 
 
 def test_sparkline_shows_what_is_not_finite() -> None:

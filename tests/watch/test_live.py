@@ -1,5 +1,6 @@
 """The live watch: what it sees reaches the journal, with a command that names a checkpoint that exists."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,28 @@ def test_hardware_event_before_the_onset_is_named_and_chosen(stage: Stage) -> No
     assert entry.data["action"] == "replace-hardware"
     assert any("Xid 64 on node-7" in reason for reason in entry.data["reasons"])
     assert entry.data["command"] == f"chronicle rollback --to {entry.step} --run tiny"
+
+
+def test_hooks_of_the_settings_are_called_by_the_live_watch(stage: Stage, tmp_path: Path) -> None:
+    """The same hooks as `chronicle watch` has: once for each tier an event reaches."""
+    out = tmp_path / "hook.jsonl"
+    with stage.start(1, 0) as log:
+        stage.train(log, 1, 560, diverges_at=400)
+    live = LiveWatch(
+        stage.paths, 1, stage.writer, checkpoints_dir=stage.checkpoints, say=stage.said.append,
+        hooks={"on_propose": f"cat >> {out}"},
+    )  # fmt: skip
+    live.finish()
+    live.end_hooks()
+    assert [json.loads(line)["tier"] for line in out.read_text().splitlines()] == ["propose"]
+
+
+def test_file_that_took_the_place_of_another_is_read_from_its_start(tmp_path: Path) -> None:
+    """Log rotation: a longer file under the same name is no continuation."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,"loss":1.5}\n')
+    tail = Tail(path)
+    assert [point.step for point in tail.read()] == [1]
+    (tmp_path / "next").write_bytes(b'{"step":5,"loss":1.5}\n{"step":6,"loss":1.5}\n')
+    (tmp_path / "next").rename(path)
+    assert [point.step for point in tail.read()] == [5, 6]
