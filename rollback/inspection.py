@@ -146,8 +146,8 @@ def _comparable(state: CheckpointState) -> dict[str, object]:
 
 
 def flatten(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted name, leaf) pairs of a JSON-able value."""
-    if isinstance(value, Mapping) and value:
+    """(dotted name, leaf) pairs of a JSON-able value; an empty mapping has none."""
+    if isinstance(value, Mapping):
         for key, part in value.items():
             yield from flatten(part, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and value and any(isinstance(part, (Mapping, list)) for part in value):

@@ -122,3 +122,9 @@ def test_a_name_with_a_line_break_does_not_make_a_line(seed_root: Path) -> None:
     assert not any(line.startswith("error: all is well") for line in done.stdout.splitlines())
     shown = chronicle("inspect", "--files", seed_root / "opt_step-10", cwd=seed_root).stdout
     assert "all is well" in shown and not any(line.startswith("error:") for line in shown.splitlines())
+
+
+def test_nothing_is_no_difference_from_something_that_is_empty() -> None:
+    from rollback.inspection import flatten
+
+    assert dict(flatten({"counters": {}, "step": 3, "rng": {"ranks": []}})) == {"step": 3, "rng.ranks": []}
