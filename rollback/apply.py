@@ -15,7 +15,7 @@ from typing import Any
 from rollback.change import Change, Patch, Receipt
 from rollback.crc import crc32_after
 from rollback.dcp_file import read_distcp_file
-from rollback.durable import REAL_DISK, Attributes, Disk
+from rollback.durable import REAL_DISK, Attributes, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.json_numbers import replace_numbers
 from rollback.lr.fields import FieldEdit
@@ -170,7 +170,7 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
                 f"pointer `{root / pointer.path}` says {text!r}, planned: {pointer.before!r}", "plan again"
             )
     for later in plan.abandon:
-        if not os.path.lexists(root / later.name):
+        if not is_there(root / later.name):
             raise PlanRefused(f"`{root / later.name}` is gone since the plan was made", remedy="plan again")
 
 

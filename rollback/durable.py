@@ -56,6 +56,18 @@ class Attributes:
         return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
 
 
+def is_there(path: Path) -> bool:
+    """Whether something has that name, a dangling link included; raises OSError when that cannot be told.
+
+    `os.path.lexists` calls a disk that does not answer an absent file.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 class Disk:
     """The real filesystem. Raises `OSError` as the kernel does; interrupted calls are repeated by Python (PEP 475)."""
 
@@ -155,7 +167,7 @@ class Disk:
         """Rename onto a name that is free; raises `FileExistsError` instead of replacing anything."""
         self.point("rename", target)
         if _renameat2(source, target, _RENAME_NOREPLACE) in _MISSING_CALL:
-            if os.path.lexists(target):
+            if is_there(target):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
             os.rename(source, target)
 
@@ -220,7 +232,7 @@ class Disk:
 
     def remove_tree(self, path: Path) -> None:
         """Remove a file or directory tree, if it is there; links are removed, never followed."""
-        if not os.path.lexists(path):
+        if not is_there(path):
             return
         if path.is_symlink() or not path.is_dir():
             self.unlink(path)

@@ -128,8 +128,10 @@ def _entry(path: str, child: os.DirEntry[str]) -> Entry:
         if child.is_symlink():
             return Entry(path, EntryKind.LINK, _target_size(child))
         status = child.stat(follow_symlinks=False)
-    except OSError:
-        return Entry(path, EntryKind.SPECIAL, 0)  # it vanished while we looked, or may not be looked at
+    except FileNotFoundError:
+        return Entry(path, EntryKind.SPECIAL, 0)  # it vanished while we looked
+    except OSError as problem:  # taken for nothing, a checkpoint would be missing from the list
+        raise UnreadableFile(f"`{child.path}` cannot be looked at: {problem.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
         return Entry(path, EntryKind.DIRECTORY, 0)
     return Entry(path, EntryKind.FILE if stat.S_ISREG(status.st_mode) else EntryKind.SPECIAL, status.st_size)

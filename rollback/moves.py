@@ -7,14 +7,13 @@ still at its source. Nothing is ever overwritten except a small file that is mea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rollback.durable import Disk
+from rollback.durable import Disk, is_there
 from rollback.errors import StoppedPartWay
 
 
@@ -124,7 +123,7 @@ def _make(disk: Disk, move: Move) -> None:
     elif move.kind is Kind.REPLACE:
         disk.replace(move.source, move.target)
     else:
-        if os.path.lexists(move.target):
+        if is_there(move.target):
             raise StoppedPartWay(
                 f"cannot move `{move.source}` to `{move.target}`: something lies there already",
                 remedy="move it away and run `chronicle recover`",

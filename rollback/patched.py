@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollback.change import PatchedFile, Prepared
-from rollback.durable import Disk
+from rollback.durable import Disk, is_there
 from rollback.errors import StoppedPartWay
 from rollback.moves import Move, run_moves
 
@@ -31,7 +31,7 @@ def run_out_of_sight(disk: Disk, prepared: Prepared) -> None:
     """Hide the root, patch, move, show the root; continues from wherever an earlier attempt was stopped."""
     place = Path(prepared.place)
     root, hidden = place.parent, hidden_root(place.parent, prepared.intent)
-    if not os.path.lexists(hidden):
+    if not is_there(hidden):
         if is_finished(prepared):
             return
         disk.move(root, hidden)

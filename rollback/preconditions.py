@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.change import Change, PatchedFile
+from rollback.durable import is_there
 from rollback.errors import Refused
 from rollback.moves import inode_of
 from rollback.objects import sha256_of
@@ -18,7 +19,7 @@ from rollback.staging import StagedFile, refuse_odd_entries
 def check_ground(change: Change) -> None:
     """Refuse what could not be done whole: another filesystem, a mount point, a read-only parent, odd entries."""
     for path in (change.root, change.place, change.source):
-        if os.path.lexists(path) and os.path.ismount(path):
+        if is_there(path) and os.path.ismount(path):
             raise Refused(
                 f"`{path}` is a mount point: checkpoints cannot be moved aside on their own filesystem",
                 remedy="let the setting `checkpoints` name a directory below the mount point",
@@ -70,7 +71,7 @@ def refuse_shared(path: Path) -> None:
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
     place = root / data["entry"]
-    if not os.path.lexists(place):
+    if not is_there(place):
         raise Refused(
             f"`{place}` is gone: its edited files could be given back, the rest of it could not",
             remedy="the originals of the edited files are in the run's objects directory",

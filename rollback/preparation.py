@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.change import ABANDONED, Change, PatchedFile, Prepared, config_part, contract_part
-from rollback.durable import Attributes, Disk
+from rollback.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
 from rollback.moves import HiddenExchange, Kind, Move, inode_of
 from rollback.objects import ObjectStore, sha256_of
@@ -36,7 +36,7 @@ def prepare_rollback(
     attributes = {"root": Attributes.of(change.root).to_json(), "parent": Attributes.of(change.parent).to_json()}
     abandoned_dir = change.parent / ABANDONED / intent
     place, source, twin = change.place, change.source, change.source
-    displaced = source != place and os.path.lexists(place)
+    displaced = source != place and is_there(place)
     directories = _directory_attributes(source)
     disk.make_directory(workspace)
     files: tuple[StagedFile, ...] = ()
@@ -209,7 +209,7 @@ def _install(
     root: Path, twin: Path, place: Path, source: Path, abandoned_dir: Path | None, workspace: Path, disk: Disk
 ) -> list[Move]:
     """Bring the twin (or an abandoned checkpoint itself) to its place; what was there goes where it belongs."""
-    if not os.path.lexists(place):
+    if not is_there(place):
         moves = [_move(twin, place)]
     else:
         leftover = None if abandoned_dir is None else abandoned_dir / place.name
@@ -333,7 +333,7 @@ def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...
 
 def _kept(path: Path, store: ObjectStore) -> dict[str, Any]:
     """Put the present content of a small file into the store; what `undo` needs to bring it back."""
-    if not os.path.lexists(path):
+    if not is_there(path):
         return {"before": None, "attributes": None}
     return {"before": store.add_bytes(path.read_bytes()), "attributes": Attributes.of(path).to_json()}
 
@@ -350,7 +350,7 @@ def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path)
 
 def _stamp(path: Path) -> list[int] | None:
     """What tells whether a file is still the one that was written, without reading it."""
-    found = path.lstat() if os.path.lexists(path) else None
+    found = path.lstat() if is_there(path) else None
     return None if found is None else [found.st_size, found.st_mtime_ns]
 
 

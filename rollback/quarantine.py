@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.durable import REAL_DISK, Disk
+from rollback.durable import REAL_DISK, Disk, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
 from rollback.layout import Checkpoint
 
@@ -72,7 +72,7 @@ def apply_quarantine(root: Path, id_: str, moves: Sequence[StrayMove], disk: Dis
 
 def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
     """Move everything of `id_` back to where it was; returns how many were moved. Refuses to overwrite."""
-    taken = [move.path for move in moves if os.path.lexists(root / move.path) and not _is(root / move.path, move.inode)]
+    taken = [move.path for move in moves if is_there(root / move.path) and not _is(root / move.path, move.inode)]
     if taken:
         raise Refused(
             f"`{root / taken[0]}` is taken again: the stray cannot go back without overwriting it",

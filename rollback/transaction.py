@@ -15,7 +15,6 @@ makes the remaining moves. Knows no format: what a file becomes is decided by th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from rollback.change import (
     originals_of,
     workspace_of,
 )
-from rollback.durable import REAL_DISK, Attributes, Disk
+from rollback.durable import REAL_DISK, Attributes, Disk, is_there
 from rollback.errors import RollbackError, StoppedPartWay
 from rollback.moves import run_moves
 from rollback.objects import ObjectStore, sha256_of
@@ -213,7 +212,7 @@ def _carry_out(
 
 def _is_begun(prepared: Prepared) -> bool:
     place = Path(prepared.place)
-    if prepared.hides_root and os.path.lexists(hidden_root(place.parent, prepared.intent)):
+    if prepared.hides_root and is_there(hidden_root(place.parent, prepared.intent)):
         return True
     if prepared.patched and patched_at(Path(prepared.final), prepared):
         return True
