@@ -27,7 +27,7 @@ from chronicle.story.series import read_series
 CHANNELS = 6  # beside loss and lr
 OVERLAP = 0.05  # of a launch is abandoned
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MILLISECONDS = 20_000
+WAIT_MILLISECONDS = 60_000
 EMPTY = """<script>console.log("OPENED " + JSON.stringify({ drawn: 0, parsed: 0 }))</script>"""
 WATCH = """<script>
 const drawn = new MutationObserver(() => {
