@@ -131,6 +131,14 @@ SCENARIOS: dict[str, tuple[Callable[[Path, Journal], None], Scenario]] = {
 }
 
 
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow, *([pytest.mark.sample] if name.startswith("rollback") else [])])
+    if "companions" in name
+    else name
+    for name in SCENARIOS
+]
+
+
 class DyingWithoutExchange(DyingDisk, NoExchange):
     pass
 
@@ -161,7 +169,7 @@ def count_points(name: str, top: Path, disk: DyingDisk) -> int:
 
 
 @pytest.mark.parametrize("kind", [DyingDisk, DyingWithoutExchange])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_killed_before_every_operation(name: str, kind: type[DyingDisk], tmp_path: Path) -> None:
     prepare, act = SCENARIOS[name]
     before, after, views_before, views_after = _ends(name, tmp_path / "ends")
@@ -196,7 +204,7 @@ def recovered_state(top: Path, journal: Journal, before: Any, after: Any, where:
     return "before" if seen == before else "after"
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_recover_killed_at_every_operation_can_be_repeated(name: str, tmp_path: Path) -> None:
     """Kill inside the moves, then kill the recovery before each of its operations, then recover in peace."""
     prepare, act = SCENARIOS[name]
@@ -258,7 +266,7 @@ def test_an_error_at_every_operation_of_recover_can_be_repeated(name: str, tmp_p
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EXDEV])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_error_at_every_operation(name: str, code: int, tmp_path: Path) -> None:
     """An error is named; either nothing was changed, or `recover` finishes."""
     prepare, act = SCENARIOS[name]
