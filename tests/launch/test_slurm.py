@@ -160,7 +160,7 @@ def test_warned_job_saves_requeues_and_goes_on_as_the_second_launch(slurm, drive
     assert until(lambda: driver.entries("launch.end"), 60)
     assert (driver.directory / "saved").read_text() == "all of it"
     assert driver.entries("launch.end")[0].data["signal"] == "SIGUSR1"
-    assert until(lambda: len(driver.entries("launch.end")) == 2, 200), subprocess.run(
+    assert until(lambda: len(driver.entries("launch.end")) == 2, 400), subprocess.run(
         ["scontrol", "show", "job", job], env=environ, capture_output=True, text=True
     ).stdout
     first, second = (entry.data["environment"] for entry in driver.entries("launch.start"))
