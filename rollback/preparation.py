@@ -345,6 +345,7 @@ def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path)
     attributes = Attributes.of(made)
     disk.set_attributes(made, replace(Attributes.of(present), atime_ns=attributes.atime_ns, mtime_ns=attributes.mtime_ns))
     disk.sync_file(made)
+    disk.sync_directory(made.parent)
     return made
 
 

@@ -13,7 +13,7 @@ import pytest
 from rollback.transaction import recover, remove_leftovers
 from tests.rollback.disks import Journal
 from tests.rollback.power_loss import Log, RecordingDisk, RecordingJournal, possible_remains, write_remains
-from tests.rollback.test_crash_points import SCENARIOS, loader_views
+from tests.rollback.test_crash_points import NAMES, SCENARIOS, loader_views
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def _recorded(name: str, top: Path) -> tuple[Log, Journal, Any, Any, dict[str, A
     return disk.log, journal, before, _contents(top), views_before, loader_views(top / "work" / "checkpoints")
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_state_a_power_loss_can_leave_is_before_or_after(name: str, top: Path) -> None:
     original = top / "original"
     log, journal, before, after, views_before, views_after = _recorded(name, original)
