@@ -17,8 +17,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 @app.command("build")
 def build(
     out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
-    corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, gcide, "
-                                              "python-doc, a .deb, or a folder of text; may be repeated.")],
+    corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
+                                              "dict-gcide, python3-doc, a .deb, or a folder of text; may be repeated.")],
     shard_size: Annotated[int, typer.Option("--shard-size", metavar="BYTES", min=16_384,
                                             help="Text in one tar.")] = 4_000_000,
     json: JsonOption = False,

@@ -28,7 +28,8 @@ _DOC_GLOB = "usr/share/doc/python3*/html/_sources/**/*.rst.txt"
 
 
 def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
-    """Return the text of a corpus: a built-in name, a `.deb`, or a folder. Raises CorpusMissing or DataError."""
+    """Return the text of a corpus: a name, or its package's, a `.deb`, or a folder. Raises CorpusMissing or DataError."""
+    corpus = _PACKAGES.get(corpus, corpus)
     if corpus in _READERS:
         return _READERS[corpus](root)
     path = Path(corpus)
@@ -36,7 +37,7 @@ def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
         return _read_deb(path)
     if path.is_dir():
         return read_folder(path)
-    raise DataError(f"corpus `{corpus}` is neither one of {', '.join(sorted(_READERS))} nor a .deb nor a folder")
+    raise DataError(f"corpus `{corpus}` is neither one of {', '.join(sorted({*_READERS, *_PACKAGES}))} nor a .deb nor a folder")
 
 
 def read_folder(folder: Path) -> bytes:
@@ -135,3 +136,4 @@ def _decompress(name: str, content: bytes) -> bytes:
 
 _READERS: dict[str, Callable[[Path], bytes]] = {
     "code": _stdlib_code, "reference": _language_reference, "gcide": _gcide, "python-doc": _python_doc}
+_PACKAGES = {"dict-gcide": "gcide", "python3-doc": "python-doc"}

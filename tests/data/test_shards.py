@@ -1,8 +1,16 @@
 """Built sources: stock WebDataset reads them, an index finds any sample, and every damage is one sentence."""
 
+import functools
+import gzip
+import hashlib
+import http.server
 import itertools
 import lzma
+import shutil
+import subprocess
+import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +172,8 @@ def test_folder_that_is_empty_or_not_utf8_is_one_sentence(tmp_path: Path) -> Non
 
 def test_absent_corpus_names_the_command_that_installs_it(tmp_path: Path) -> None:
     """Never a download: the person is told what to type."""
-    for corpus, command in (("gcide", "apt-get install dict-gcide"), ("python-doc", "apt-get install python3-doc")):
+    for corpus, command in (("gcide", "apt-get install dict-gcide"), ("dict-gcide", "apt-get install dict-gcide"),
+                            ("python3-doc", "apt-get install python3-doc")):
         with pytest.raises(CorpusMissing) as raised:
             read_text(corpus, root=tmp_path)
         assert command in (raised.value.remedy or "")
@@ -187,6 +196,65 @@ def test_installed_package_and_package_file_give_the_same_text(tmp_path: Path) -
     package = tmp_path / "python3.11-doc_1.deb"
     package.write_bytes(content)
     assert read_text(str(package)) == read_text("python-doc", root=tmp_path / "root")
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb here")
+def test_package_that_debians_own_tool_built_is_read_through_the_command(tmp_path: Path) -> None:
+    """`chronicle data build --corpus ./dict-gcide_1.deb`: the dictionary comes out of the package as shards that verify."""
+    text = "".join(f"Word {number} \\Word\\, n. A word of the dictionary.\n" for number in range(9_000)).encode()
+    package = tmp_path / "package"
+    (package / "DEBIAN").mkdir(parents=True)
+    (package / "DEBIAN/control").write_text("Package: dict-gcide\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x>\n"
+                                            "Description: dictionary\n")
+    dictionary = package / "usr/share/dictd/gcide.dict.dz"
+    dictionary.parent.mkdir(parents=True)
+    dictionary.write_bytes(gzip.compress(text))
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(package), str(tmp_path / "dict-gcide_1.deb")], check=True,
+                   capture_output=True)
+    for arguments in (["data", "build", "out", "--corpus", "./dict-gcide_1.deb"], ["data", "verify", "out"]):
+        done = subprocess.run([sys.executable, "-m", "chronicle.commands.main", *arguments], cwd=tmp_path,
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert read_manifest(str(tmp_path / "out/dict-gcide")).digest == hashlib.sha256(text).hexdigest()
+
+
+def test_remote_shards_are_read_over_http(built: Path) -> None:
+    """Windows of shards behind a web server, by range where it answers ranges: the local ones."""
+    pytest.importorskip("aiohttp")
+    handler = functools.partial(_Quiet, directory=str(built.parent))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        local = ShardWindows(str(built), 24)
+        remote = ShardWindows(f"http://127.0.0.1:{server.server_port}/lines", 24)
+        assert remote.num_samples == local.num_samples and remote.digest == local.digest
+        assert all(np.array_equal(remote.read(i), local.read(i)) for i in (0, 777, local.num_samples - 1))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    """Files with byte ranges, as object stores serve them."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """Answer a range with 206, anything else as the standard library does."""
+        wanted = self.headers.get("Range", "").removeprefix("bytes=")
+        path = Path(self.translate_path(self.path))
+        if not wanted or not path.is_file():
+            super().do_GET()
+            return
+        first, _, last = wanted.partition("-")
+        content = path.read_bytes()
+        part = content[int(first):int(last or len(content) - 1) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(part)
 
 
 def test_python_brings_two_sources(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Accounting: what the lineage read, what a restart skipped or read again, and foreign loaders under watch."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,21 @@ def test_dip_of_a_sources_share_after_a_restart_raises_one_alarm(tmp_path: Path)
     assert [alarm.source for alarm in alarms if alarm.source == "image"] == ["image"]
     image = next(alarm for alarm in alarms if alarm.source == "image")
     assert image.text() == ("share of `image` is 0.000 over the first 64 samples of this launch, 0.300 ± 0.229 before")
+
+
+def test_stock_webdataset_is_watched(tmp_path: Path) -> None:
+    """Shards read by WebDataset itself, twice: the second launch's repeats are counted exactly."""
+    webdataset = pytest.importorskip("webdataset")
+    for source, count in (("text", 70), ("image", 30)):
+        (tmp_path / source).mkdir()
+        with webdataset.TarWriter(str(tmp_path / source / "0.tar")) as writer:
+            for number in range(count):
+                writer.write({"__key__": f"{source}{number}", "txt": "x"})
+    shards = [str(tmp_path / source / "0.tar") for source in ("text", "image")]
+    for launch, expected in ((1, 0), (2, 100)):
+        loader = webdataset.WebDataset(shards, shardshuffle=False)
+        seen = list(observe(loader, tmp_path / "accounts", key=lambda s: s["__key__"],
+                            source=lambda s: Path(s["__url__"]).parent.name, launch=launch))
+        assert len(seen) == 100
+        account = json.loads((tmp_path / f"accounts/observed-{launch:04d}.json").read_text())
+        assert account == {"samples": 100, "repeats": expected, "by_source": {"text": 70, "image": 30}}
