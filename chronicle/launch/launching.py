@@ -157,7 +157,7 @@ class _Launch:
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
-        self._record.append("launch.start", title=f"launch {number}: {_short(self._start['argv'])}", data=self._start)
+        self._record.append("launch.start", title=self._title(), data=self._start)
         self._say_start(containment)
         supervisor = self._make_supervisor()
         try:
@@ -171,6 +171,10 @@ class _Launch:
                 self._group.remove()
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
         return self._finish(outcome, containment)
+
+    def _title(self) -> str:
+        purpose = f" ({self._start['purpose']}: {self._start['part']})" if "purpose" in self._start else ""
+        return f"launch {self._number}{purpose}: {_short(self._start['argv'])}"
 
     def _make_supervisor(self) -> Supervisor:
         request = self._request
