@@ -1,6 +1,7 @@
 """The options that commands share, and the way from them to settings and journal."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from chronicle.settings import Settings, load_settings
 
-__all__ = ["CheckpointsOption", "JsonOption", "LogsOption", "RunOption", "YesOption", "settings_from"]
+__all__ = ["CheckpointsOption", "JsonOption", "LogsOption", "RunOption", "YesOption", "given_flags", "settings_from"]
 
 
 
@@ -25,6 +26,12 @@ CheckpointsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
+
+
+def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
+    """The flags that this command was given, as text: the command that it proposes needs them too."""
+    given = (("--logs", logs), ("--checkpoints", checkpoints))
+    return tuple(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:

@@ -1,9 +1,6 @@
 """`chronicle propose`: the rollback that the log and the checkpoints call for now, with the line to type."""
 
-import shlex
-from pathlib import Path
-
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, given_flags
 from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.watch.scan import scan_run
@@ -23,17 +20,11 @@ def propose(
     Example: chronicle propose --run tr-190-80b
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    scan = scan_run(settings.paths, settings.checkpoints_dir, options=_options(logs, checkpoints))
+    scan = scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))
     if scan.proposal is None:
         text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"
         return CommandResult(text=text, data={"proposal": None, "run": settings.run})
     return CommandResult(text=describe(scan.proposal), data={"proposal": scan.proposal.to_json(), "run": settings.run})
-
-
-def _options(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
-    """The flags this command was given are needed by the one it proposes."""
-    given = (("--logs", logs), ("--checkpoints", checkpoints))
-    return tuple(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 def describe(proposal: Proposal) -> str:

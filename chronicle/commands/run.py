@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption
+from chronicle.commands.options import CheckpointsOption, LogsOption, RunOption, given_flags
 from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult
 from chronicle.errors import UsageProblem
@@ -89,14 +89,15 @@ def run(
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
         node=_node_identity() if node else None,
     )
+    live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
     mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
     try:
         if autopilot:
             from chronicle.watch.autopilot import fly
 
-            end = fly(settings.paths, lambda: launch(request, live_watch=_live_watch(settings.hooks)), _type_command, _say)
+            end = fly(settings.paths, lambda: launch(request, live_watch=live_watch), _type_command, _say)
         else:
-            end = launch(request, live_watch=_live_watch(settings.hooks))
+            end = launch(request, live_watch=live_watch)
     finally:
         feeding = mirror.pid
         if not mirror.stop():
@@ -189,13 +190,13 @@ def _look_before(
     return seconds, {"preflight": verdicts, "skipped": list(skipped)}
 
 
-def _live_watch(hooks: Mapping[str, str]) -> Any:
-    """The live detector with its hooks, where this installation has one."""
+def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
+    """The live detector with its hooks and the flags its proposals need, where this installation has one."""
     try:
         watch = import_module("chronicle.watch")
     except ImportError:
         return None
-    return functools.partial(watch.LiveWatch, hooks=hooks)
+    return functools.partial(watch.LiveWatch, hooks=hooks, options=options)
 
 
 run.context_settings = CONTEXT  # type: ignore[attr-defined]  # what follows the launcher's name is the launcher's

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.commands.options import CheckpointsOption, JsonOption, LogsOption, RunOption, given_flags
 from chronicle.commands.recorded import settings_with_checkpoints
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import UsageProblem
@@ -59,7 +59,7 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
     """A name is a file when one is there, else a run; no name is the run of this directory."""
     if not names:
         settings = settings_with_checkpoints(run, logs, checkpoints)
-        return [scan_run(settings.paths, settings.checkpoints_dir)]
+        return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))]
     scans = []
     for name in names:
         try:
@@ -81,7 +81,7 @@ def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
     named = settings_with_checkpoints(name, logs, checkpoints)
     if not named.paths.run_dir.is_dir():
         raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
-    return scan_run(named.paths, named.checkpoints_dir)
+    return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints))
 
 
 def describe(scan: Scan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from chronicle.journal.reader import read_journal
@@ -18,7 +19,11 @@ from rollback.propose import Proposal, propose
 class Adviser:
     """Knows where the launch is and how fast; asks journal and disk only when something is to be proposed."""
 
-    def __init__(self, paths: RunPaths, launch: int, writer: JournalWriter, checkpoints_dir: Path | None) -> None:
+    def __init__(
+        self, paths: RunPaths, launch: int, writer: JournalWriter, checkpoints_dir: Path | None, options: tuple[str, ...] = ()
+    ) -> None:
+        """`options`: what the proposed command needs to find the same run and checkpoints."""
+        self._options = options
         self.paths, self.launch = paths, launch
         self._writer, self._checkpoints_dir = writer, checkpoints_dir
         self._recent: deque[tuple[int, float]] = deque(maxlen=64)
@@ -42,7 +47,7 @@ class Adviser:
         roots = find_checkpoint_roots(entries, self._checkpoints_dir, Path.cwd())
         before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
         candidates = collect_candidates(roots, before=before, entries=entries)
-        proposal = propose(events, candidates, history)
+        proposal = propose(events, candidates, replace(history, options=self._options))
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None
         self._said.add((proposal.target_step, proposal.command))

@@ -42,12 +42,13 @@ class LiveWatch:
     def __init__(
         self, paths: RunPaths, launch: int, writer: JournalWriter, *, checkpoints_dir: Path | None = None,
         say: Callable[[str], None] = say_on_stderr, hooks: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.paths, self.launch = paths, launch
         self.detector = Detector()
         self._tail = Tail(paths.metrics_path(launch))
         self._incidents = IncidentLog(writer, launch)
-        self._adviser = Adviser(paths, launch, writer, checkpoints_dir)
+        self._adviser = Adviser(paths, launch, writer, checkpoints_dir, options)
         self._say = say
         self._hooks = Hooks(hooks or {}, lambda line: say(f"chronicle: {line}"))
         self._promise = LrPromise(0, ())

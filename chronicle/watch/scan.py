@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,7 +147,8 @@ def scan_file(
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
         roots = () if checkpoints_dir is None else (checkpoints_dir,)
         candidates = collect_candidates(roots, before=_newest_onset(events, last_step))
-        return propose(events, candidates, History(last_step=last_step))
+        options = () if checkpoints_dir is None else (f"--checkpoints {shlex.quote(str(checkpoints_dir))}",)
+        return propose(events, candidates, History(last_step=last_step, options=options))
 
     if not is_long(path):
         return scan_points(read_log(path), str(path), advise)

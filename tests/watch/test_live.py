@@ -139,10 +139,11 @@ def test_hooks_of_the_settings_are_called_by_the_live_watch(stage: Stage, tmp_pa
         stage.train(log, 1, 560, diverges_at=400)
     live = LiveWatch(
         stage.paths, 1, stage.writer, checkpoints_dir=stage.checkpoints, say=stage.said.append,
-        hooks={"on_propose": f"cat >> {out}"},
+        hooks={"on_propose": f"cat >> {out}"}, options=("--logs elsewhere",),
     )  # fmt: skip
     live.finish()
     live.end_hooks()
+    assert any(line.split(" (discards")[0].endswith("--run tiny --logs elsewhere") for line in stage.said)
     assert [json.loads(line)["tier"] for line in out.read_text().splitlines()] == ["propose"]
 
 
