@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from chronicle.journal import Entry, read_journal
+from chronicle.launch.cgroup import open_group
 from chronicle.launch.processes import list_processes, read_environment, read_process
 from chronicle.paths import RunPaths
 
@@ -113,6 +114,10 @@ class Driver:
                 pass  # it was just ending
         if self.process is not None:
             self.process.wait(10)
+        for entry in self.entries("launch.start"):  # of a supervisor that a test has killed
+            group = open_group(entry.data.get("cgroup"))
+            if group is not None:
+                group.remove()
 
 
 def is_alive(pid: int) -> bool:
