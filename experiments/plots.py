@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from experiments.verdicts import Judged, Verdict
 __all__ = ["PLOTS", "draw_plots"]
 
 PLOTS = {
-    "losses": "Training loss per source (mean of 15 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
+    "losses": "Training loss per source (mean of 25 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
     "slices, where the restarted arms restart. Arms with one seed only are left out: a mean of others lies elsewhere.",
     "differences": "Held-out bits per byte during the run, minus the reference at the same seed: thin lines are seeds, the "
     "thick one their mean, the band its 95 % paired t interval.",
@@ -35,6 +36,7 @@ PLOTS = {
     "until the treatment.",
 }
 NEAR = 60
+LOSS_WIDTH = 25
 COLOURS = ("#7f7f7f", "#000000", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#e69f00", "#56b4e9", "#8c564b", "#66a61e")
 VERDICT_COLOURS = {Verdict.DIFFERENCE: "#d55e00", Verdict.EQUIVALENT: "#009e73"}
 UPDATES = "updates after the common checkpoint"
@@ -71,8 +73,17 @@ def _write(name: str, draw: Callable[[Any], Table], directory: Path) -> None:
         axes.grid(alpha=0.25, lw=0.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    figure.savefig(directory / f"{name}.png", dpi=100, metadata={"Software": None})
+    _save(figure, directory / f"{name}.png")
     (directory / f"{name}.csv").write_text(format_csv(table), encoding="utf-8")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """A PNG of 128 colours: a third of the bytes, and reports are kept in repositories."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=100)
+    Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _colour(data: StudyData, arm: str) -> str:
@@ -92,12 +103,12 @@ def _losses(figure: Any, data: StudyData) -> Table:
     panels = figure.subplots(1, len(data.plan.sources), squeeze=False)[0]
     for axes, source in zip(panels, data.plan.sources, strict=True):
         for arm in _compared(data):
-            curves = np.stack([_smooth(run.channel(f"bpb/{source}"), 15) for run in data.of_arm(arm)])
+            curves = np.stack([_smooth(run.channel(f"bpb/{source}"), LOSS_WIDTH) for run in data.of_arm(arm)])
             mean, updates = np.nanmean(curves, axis=0), np.arange(1, curves.shape[1] + 1)
-            rows += [(arm, source, str(update), _number(value)) for update, value in zip(updates, mean, strict=True)]
+            rows += [(arm, source, str(update), _number(value)) for update, value in zip(updates, mean, strict=True)][4::5]
             if len(curves) > 1 or most == 1:
                 for curve in curves:
-                    axes.plot(updates, curve, color=_colour(data, arm), lw=0.4, alpha=0.3)
+                    axes.plot(updates, curve, color=_colour(data, arm), lw=0.4, alpha=0.2)
                 axes.plot(updates, mean, color=_colour(data, arm), lw=1.5, label=arm)
         _mark_slices(axes, data)
         axes.set_xlabel(UPDATES, fontsize=8)
@@ -292,12 +303,12 @@ def _mark_slices(axes: Any, data: StudyData) -> None:
 
 
 def _smooth(curve: Curve, width: int) -> Curve:
-    """Trailing mean over `width` updates, over what is there at the beginning."""
+    """Trailing mean over `width` updates, over what is there at the beginning; NaN while that is less than a third."""
     filled = np.nan_to_num(curve)
     total = np.cumsum(filled)
     counts = np.cumsum(np.isfinite(curve).astype(float))
     total[width:], counts[width:] = total[width:] - total[:-width], counts[width:] - counts[:-width]
-    smooth: Curve = total / np.maximum(counts, 1)
+    smooth: Curve = np.where(counts * 3 >= width, total / np.maximum(counts, 1), np.nan)
     return smooth
 
 

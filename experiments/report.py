@@ -196,7 +196,8 @@ def _transient_tables(data: StudyData) -> Iterator[Table]:
         for channel in channels:
             own = [one for one in items if one.channel == channel]
             rows += [_transient_row(arm, channel, own)] if own else []
-    header = ("arm", "channel", "restarts", "identical batches", "area (bpb × updates)", "peak", "median updates to recover")
+    header = ("arm", "channel", "restarts", "identical batches", "area (bpb × updates)", "95 % interval over seeds", "peak",
+              "median updates to recover")  # fmt: skip
     yield Table(name="transient-means", rows=tuple(rows), header=header)
     every = [one for items in found.values() for one in items]
     yield Table(name="transient-table", show=0, rows=tuple(_transient_cells(one) for one in every), header=(
@@ -206,8 +207,17 @@ def _transient_tables(data: StudyData) -> Iterator[Table]:
 def _transient_row(arm: str, channel: str, items: Sequence[Transient]) -> tuple[str, ...]:
     recovered = [one.recovered_after if one.recovered_after is not None else one.num_updates for one in items]
     same = _yes(all(one.identical_batches for one in items))
-    return (arm, channel, str(len(items)), same, f"{np.mean([one.area for one in items]):+.3f}",
+    return (arm, channel, str(len(items)), same, f"{np.mean([one.area for one in items]):+.3f}", _area_interval(items),
             f"{np.mean([one.peak for one in items]):+.3f}", f"{np.median(recovered):g}")  # fmt: skip
+
+
+def _area_interval(items: Sequence[Transient]) -> str:
+    """Of the mean area of a run, over runs: restarts of one run are no independent observations."""
+    runs = [[one.area for one in items if one.run == run] for run in dict.fromkeys(one.run for one in items)]
+    if len(runs) < 2:
+        return ""
+    interval = compare_paired([float(np.mean(areas)) for areas in runs], margin=1.0).interval
+    return f"{interval.low:+.3f} … {interval.high:+.3f}"
 
 
 def _transient_cells(one: Transient) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from experiments.progress import Progress
 __all__ = ["Outcome", "read_registered", "register", "run_study"]
 
 POLL_SECONDS = 0.1
+REFUSED = 125  # `chronicle run` refused or could not start
 BUSY_SECONDS = 60.0  # a launch of a killed runner gets its signal, saves nothing, and is gone within its grace
 
 
@@ -190,6 +191,8 @@ class _Keeper:
         return True
 
     def _record(self, launch: NextLaunch, running: Running, code: int) -> None:
+        if code == REFUSED and not self._launcher.is_free(launch.run):
+            return  # another runner's launch of this run came first: left to that one, and no reason to stop the run
         if code != 0:
             self._stop(launch, running.explain(code))
             return

@@ -224,6 +224,23 @@ def test_a_run_that_another_runner_keeps_busy_is_left_to_it(plan: StudyPlan, pat
     assert said[-1].startswith("X-s0: a launch of it is alive here")
 
 
+def test_two_runners_that_start_the_same_leg_at_once_stop_no_run(plan: StudyPlan, paths: StudyPaths) -> None:
+    """Seen for real with three runners: the later `chronicle run` is refused, because the earlier one's launch is alive."""
+    tries = itertools.count()
+
+    def fate(run: StudyRun, leg: Leg) -> int:
+        return 125 if (run.name, leg.number) == ("X-s0", 1) and next(tries) == 0 else 0
+
+    launcher = FakeLauncher(paths, fate, busy_polls={"X-s0": itertools.chain([1], range(3))})
+    started_as_free = launcher.is_free
+    asked = itertools.count()
+    launcher.is_free = lambda run: run.name == "X-s0" and next(asked) == 0 or started_as_free(run)  # type: ignore[method-assign]
+    outcome = run_study(plan, paths, launcher, sleep=lambda seconds: None)
+    assert (outcome.stopped, outcome.open) == ({}, ())
+    assert launcher.started.count(("X-s0", 1)) == 2
+    assert counted(paths) == sorted(EVERY_LEG)
+
+
 def test_another_plan_under_the_same_name_is_refused(plan: StudyPlan, paths: StudyPaths) -> None:
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     changed = plan_study(parse_study(STUDY.replace("title: small", "title: small\nmargin_bpb: 0.5")), "tiny")
