@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from chronicle.commands.result import ExitCode
 from chronicle.journal import JournalWriter, read_journal
 from experiments.design import StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
@@ -36,7 +37,6 @@ from experiments.progress import Progress
 __all__ = ["Outcome", "read_registered", "register", "run_study"]
 
 POLL_SECONDS = 0.1
-REFUSED = 125  # `chronicle run` refused or could not start
 BUSY_SECONDS = 60.0  # a launch of a killed runner gets its signal, saves nothing, and is gone within its grace
 
 
@@ -191,7 +191,7 @@ class _Keeper:
         return True
 
     def _record(self, launch: NextLaunch, running: Running, code: int) -> None:
-        if code == REFUSED and not self._launcher.is_free(launch.run):
+        if code == ExitCode.CANNOT_START and not self._launcher.is_free(launch.run):
             return  # another runner's launch of this run came first: left to that one, and no reason to stop the run
         if code != 0:
             self._stop(launch, running.explain(code))

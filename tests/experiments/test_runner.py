@@ -234,7 +234,7 @@ def test_two_runners_that_start_the_same_leg_at_once_stop_no_run(plan: StudyPlan
     launcher = FakeLauncher(paths, fate, busy_polls={"X-s0": itertools.chain([1], range(3))})
     started_as_free = launcher.is_free
     asked = itertools.count()
-    launcher.is_free = lambda run: run.name == "X-s0" and next(asked) == 0 or started_as_free(run)  # type: ignore[method-assign]
+    launcher.is_free = lambda run: (run.name == "X-s0" and next(asked) == 0) or started_as_free(run)  # type: ignore[method-assign]
     outcome = run_study(plan, paths, launcher, sleep=lambda seconds: None)
     assert (outcome.stopped, outcome.open) == ({}, ())
     assert launcher.started.count(("X-s0", 1)) == 2
