@@ -183,7 +183,7 @@ def baseline() -> Recipe:
         data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="plateau", warmup_steps=200, total_steps=20_000),
-        checkpoint_every=500, eval_every=250, eval_windows=256, accumulation_steps=2, mixed_precision="bf16",
+        checkpoint_every=500, eval_every=250, eval_windows=128, accumulation_steps=2, mixed_precision="bf16",
         device="auto", ema_decay=0.99)
 
 
@@ -199,7 +199,7 @@ def cpu_int8() -> Recipe:
         data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=128),
         optimizer=OptimizerConfig(lr=1e-3),
         schedule=ScheduleConfig(shape="cosine", warmup_steps=200, total_steps=10_000),
-        checkpoint_every=500, eval_every=250, eval_windows=256, mixed_precision="bf16", device="auto",
+        checkpoint_every=500, eval_every=250, eval_windows=128, mixed_precision="bf16", device="auto",
         export=("int8", "int4"))
 
 
@@ -216,7 +216,7 @@ def scaleup() -> Recipe:
         data=DataConfig(sources={"code": 7, "reference": 3}, window_bytes=128, batch_size=144),
         optimizer=OptimizerConfig(lr=7e-4),
         schedule=ScheduleConfig(shape="plateau", warmup_steps=400, total_steps=40_000),
-        checkpoint_every=500, eval_every=250, eval_windows=256, accumulation_steps=3, mixed_precision="bf16",
+        checkpoint_every=500, eval_every=250, eval_windows=128, accumulation_steps=3, mixed_precision="bf16",
         device="auto", ema_decay=0.99, min_bytes_per_parameter=20.0)
 
 

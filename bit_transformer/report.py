@@ -85,6 +85,11 @@ class StepLog:
         self._say(f"start {json.dumps(facts)}")
         for warning in warnings:
             self._say(f"preflight: {warning}")
+        total_steps = self._recipe.schedule.total_steps
+        for source, drawn in zip(plan.sources, plan.drawn_before(progress.segments.position(total_steps)), strict=True):
+            if drawn > source.num_samples:
+                self._say(f"data: source `{source.name}` has {source.num_samples:,} windows and runs out: it is read "
+                          f"{drawn / source.num_samples:.1f} times over {total_steps:,} steps, in another order each time")
         if self._run is not None and self._is_main:
             told = write_start(self._run, plan, progress.segments, first_step=progress.step, launch=self._launch)
             self._say(f"data: {told}")

@@ -62,9 +62,9 @@ def with_rewarms(factor: Callable[[int], float],
 
     def warmed(step: int) -> float:
         value = factor(step)
-        for first, count in rewarms():
+        for first, count in reversed(rewarms()):
             if first <= step < first + count:
-                value *= (step - first + 1) / count
+                return value * (step - first + 1) / count  # the newest counts: one that began before it is given up
         return value
 
     return warmed

@@ -19,9 +19,13 @@ TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_
 
 
 def job(directory: Path, *settings: str, resume: str = "auto", stop_at: int | None = None,
-        launch: str = "launch", environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """One launch of the tiny recipe; checkpoints in `directory/checkpoints`, metrics in `directory/<launch>`."""
-    return {"directory": str(directory), "settings": [*TINY, *settings], "resume": resume, "stop_at": stop_at,
+        launch: str = "launch", environ: Mapping[str, str] | None = None,
+        nan: tuple[int, int] | None = None) -> dict[str, Any]:
+    """One launch of the tiny recipe; checkpoints in `directory/checkpoints`, metrics in `directory/<launch>`.
+
+    `nan` plants a loss that is not a number: (rank, step).
+    """
+    return {"nan": nan, "directory": str(directory), "settings": [*TINY, *settings], "resume": resume, "stop_at": stop_at,
             "launch": launch, "environ": dict(environ or {})}
 
 
@@ -67,6 +71,8 @@ def _work(jobs: list[dict[str, Any]]) -> int:
         directory = Path(each["directory"])
         os.environ.update({"CHRONICLE_RUN_DIR": str(directory / "run"), "CHRONICLE_RUN": "run",
                            "CHRONICLE_LAUNCH_DIR": str(directory / each["launch"]), **each["environ"]})
+        if each["nan"] and int(os.environ.get("RANK", "0")) == each["nan"][0]:
+            _plant_nan(int(each["nan"][1]))
         try:
             train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
                   stop_at=each["stop_at"])
@@ -74,6 +80,18 @@ def _work(jobs: list[dict[str, Any]]) -> int:
             print_error(problem)
             return getattr(problem, "exit_code", 1)
     return 0
+
+
+def _plant_nan(step: int) -> None:
+    from bit_transformer import train as module
+
+    calls, original = iter(range(1, 1 << 30)), module.next_symbol_losses
+
+    def losses(*arguments: Any) -> Any:
+        found = original(*arguments)
+        return found * float("nan") if next(calls) == step else found
+
+    module.next_symbol_losses = losses
 
 
 if __name__ == "__main__":

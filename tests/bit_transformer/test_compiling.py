@@ -1,12 +1,13 @@
 """The compile gate answers with a reason, never with a traceback, and leaves the generators alone."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
 
 from bit_transformer import compiling
-from bit_transformer.model import BitTransformer, ModelConfig
+from bit_transformer.model import BitTransformer, ModelConfig, copy_model, next_symbol_losses
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=32, max_bits=90, norm="pre")
 
@@ -26,3 +27,24 @@ def test_reversible_model_is_not_compiled() -> None:
     """Its backward pass is its own."""
     reason = compiling.why_not_compile(dataclasses.replace(CONFIG, reversible=True), torch.device("cpu"))
     assert reason == "reversible blocks run their own backward pass"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler: the other test has the reason")
+def test_compiled_blocks_compute_and_learn_the_same() -> None:
+    """Where there is a compiler the blocks are compiled, with the logits and gradients of the model as written."""
+    torch.manual_seed(0)
+    model = BitTransformer(CONFIG)
+    plain = copy_model(model)
+    state = torch.get_rng_state()
+    assert compiling.compile_where_possible(model, torch.device("cpu")) is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(block._compiled_call_impl is not None for block in model.blocks)
+    bits = torch.randint(0, 2, (4, 90))
+    losses = [next_symbol_losses(one(bits).logits_BTV, bits).mean() for one in (model, plain)]
+    assert torch.allclose(*losses, atol=1e-6)
+    for loss in losses:
+        loss.backward()
+    for mine, reference in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and reference.grad is not None
+        assert torch.allclose(mine.grad, reference.grad, atol=1e-5)

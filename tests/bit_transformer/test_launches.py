@@ -151,3 +151,14 @@ def test_non_finite_gradients_stop_both_ranks_and_keep_the_last_frames(tmp_path:
     frames = json.loads((tmp_path / "launch/non_finite.json").read_text())
     assert [frame["step"] for frame in frames] == list(range(1, len(frames) + 1)) and len(frames) >= 2
     assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_nan_on_one_rank_of_two_stops_both_at_the_same_step(tmp_path: Path) -> None:
+    """Planted on rank 1 at step 5: both say so, both end, four good frames and the bad one are kept, nothing is saved."""
+    done = run_jobs([job(tmp_path, "total_steps=8", nan=(1, 5))], num_processes=2, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("error: gradients of step 5 are not finite (grad_norm nan)") == 2
+    frames = json.loads((tmp_path / "launch/non_finite.json").read_text())
+    assert [frame["step"] for frame in frames] == [1, 2, 3, 4, 5] and len({frame["digest"] for frame in frames}) == 5
+    assert [line["step"] for line in read_lines(tmp_path / "launch/metrics.jsonl")] == [1, 2, 3, 4]
+    assert not list((tmp_path / "checkpoints").glob("*"))
