@@ -207,7 +207,22 @@ def test_a_large_effect_is_found_among_the_main_contrasts_with_the_power_of_its_
 
 @pytest.mark.parametrize("num_pairs", [2, 3])
 def test_below_four_pairs_there_is_no_verdict_and_below_six_no_difference(num_pairs: int) -> None:
-    asked = [(Question("restart", "", "", "other"), dict.fromkeys(range(num_pairs), 9.0))]
-    assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is Verdict.INCONCLUSIVE
+    for value in (9.0, 0.001):  # far outside the margin; far inside
+        asked = [(Question("restart", "", "", "other"), {seed: value + seed / 1e6 for seed in range(num_pairs)})]
+        assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is Verdict.INCONCLUSIVE
     asked = [(Question("restart", "", "", "other"), {seed: 9.0 + seed / 100 for seed in range(5)})]
     assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is Verdict.INCONCLUSIVE  # sign-flip p is 2/32 at best
+
+
+def test_both_p_values_of_the_main_contrasts_are_adjusted_and_no_others() -> None:
+    rng = np.random.default_rng(6)
+    differences = {name: dict(enumerate(rng.normal(0.7, 1, 8))) for name in ("a", "b", "c", "d")}
+    asked = [(Question(name, "", "", "other" if name == "d" else "main"), found) for name, found in differences.items()]
+    alone = {name: st.compare_paired(list(found.values()), margin=1.0) for name, found in differences.items()}
+    for one, adjusted_t, adjusted_flip in zip(
+        judge(asked, margin=1.0, alpha=0.05),
+        (*st.adjust_holm([alone[name].t_p for name in "abc"]), alone["d"].t_p),
+        (*st.adjust_holm([alone[name].sign_flip_p for name in "abc"]), alone["d"].sign_flip_p),
+        strict=True,
+    ):
+        assert (one.t_p, one.sign_flip_p) == (adjusted_t, adjusted_flip)
