@@ -177,7 +177,7 @@ def _ranks_agree(optimizers: Sequence[OptimizerState]) -> Iterator[Finding]:
 def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
     """F6: an optimizer that has stepped has state for its parameters."""
     for optimizer in state.optimizers:
-        if not optimizer.num_states and optimizer.groups:
+        if not optimizer.num_states and optimizer.groups and not _keeps_none(optimizer):
             yield _finding(
                 "F6",
                 Severity.ERROR,
@@ -192,6 +192,11 @@ def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
                            "state: the others are frozen or never had a gradient")  # fmt: skip
     if not state.optimizers:
         yield _finding("F6", Severity.WARN, ".", "no optimizer state was found: moments would start from zero", GO_BACK)
+
+
+def _keeps_none(optimizer: OptimizerState) -> bool:
+    """SGD without momentum has nothing to lose; RMSprop, whose momentum may be 0 too, knows no `nesterov`."""
+    return all("nesterov" in group and group.get("momentum") == 0 for group in optimizer.groups)
 
 
 def check_rng(state: CheckpointState) -> Iterator[Finding]:

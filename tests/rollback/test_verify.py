@@ -116,6 +116,18 @@ def test_optimizer_of_another_step_contradicts_the_name(checkpoints: CheckpointF
     assert ("F4", "warn", ".") in counting(found)
 
 
+@pytest.mark.parametrize(("optimizer", "dropped"), [("SGD", False), ("RMSprop", True)])
+def test_an_optimizer_that_keeps_no_state_has_lost_none(tmp_path: Path, optimizer: str, dropped: bool) -> None:
+    model = torch.nn.Linear(4, 2)
+    chosen = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+    if not dropped:
+        model(torch.ones(1, 4)).sum().backward()
+        chosen.step()
+    torch.save({"model": model.state_dict(), "optimizer": chosen.state_dict(), "step": 5}, tmp_path / "step-5.pt")
+    findings = verify_checkpoint(open_checkpoint(tmp_path / "step-5.pt"), full=True)
+    assert [f.check for f in findings if f.severity is Severity.ERROR] == (["F6"] if dropped else [])
+
+
 def test_constant_offset_of_one_is_no_finding(checkpoints: CheckpointFactory, root: Path) -> None:
     """The seed's opt_step-1496 holds Adam step 1497."""
     checkpoints.accelerate(root, **SEED)
