@@ -269,7 +269,9 @@ class GuardSession:
         live = self._live()
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         found = fingerprint_memory(live)
-        self.begun.start_step = found.step or 0
+        expected = self.begun.expectation.memory if self.begun.expectation else None
+        # an optimizer without counters (SGD) does not say where it stands: what was loaded does
+        self.begun.start_step = next((memory.step for memory in (found, expected) if memory and memory.step is not None), 0)
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
         checks = check_identity(live, optimizer)

@@ -70,6 +70,19 @@ def test_manifest_is_sealed_with_digests_and_what_was_in_memory(run_dir: Path, c
     assert entry.data["save_seconds"] > 0  # the launcher's grace and the checkpoint tax are reckoned from it
 
 
+def test_an_optimizer_without_counters_has_its_steps_counted_over_launches(run_dir: Path, checkpoint: Path) -> None:
+    """SGD says nowhere how often it has stepped; a checkpoint without a step could not be found again by `--to N`."""
+    sgd = {"optimizer": lambda params: torch.optim.SGD(params, lr=1e-2)}
+    _, expected = first_launch(run_dir, checkpoint, **sgd)
+    launch = start(run_dir, seed=1, **sgd)  # type: ignore[arg-type]
+    launch.accelerator.load_state(str(checkpoint))
+    assert launch.train(5) == expected
+    launch.save(checkpoint.with_name("second"))
+    saved = [entry.step for entry in read_journal(RunPaths(run_dir)).of_kind("checkpoint")]
+    began = [entry.step for entry in read_journal(RunPaths(run_dir)).of_kind("guard.verdict")]
+    assert (saved, began) == ([7, 12], [0, 7])
+
+
 def test_manifest_of_a_nested_save_lies_where_checkpoints_are_listed(run_dir: Path, checkpoint: Path) -> None:
     """The seed's layout `opt_step-N/accelerator_state`: the checkpoint is `opt_step-N`."""
     launch = start(run_dir)
