@@ -128,7 +128,8 @@ class GuardSession:
         memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
-        return replace(memory, training=self._modes, honours=self.options.honours)
+        step = self.step if memory.step is None else memory.step
+        return replace(memory, step=step, training=self._modes, honours=self.options.honours)
 
     # ---- at load -------------------------------------------------------------------------------------------------
 
