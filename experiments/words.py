@@ -44,11 +44,16 @@ def _verdict(one: Judged, margin: float, alpha: float) -> str:
     if one.verdict is Verdict.DIFFERENCE:
         return f"**Difference**: {_direction(one)}."
     if one.verdict is Verdict.EQUIVALENT:
-        if max(one.t_p or 0.0, one.sign_flip_p or 0.0) <= alpha:
+        if _is_real(one, alpha):
             return f"**Equivalent**: a real difference, but smaller than the margin of {margin:g}."
         return f"**Equivalent** within the margin of {margin:g}."
     inside = one.result.interval.low > -margin and one.result.interval.high < margin
     return "**Inconclusive**" + (", though the interval lies inside the margin." if inside else ".")
+
+
+def _is_real(one: Judged, alpha: float) -> bool:
+    """Whether both tests claim a difference, however small."""
+    return one.t_p is not None and one.sign_flip_p is not None and max(one.t_p, one.sign_flip_p) <= alpha
 
 
 def _direction(one: Judged) -> str:
@@ -70,8 +75,11 @@ def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
     if one.verdict is not Verdict.INCONCLUSIVE or one.result is None:
         return ""
     parts, r = [], one.result
-    if equal := num_seeds_for_equivalence(margin, r.sd, alpha=alpha):
+    equal = num_seeds_for_equivalence(margin, r.sd, alpha=alpha)
+    if equal and equal > r.num_pairs:
         parts.append(f"{equal} seeds would show equivalence within ±{margin:g} if there is no difference")
+    if observed := num_seeds_for_equivalence(margin, r.sd, delta=r.mean, alpha=alpha):
+        parts.append(f"{observed} seeds would show equivalence within ±{margin:g} if the truth is the observed difference")
     if different := num_seeds_for_difference(r.mean, r.sd, alpha=alpha):
         parts.append(f"{different} seeds would show a difference of the observed size if that is the truth")
     else:
@@ -117,6 +125,8 @@ def _plainly(one: Judged, margin: float, alpha: float) -> str:
         return f"An effect: {_direction(one)} ({where})."
     missed = " An effect that must be there was not seen: where this study sees nothing, that means little."
     rest = missed if one.family == "control" else ""
+    if one.verdict is Verdict.EQUIVALENT and _is_real(one, alpha):
+        return f"An effect, but smaller than {margin:g} bits per byte: {_direction(one)} ({where}).{rest}"
     if one.verdict is Verdict.EQUIVALENT:
         return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
     settle = what_would_settle(one, margin, alpha)
