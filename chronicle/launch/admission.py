@@ -37,6 +37,9 @@ def ensure_startable(
 
     `own` is the number of a launch over several nodes that this process joins.
     """
+    for problem in journal.problems:
+        if problem.check == "unreadable" and force is None:  # an open rollback could stand in what cannot be read
+            raise LaunchRefused(f"cannot read `{problem.path}`: {problem.message}", "make the journal readable first")
     intent = find_open_intent(journal.entries)
     if intent is not None:
         raise LaunchRefused(
