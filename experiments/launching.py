@@ -124,7 +124,8 @@ class _Process:
     def finish(self) -> Finished:
         run_paths = self.paths.run(self.run.name)
         entries = read_journal(run_paths).entries
-        launch = next((entry.launch for entry in reversed(entries) if entry.kind == "launch.start"), None)
+        own = (e for e in entries if e.kind == "launch.start" and e.data.get("pid") == self.process.pid)
+        launch = max((entry.launch for entry in own if entry.launch is not None), default=None)
         if launch is None:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
         result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
