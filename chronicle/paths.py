@@ -59,6 +59,11 @@ class RunPaths:
         return self.run_dir / "contract.json"
 
     @property
+    def lock_path(self) -> Path:
+        """Held by whoever changes checkpoints, and by a launch while it makes sure that it may start."""
+        return self.run_dir / "rollback.lock"
+
+    @property
     def chronicle_md(self) -> Path:
         """The rendered story; generated, never edited."""
         return self.run_dir / "CHRONICLE.md"

@@ -6,7 +6,9 @@ a `launch.end` that says it was inferred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from chronicle.errors import Refusal
 from chronicle.hardware.nodes import find_excluded
@@ -17,8 +19,16 @@ from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
+from rollback.lock import Locked, hold_lock
 
-__all__ = ["LaunchRefused", "close_lost_launches", "ensure_node_in_use", "ensure_startable", "find_open_intent"]
+__all__ = [
+    "LaunchRefused",
+    "close_lost_launches",
+    "ensure_node_in_use",
+    "ensure_startable",
+    "find_open_intent",
+    "hold_admission",
+]
 
 INTENTS = {"rollback.intent", "undo.intent"}
 RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
@@ -28,6 +38,27 @@ class LaunchRefused(Refusal):
     """`chronicle run` did not start anything."""
 
     exit_code = 125
+
+
+@contextmanager
+def hold_admission(paths: RunPaths, *, wait_seconds: float = 10.0) -> Iterator[None]:
+    """Keep every other launch and rollback of this run out until this one stands in the journal.
+
+    Raises `LaunchRefused` when somebody else stays inside. A disk that takes no lock keeps nobody from starting.
+    """
+    deadline = time.monotonic() + wait_seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(hold_lock(paths.lock_path))
+                break
+            except Locked as held:
+                if time.monotonic() >= deadline:
+                    raise LaunchRefused(str(held), held.remedy) from held
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
 
 
 def ensure_startable(

@@ -21,7 +21,13 @@ from typing import Any
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.anchors import anchor_heads
-from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_node_in_use, ensure_startable
+from chronicle.launch.admission import (
+    LaunchRefused,
+    close_lost_launches,
+    ensure_node_in_use,
+    ensure_startable,
+    hold_admission,
+)
 from chronicle.launch.cgroup import ControlGroup, make_group
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
@@ -83,6 +89,16 @@ def launch(
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
+    with hold_admission(paths):
+        one = _admit(request, live_watch, clock)
+        one.enter()
+    return one.run()
+
+
+def _admit(
+    request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
+) -> _Launch:
+    paths = request.paths
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
@@ -91,14 +107,13 @@ def launch(
     else:  # the other nodes of this very launch may be running already
         number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
-    token = secrets.token_hex(16)
     request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
     writer = JournalWriter(paths)
     try:
         close_lost_launches(paths, journal, writer)
     except JournalError:
         pass  # said below, with the first entry of this launch
-    return _Launch(request, number, token, writer, live_watch, clock).run()
+    return _Launch(request, number, secrets.token_hex(16), writer, live_watch, clock)
 
 
 class _Launch:
@@ -120,6 +135,7 @@ class _Launch:
         self._selector = selectors.PollSelector()
         self._said: set[str] = set()
         self._group: ControlGroup | None = None
+        self._containment = ""
         self._start_step: int | None = None
         self._parts: dict[Path, dict[str, Any]] = {}
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
@@ -146,11 +162,12 @@ class _Launch:
         poll = self._open_watch(live_watch, writer)
         self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
 
-    def run(self) -> LaunchEnd:
-        request, number = self._request, self._number
+    def enter(self) -> None:
+        """Say in the journal that this launch begins: from then on no other one may."""
+        request = self._request
         subreaper = become_subreaper()
         self._group = make_group(self._token, request.environ)
-        containment = describe_containment(subreaper, self._group)
+        self._containment = containment = describe_containment(subreaper, self._group)
         if request.force:
             self._start["force"] = request.force
         self._start |= request.recorded
@@ -158,7 +175,11 @@ class _Launch:
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
         self._record.append("launch.start", title=self._title(), data=self._start)
-        self._say_start(containment)
+
+    def run(self) -> LaunchEnd:
+        """Supervise it to its end."""
+        request, number = self._request, self._number
+        self._say_start(self._containment)
         supervisor = self._make_supervisor()
         try:
             outcome = supervisor.run()
@@ -170,7 +191,7 @@ class _Launch:
             if self._group is not None:
                 self._group.remove()
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
-        return self._finish(outcome, containment)
+        return self._finish(outcome, self._containment)
 
     def _title(self) -> str:
         purpose = f" ({self._start['purpose']}: {self._start['part']})" if "purpose" in self._start else ""

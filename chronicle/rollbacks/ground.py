@@ -21,7 +21,6 @@ from rollback.transaction import remove_leftovers
 
 __all__ = ["Ground", "open_ground"]
 
-LOCK_NAME = "rollback.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def open_ground(
         return
     is_new = not paths.journal_dir.is_dir()
     paths.run_dir.mkdir(parents=True, exist_ok=True)
-    with hold_lock(paths.run_dir / LOCK_NAME):
+    with hold_lock(paths.lock_path):
         journal = _read_whole(paths)
         intent = find_open_intent(journal.entries)
         if intent is not None and not recovering:

@@ -1,12 +1,15 @@
 """What is in the way of a launch, as values."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.launch.admission import LaunchRefused, ensure_startable
+from chronicle.launch.admission import LaunchRefused, ensure_startable, hold_admission
 from chronicle.paths import RunPaths
+from rollback.lock import hold_lock
+from tests.launch.driver import Driver
 
 
 def test_a_journal_that_cannot_be_read_whole_could_hide_an_open_rollback(tmp_path: Path) -> None:
@@ -19,3 +22,21 @@ def test_a_journal_that_cannot_be_read_whole_could_hide_an_open_rollback(tmp_pat
     with pytest.raises(LaunchRefused, match=r"cannot read .*abcd"):
         ensure_startable(paths, read_journal(paths), now=0.0)
     ensure_startable(paths, read_journal(paths), now=0.0, force="the disk is being copied")
+
+
+def test_a_launch_waits_for_a_rollback_and_refuses_when_it_stays(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "demo")
+    held = pytest.raises(LaunchRefused, match="is changing the checkpoints")
+    with hold_lock(paths.lock_path), held, hold_admission(paths, wait_seconds=0.2):
+        pass
+    with hold_admission(paths, wait_seconds=0.2):
+        pass
+
+
+def test_of_two_launches_begun_at_once_one_starts(tmp_path: Path) -> None:
+    """Two runners of one study started launches 4 and 5 of a run 60 ms apart, and both trained."""
+    drivers = [Driver(tmp_path), Driver(tmp_path)]
+    for driver in drivers:
+        driver.start([sys.executable, "-c", "import time; time.sleep(12)"])
+    assert sorted(driver.wait() for driver in drivers) == [0, 125]
+    assert len(drivers[0].entries("launch.start")) == 1
