@@ -108,7 +108,9 @@ add(
 )
 add(
     "tensor with hooks that are a call",
-    torch_zip(pickled(call("torch._utils", "_rebuild_tensor_v2", b"N", integer(0), b")", b")", b"\x89", CALLS["os.system"]))),
+    torch_zip(
+        pickled(call("torch._utils", "_rebuild_tensor_v2", b"N", integer(0), b")", b")", b"\x89", CALLS["os.system"]))
+    ),
 )
 add("legacy stream whose system info is a call", LEGACY_MAGIC + pickled(integer(1001)) + pickled(CALLS["os.system"]))
 add(
@@ -116,7 +118,10 @@ add(
     LEGACY_MAGIC + pickled(integer(1001)) + pickled(b"}") + pickled(b"}") + pickled(CALLS["os.system"]),
 )
 add("optimizer lr that is a call", torch_zip(pickled(optimizer(lr=CALLS["os.system"]))))
-add("scheduler that is an object of an unknown class", torch_zip(pickled(call("evil", "Scheduler") + scheduler() + b"b")))
+add(
+    "scheduler that is an object of an unknown class",
+    torch_zip(pickled(call("evil", "Scheduler") + scheduler() + b"b")),
+)
 
 
 # --- structures that want memory or time
@@ -145,7 +150,10 @@ add("dict that contains itself", torch_zip(pickled(b"}q\0" + text("me") + b"h\0s
 add("tuple that contains itself", torch_zip(pickled(b"]q\0(h\0tq\1h\1a0h\1")))
 add("scheduler that is its own child",
     torch_zip(pickled(b"}q\0(" + text("_schedulers") + b"](h\0e" + text("last_epoch") + b"K\1u")))  # fmt: skip
-add("optimizer whose state is itself", torch_zip(pickled(b"}q\0(" + text("state") + b"h\0" + text("param_groups") + b"]u")))
+add(
+    "optimizer whose state is itself",
+    torch_zip(pickled(b"}q\0(" + text("state") + b"h\0" + text("param_groups") + b"]u")),
+)
 add("object whose state is itself", pickled(name("a", "b") + b"(tRq\0}" + text("me") + b"h\0sb"))
 add("ten million marks", lambda: pickled(b"(" * 10_000_000))
 add("ten million empty lists", lambda: pickled(b"]" * 10_000_000))
@@ -196,7 +204,10 @@ add("text that is not UTF-8", pickled(b"X\x02\x00\x00\x00\xff\xfe"))
 add("float that is no number", b"Fabc\n.")
 add("quoted string without quotes", b"Sabc\n.")
 add("lone surrogates", torch_zip(pickled(items(last_epoch=text("\ud800"), _step_count=text("\udfff")))))
-add("terminal escapes in keys", torch_zip(pickled(scheduler(**{"\x1b]0;owned\x07\x1b[2J": integer(1), "a\nb\r": integer(2)}))))
+add(
+    "terminal escapes in keys",
+    torch_zip(pickled(scheduler(**{"\x1b]0;owned\x07\x1b[2J": integer(1), "a\nb\r": integer(2)}))),
+)
 add("terminal escapes in globals", pickled(name("\x1b[31mevil", "\x1b[2J")))
 add("out-of-band buffers", pickled(b"\x97\x98", b"\x80\x05"))
 

@@ -24,7 +24,8 @@ first, last, lr, shift = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]),
 noise = random.Random(first)
 for step in range(first, last + 1):
     loss = 2 + 3 / math.sqrt(step + 1) + shift + noise.gauss(0, 0.02)
-    print(f" iteration {step:8d}/   50000 | elapsed time per iteration (ms): 9.1 | learning rate: {lr:.6E} | lm loss: {loss:.6E} |")
+    print(f" iteration {step:8d}/   50000 | elapsed time per iteration (ms): 9.1 "
+          f"| learning rate: {lr:.6E} | lm loss: {loss:.6E} |")
 """  # a Megatron log, written by nobody who knows chronicle
 
 
