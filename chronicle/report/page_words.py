@@ -6,6 +6,7 @@ from typing import Any
 from chronicle.report.escape import anchor_of, html_text, link_target
 from chronicle.report.machine_words import machine_words
 from chronicle.report.markdown_chapter import IMAGES
+from chronicle.report.study_panels import KIND
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
@@ -179,7 +180,8 @@ def _time(seconds: float | None) -> str:
 
 
 def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    found = [c for c in chapters if c.entry.kind == EXPERIMENT or c.entry.kind.startswith(EXPERIMENT + ".")]
+    newest = {str(c.data.get("study") or c.title): c for c in chapters if c.entry.kind == KIND}
+    found = [c for c in chapters if c.entry.kind == EXPERIMENT or c in newest.values()]  # its runs are in its journal
     if not found:
         return
     by_anchor = {panel["anchor"]: panel for panel in panels}

@@ -106,6 +106,16 @@ def test_the_same_story_gives_the_same_page(tmp_path: Path) -> None:
     assert first == second
 
 
+def test_of_a_studys_many_entries_only_its_newest_report_is_an_experiment(tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    for number in range(3):
+        run.add("experiment.launch", title=f"launch {number}", data={"study": "restart-impact"})
+        add_study(run)
+    page = page_of(run, tmp_path / "report.html").read_text()
+    section = page[page.index('<section id="experiments">'):]
+    assert section[: section.index("</section>")].count("<h3>") == 1
+
+
 def test_words_of_people_are_never_markup(rich_page: Path) -> None:
     page = rich_page.read_text().replace(plotly_script(), "")
     assert page.count("<script") == 3

@@ -214,7 +214,7 @@ def test_deepspeeds_own_scheduler_is_refused_with_the_place_where_its_lr_lives(
     before = picture(root)
     assert _command(root, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
     said = capsys.readouterr().err
-    assert "DeepSpeed config" in said and "hint:" in said
+    assert "config file of the next launch" in said and "hint:" in said
     assert picture(root) == before
     assert _command(root, "rollback", "--to", "10", "--yes") == 0  # without an LR there is nothing to refuse
 
