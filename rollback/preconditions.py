@@ -10,6 +10,7 @@ from typing import Any
 from rollback.change import Change, PatchedFile
 from rollback.durable import is_there
 from rollback.errors import Refused
+from rollback.mounts import is_mount_point
 from rollback.moves import inode_of
 from rollback.objects import sha256_of
 from rollback.patched import is_patched
@@ -19,7 +20,7 @@ from rollback.staging import StagedFile, refuse_odd_entries
 def check_ground(change: Change) -> None:
     """Refuse what could not be done whole: another filesystem, a mount point, a read-only parent, odd entries."""
     for path in (change.root, change.place, change.source):
-        if is_there(path) and os.path.ismount(path):
+        if is_there(path) and is_mount_point(path):
             raise Refused(
                 f"`{path}` is a mount point: checkpoints cannot be moved aside on their own filesystem",
                 remedy="let the setting `checkpoints` name a directory below the mount point",

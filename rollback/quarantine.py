@@ -16,6 +16,7 @@ from pathlib import Path
 from rollback.durable import REAL_DISK, Disk, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
 from rollback.layout import Checkpoint
+from rollback.mounts import is_mount_point
 
 QUARANTINE_DIR = "quarantine"
 
@@ -55,7 +56,7 @@ def quarantine_dir(root: Path, id_: str) -> Path:
 def refuse_mount_points(root: Path) -> None:
     """Raise Refused when a rename cannot leave `root`: it would become a copy."""
     root = Path(os.path.abspath(root))
-    if os.path.ismount(root):
+    if is_mount_point(root):
         raise Refused(
             f"`{root}` is a mount point: strays cannot be renamed out of it",
             "keep checkpoints one directory below the mount point, and name that with --checkpoints",

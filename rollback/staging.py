@@ -15,6 +15,7 @@ from typing import Any
 
 from rollback.durable import Attributes, Disk
 from rollback.errors import Refused
+from rollback.mounts import is_mount_point, mount_points
 from rollback.objects import sha256_of
 
 LAST = "chronicle-manifest.json"  # holds digests of the other files: written when they are
@@ -69,9 +70,10 @@ def build_twin(disk: Disk, source: Path, twin: Path, writers: Mapping[str, Write
 
 def refuse_odd_entries(source: Path, edited: Mapping[str, object]) -> None:
     """Refuse a checkpoint holding what cannot be hard-linked or safely edited, before anything is changed."""
+    mounted = mount_points()
     for path in (source, *sorted(source.rglob("*"))):
         kind, relative = path.lstat().st_mode, path.relative_to(source).as_posix()
-        if path != source and os.path.ismount(path):
+        if path != source and is_mount_point(path, mounted):
             raise Refused(f"`{path}` is a mount point inside the checkpoint", remedy="unmount it, or copy its content")
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
             raise Refused(f"`{path}` is neither a file nor a directory: expected state files only")

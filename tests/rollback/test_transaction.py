@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,21 @@ def test_mount_point_is_refused_naming_the_setting(tmp_path: Path, monkeypatch: 
     with pytest.raises(Refused, match="mount point") as caught:
         apply(root, change_to(root, 500), journal)
     assert "checkpoints" in (caught.value.remedy or "")
+    assert journal.entries == []
+
+
+@pytest.mark.parametrize("where", ["", "opt_step-500", "opt_step-500/accelerator_state"])
+def test_a_real_bind_mount_is_refused_before_anything_changed(tmp_path: Path, where: str) -> None:
+    """A bind mount of the same filesystem has no device of its own: only the kernel's list tells."""
+    root, journal = make_world(tmp_path / "a b"), Journal()
+    place = root / where
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", place, place], capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with pytest.raises(Refused, match="mount point"):
+            apply(root, change_to(root, 500), journal)
+    finally:
+        subprocess.run(["umount", place], check=True)
     assert journal.entries == []
 
 
