@@ -19,9 +19,8 @@ def why_not_compile(config: ModelConfig, device: torch.device) -> str | None:
         return "reversible blocks run their own backward pass"
     small = replace(config, num_layers=1)
     try:
-        model = BitTransformer(small).to(device)
-        with torch.random.fork_rng(), torch.enable_grad():
-            compiled = torch.compile(model)
+        with torch.random.fork_rng(), torch.enable_grad():  # building draws too: the run's numbers stay its own
+            compiled = torch.compile(BitTransformer(small).to(device))
             compiled(torch.zeros(1, config.max_bits, dtype=torch.long, device=device)).logits_BTV.sum().backward()
     except Exception as problem:  # noqa: BLE001 whatever the compiler throws means: not here
         first_line = next(iter(str(problem).strip().splitlines()), "")

@@ -99,7 +99,7 @@ class StepLog:
 
     def step(self, progress: Progress, step: StepResult, *, learning_rate: float, batch: Batch,
              seconds: float) -> dict[str, float]:
-        """Return the metrics of a step, and print a line every `log_every` steps."""
+        """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
         values: dict[str, float] = {
             "loss": step.loss, "loss_bpb": bits_per_byte(step.loss), "lr": learning_rate, "grad_norm": step.grad_norm,
             "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
@@ -108,11 +108,12 @@ class StepLog:
         values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
         if self._samples:  # two launches with equal digests provably saw the same data
             self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
+        first = not self._frames
         self._frames.append({"step": progress.step, "digest": batch.digest, **values})
         self._rows_read += len(batch.bits_BT)
         if progress.step % self._recipe.log_every == 0:
             self._record_data(progress)
-        if progress.step % self._recipe.log_every == 0:
+        if progress.step % self._recipe.log_every == 0 or first:
             self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
                       f"({values['loss_bpb']:.2f} bits/byte, coin flip {COIN_FLIP_BITS_PER_BYTE:.1f}) | "
                       f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")

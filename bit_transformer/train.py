@@ -25,6 +25,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from bit_transformer import report
+from bit_transformer.announce import Announcer
 from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.compiling import compile_where_possible
 from bit_transformer.ema import Ema
@@ -96,9 +97,10 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     recipe.require_divisible(world_size)
 
     # Data: a plan, not a stream ------------------------------------------------------------------------------------
-    data = recipe.data
+    data, announcer = recipe.data, Announcer(is_main=accelerator.is_main_process)
     stores = open_stores(data.sources, data.window_bytes, data_dir=data.data_dir)
     held_out = open_held_out(data.sources, data.window_bytes, recipe.eval_windows, data_dir=data.data_dir)
+    announcer.data(recipe, stores)
     run_dir = os.environ.get("CHRONICLE_RUN_DIR")
     recipe.require_evidence(sum(store.num_samples for store in stores) * data.window_bytes,
                             Path(run_dir).parent if run_dir else Path("logs"))
@@ -113,6 +115,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     # Model, optimizer, schedule ------------------------------------------------------------------------------------
     set_seed(recipe.seed)
     point = find_resume_point(resume, checkpoints, os.environ) if trial is None else trial.start
+    announcer.model(recipe, world_size, accelerator.device.type)
     model = bare_model = build_grown(recipe.model, saved_growths(point.path))
     if recipe.qat_from_step is not None:
         model = bare_model = prepare_qat(bare_model)
@@ -140,6 +143,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         accelerator.register_for_checkpointing(ema)
     topology = measure_topology(accelerator, model, os.environ, recipe)
     topology.require_agreement()
+    announcer.plan(recipe, world_size, accelerator.device.type)
     set_seed(recipe.seed, device_specific=True)
 
     # Resume: the guard compares memory with contract and manifest at the load and again before the first step -----------

@@ -1,6 +1,7 @@
 """Telemetry, gate, quantisation and growth in real tiny launches: called by the loop, told in the journal, kept by a resume."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_end_of_a_run_puts_the_model_beside_its_yardsticks_and_lets_it_write(run
     told = (runs / "stdout").read_text()
     for name in ("model", "coin flip", "unigram", "order 3", "xz", "zstd"):
         assert f"\n{name:<20}" in told
-    assert told.count("sample: 'The ") == 4 and "parity bits repaired; K " in told
+    assert len(re.findall("""^sample: ['"]The """, told, re.MULTILINE)) == 4 and "parity bits repaired; K " in told
 
 
 def test_metrics_are_plain_json(runs: Path) -> None:

@@ -1,0 +1,146 @@
+"""What a run needs in memory, a rank at a time, by arithmetic alone: `python -m bit_transformer.footprint --recipe baseline`.
+
+Counted: weights, gradients, what the optimizer keeps, and what the forward pass keeps for the backward one. Weights and
+moments are float32 here, also under autocast. Not counted: the driver and its libraries (about a gigabyte on a GPU), the
+allocator's gaps, and DeepSpeed's own buckets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.errors import BadRecipe, TrainerError
+from bit_transformer.model import ModelConfig
+from bit_transformer.recipes import Recipe, find_recipe, with_settings
+from bit_transformer.report import print_error
+
+SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+DEVICES_GB = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141}
+_USABLE = 0.9  # of a device: the rest is the driver, its libraries and the allocator's gaps
+_FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one rank. `buffers`: DDP's copy of the gradients and autocast's of the weights, or the one block that
+    sharded weights are gathered for.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.buffers + self.activations
+
+    def fits(self, gigabytes: float) -> bool:
+        """Whether it fits into a device of so many gigabytes (10⁹), a tenth left free."""
+        return self.total <= gigabytes * 1e9 * _USABLE
+
+
+def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batch: int, positions: int,
+              bf16: bool) -> Footprint:
+    """Return what one rank of `world_size` holds while it trains on `micro_batch` windows of `positions` symbols."""
+    if sharding not in SHARDINGS:
+        raise BadRecipe(f"sharding is `{sharding}`, expected one of {', '.join(SHARDINGS)}")
+    count = config.num_parameters
+    part = -(-count // world_size)
+    cut_weights, cut_gradients = sharding in ("zero3", "fsdp2"), sharding in ("zero2", "zero3", "fsdp2")
+    own_copy = sharding.startswith("zero")  # DeepSpeed's optimizer works on a float32 copy of its part
+    buffers = (2 * count if bf16 else 0) + (_FLOAT * count if sharding == "ddp" and world_size > 1 else 0)
+    if cut_weights:
+        # a block's weights, and its gradients before they are cut
+        buffers = 2 * _FLOAT * (count // max(1, config.num_layers))
+    return Footprint(
+        weights=_FLOAT * (part if cut_weights else count), gradients=_FLOAT * (part if cut_gradients else count),
+        optimizer=_FLOAT * ((2 + own_copy) * (count if sharding == "ddp" else part)), buffers=buffers,
+        activations=activation_bytes(config, micro_batch=micro_batch, positions=positions, bf16=bf16))
+
+
+def activation_bytes(config: ModelConfig, *, micro_batch: int, positions: int, bf16: bool) -> int:
+    """Return what is kept for the backward pass, at its highest: with recomputing, one layer besides what is kept."""
+    kept, small = config.num_layers, 2 if bf16 else _FLOAT
+    d, ff = config.d_model, config.d_ff
+    # a layer keeps: two streams, norm statistics and log-sum-exps in float32; two normed inputs, q, k, v and their mix,
+    # the feed-forward before and after its non-linearity
+    layer = _FLOAT * (2 * d + 4 + config.num_heads) + small * (6 * d + 2 * ff)
+    ends = _FLOAT * (d + 2) + small * d + _FLOAT * (2 * config.vocab)
+    stream = _FLOAT * d
+    if config.reversible:
+        pairs = kept if config.act else 1  # halting looks at the streams after every layer
+        layers = 2 * stream * pairs + 4 * stream + layer  # rebuilt pair, its gradients, one layer at work
+    elif config.checkpointing:
+        layers = stream * kept + layer
+    else:
+        layers = layer * kept
+    halting = kept * (2 * stream + 8 * _FLOAT) if config.act else 0
+    return micro_batch * positions * (layers + ends + halting)
+
+
+def flops_per_symbol(config: ModelConfig, positions: int) -> float:
+    """Return the arithmetic of training on one position, forward and backward: 6 × matrix elements, and of attention the
+    half that causality leaves. What is computed again is not counted.
+    """
+    d = config.d_model
+    matrices = config.num_layers * (4 * d * d + 2 * d * config.d_ff) + d * config.vocab
+    return 6 * (matrices + config.num_layers * d * (positions + 1))
+
+
+def step_flops(recipe: Recipe) -> float:
+    """Return the arithmetic of one optimizer step, all ranks together."""
+    symbols = recipe.data.window_bytes * (BITS_PER_BYTE if recipe.model.vocab == 2 else 1)
+    return recipe.data.batch_size * symbols * flops_per_symbol(recipe.model, symbols)
+
+
+def of_recipe(recipe: Recipe, world_size: int) -> Footprint:
+    """Return the footprint of a rank of this recipe."""
+    symbols = recipe.data.window_bytes * (BITS_PER_BYTE if recipe.model.vocab == 2 else 1)
+    micro_batch = -(-recipe.data.batch_size // (world_size * recipe.accumulation_steps))
+    return footprint(recipe.model, sharding=recipe.sharding, world_size=world_size, positions=symbols,
+                     micro_batch=micro_batch, bf16=recipe.mixed_precision == "bf16")
+
+
+def format_table(rows: Iterable[tuple[str, Footprint]]) -> list[str]:
+    """Return a table in gigabytes (10⁹), and on which devices each row fits."""
+    lines = [f"{'':<22}{'weights':>9}{'gradients':>11}{'optimizer':>11}{'buffers':>9}{'activations':>13}{'GB a rank':>11}"
+             "  fits"]
+    for name, one in rows:
+        fits = [device for device, gigabytes in DEVICES_GB.items() if one.fits(gigabytes)]
+        parts = (one.weights, one.gradients, one.optimizer, one.buffers, one.activations, one.total)
+        numbers = "".join(f"{value / 1e9:>{width}.2f}" for value, width in zip(parts, (9, 11, 11, 9, 13, 11), strict=True))
+        lines.append(f"{name:<22}{numbers}  {'from ' + fits[0] if fits else 'none of ' + ', '.join(DEVICES_GB)}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table of a recipe for every way to share it among the ranks; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bit_transformer.footprint", allow_abbrev=False)
+    parser.add_argument("--recipe", default="baseline", help="name of a recipe (a function in recipes.py)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one field of the recipe")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8], help="how many ranks to look at")
+    options = parser.parse_args(argv)
+    try:
+        recipe = with_settings(find_recipe(options.recipe), options.set)
+        rows = [(f"{sharding}, {ranks} {'rank' if ranks == 1 else 'ranks'}",
+                 of_recipe(with_settings(recipe, [f"sharding={sharding}", "ema_decay=0", "export=()", "qat_from_step=none",
+                                                  "growth=()"]), ranks))
+                for ranks in options.ranks for sharding in SHARDINGS if ranks > 1 or sharding == "ddp"]
+    except TrainerError as problem:
+        print_error(problem)
+        return 1
+    print(f"{recipe.name}: {recipe.model.num_parameters:,} parameters, batch {recipe.data.batch_size} windows of "
+          f"{recipe.data.window_bytes} bytes in {recipe.accumulation_steps} parts, precision {recipe.mixed_precision}")
+    print("\n".join(format_table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
