@@ -12,6 +12,7 @@ of immutable links), so that 10^4 launches cost 10^4 links.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,10 +87,8 @@ class Lineage:
 
     def owner(self, step: int) -> int | None:
         """The launch whose version of this step the present weights descend from."""
-        for interval in self.kept:
-            if interval.first <= step <= interval.last:
-                return interval.launch
-        return None
+        place = bisect_left(self.kept, step, key=lambda interval: interval.last)
+        return self.kept[place].launch if place < len(self.kept) and self.kept[place].first <= step else None
 
     def contains(self, launch: int, step: int) -> bool:
         """Whether this launch's version of this step is part of the lineage."""

@@ -2,7 +2,7 @@
 
 Drawing rules (journal_and_interface §6.2): y clipped to robust quantiles with off-scale marks, no line over a launch's
 border, one colour per launch in all panels, the abandoned part grey. Uses matplotlib's `Figure`, never pyplot: no
-backend, no display, no global state.
+backend, no display, no global state. What looks alike is one artist, however many launches there are.
 """
 
 import math
@@ -25,7 +25,9 @@ SMOOTHED_POINTS, SMOOTH_BINS = 120, 120
 TICKS = 20  # checkpoints of one launch; more would only dash its bar
 SPARSE_POINTS = 200  # of all channels of one launch
 FOREVER = 1 << 62
-LABELS = 24  # more launches than this are drawn without words
+LABELS = 24  # more launches than this are drawn without words and ticks, with fewer points, one mark for many neighbours
+BUTT = {"solid_capstyle": "butt"}
+CROSS = {"linestyle": "none", "marker": "x"}
 RC = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -46,6 +48,25 @@ class _Panels:
     tree: Any
 
 
+class _Strokes:
+    """Lines gathered by panel and look, drawn as one artist each with gaps in between."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[Any, ...], tuple[Any, list[float], list[float]]] = {}
+
+    def add(self, axes: Any, xs: Sequence[float], ys: Sequence[float], **look: Any) -> None:
+        """One more line."""
+        _, at, values = self.found.setdefault((id(axes), *look.items()), (axes, [], []))
+        gap = [math.nan] if at else []
+        at += [*gap, *xs]
+        values += [*gap, *ys]
+
+    def draw(self) -> None:
+        """All of them, in the order in which their looks first came."""
+        for (_, *look), (axes, xs, ys) in self.found.items():
+            axes.plot(xs, ys, **dict(look))
+
+
 def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path) -> None:
     """Write the PNG (about 1600 × 1150 pixels); raises ImportError where matplotlib is not installed."""
     import matplotlib
@@ -53,9 +74,7 @@ def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path
 
     with matplotlib.rc_context(RC):
         panels = _panels(Figure, min(max(len(story.launches), 2), 40))
-        by_launch = {s.launch: s for s in series}
-        for launch in story.launches:
-            _launch(panels, launch, by_launch.get(launch.number), dots=_is_sparse(series))
+        _curves(panels, story, series)
         _scale(panels.loss, story, series, _loss_name(series))
         _scale(panels.lr, story, series, "lr")
         _tree(panels, story)
@@ -91,28 +110,33 @@ def _is_sparse(series: Sequence[LaunchSeries]) -> bool:
     return max((sum(len(c.steps) for c in s.channels.values()) for s in series), default=0) < SPARSE_POINTS
 
 
-def _launch(panels: _Panels, launch: LaunchStory, series: LaunchSeries | None, *, dots: bool) -> None:
-    if series is None:
-        return
-    for axes, name in ((panels.lr, "lr"), (panels.loss, _loss_name([series]))):
-        curve = series.channels.get(name) if name else None
-        if curve is not None:
-            _curve(axes, launch, curve, dots=dots)
+def _curves(panels: _Panels, story: Story, series: Sequence[LaunchSeries]) -> None:
+    strokes, count = _Strokes(), len(story.launches)
+    dots = count <= LABELS and _is_sparse(series)
+    buckets = BUCKETS if count <= LABELS else max(2, BUCKETS * LABELS // count)
+    for one in series:
+        launch = story.launch(one.launch)
+        for axes, name in ((panels.lr, "lr"), (panels.loss, _loss_name([one]))):
+            curve = one.channels.get(name) if name else None
+            if curve is not None and launch is not None:
+                _curve(strokes, axes, launch, curve, buckets, dots=dots)
+    strokes.draw()
 
 
-def _curve(axes: Any, launch: LaunchStory, curve: Curve, *, dots: bool = False) -> None:
+def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: Curve, buckets: int, *, dots: bool) -> None:
     """The kept part in the launch's colour above, the abandoned part grey below; one point each is a dot."""
     limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
     for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
         if not part.steps:
             continue
-        thinned = thin(part, BUCKETS)
+        thinned = thin(part, buckets)
         style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
         marker = {"marker": "o", "markersize": 2.6} if dots or len(part.steps) == 1 else {}
         drift = smooth(part, SMOOTH_BINS, SMOOTHED_POINTS) if kept and axes.get_ylabel() == "loss" else Curve()
-        axes.plot(thinned.steps, thinned.values, solid_joinstyle="round", alpha=0.35 if drift.steps else 1, **style, **marker)
+        look = {"solid_joinstyle": "round", "alpha": 0.35 if drift.steps else 1, **style, **marker}
+        strokes.add(axes, thinned.steps, thinned.values, **look)
         if drift.steps:
-            axes.plot(drift.steps, drift.values, color=_colour(launch), linewidth=1.7, zorder=4)
+            strokes.add(axes, drift.steps, drift.values, color=_colour(launch), linewidth=1.7, zorder=4)
 
 
 def _loss_name(series: Sequence[LaunchSeries]) -> str | None:
@@ -141,16 +165,20 @@ def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | 
         return
     low, high = shown_range(*parts)
     axes.set_ylim(low, high)
+    width, beyond = _hundredth(story), []
     for launch in series:
         curve = launch.channels.get(name, Curve())
-        beyond = [s for s, v in zip(curve.steps, curve.values, strict=True) if not v <= high]
-        for step in _sparse(beyond, story):
-            axes.plot([step], [0.988], marker="^", markersize=4, color=GREY, transform=axes.get_xaxis_transform(), zorder=4)
+        beyond += _sparse([s for s, v in zip(curve.steps, curve.values, strict=True) if not v <= high], width)
+    look = {"linestyle": "none", "marker": "^", "markersize": 4, "color": GREY, "zorder": 4}
+    axes.plot(beyond, [0.988] * len(beyond), transform=axes.get_xaxis_transform(), **look)
 
 
-def _sparse(steps: Sequence[int], story: Story) -> list[int]:
-    """A row of neighbours is one mark: at most one per hundredth of the axis."""
-    width = max(1, max((x.span.last_step or 0 for x in story.launches), default=1) // 100)
+def _hundredth(story: Story) -> int:
+    return max(1, max((x.span.last_step or 0 for x in story.launches), default=1) // 100)
+
+
+def _sparse(steps: Sequence[int], width: int) -> list[int]:
+    """A row of neighbours is one mark: at most one per `width`."""
     out: list[int] = []
     for step in steps:
         if not out or abs(step - out[-1]) >= width:
@@ -158,58 +186,70 @@ def _sparse(steps: Sequence[int], story: Story) -> list[int]:
     return out
 
 
+def _told_apart(steps: Sequence[int], story: Story) -> list[int]:
+    """Each step that asks for a mark; of very many launches one per hundredth of the axis, or the marks would be a wall."""
+    return list(steps) if len(story.launches) <= LABELS else _sparse(sorted(set(steps)), _hundredth(story))
+
+
 def _tree(panels: _Panels, story: Story) -> None:
     """One row a launch: the kept part thick and coloured, the abandoned part grey, a line from where it branched off."""
-    axes, rows = panels.tree, {launch.number: i for i, launch in enumerate(story.launches)}
+    axes, rows, strokes = panels.tree, {launch.number: i for i, launch in enumerate(story.launches)}, _Strokes()
     wide = len(story.launches) <= LABELS
     for launch in story.launches:
         start, last = launch.span.start_step, launch.span.last_step
         if start is None or not launch.span.has_steps:
-            _refused(axes, launch, rows[launch.number], wide)
+            _refused(strokes, axes, launch, rows[launch.number], wide)
             continue
         row, limit = rows[launch.number], launch.span.abandoned_after
         last = start if last is None else max(last, start)
         kept_to = last if limit is None else max(limit, start)
         if launch.span.parent in rows:
-            axes.plot([start, start], [rows[launch.span.parent], row], color=GREY, linewidth=1.0, zorder=1)
+            strokes.add(axes, [start, start], [rows[launch.span.parent], row], color=GREY, linewidth=1.0, zorder=1)
         if last > kept_to:
-            axes.plot([kept_to, last], [row, row], color=GREY, linewidth=2.4, solid_capstyle="butt", zorder=2)
-            axes.plot([last], [row], marker="x", markersize=5, color=GREY, markeredgewidth=1.4, zorder=2)
+            strokes.add(axes, [kept_to, last], [row, row], color=GREY, linewidth=2.4, zorder=2, **BUTT)
+            if wide:
+                strokes.add(axes, [last], [row], markersize=5, color=GREY, markeredgewidth=1.4, zorder=2, **CROSS)
         if kept_to > start:
-            axes.plot([start, kept_to], [row, row], color=_colour(launch), linewidth=4.2, solid_capstyle="butt", zorder=3)
-        saved = [c.step for c in launch.checkpoints] if len(launch.checkpoints) <= TICKS else []
-        axes.plot(saved, [row] * len(saved), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
+            strokes.add(axes, [start, kept_to], [row, row], color=_colour(launch), linewidth=4.2, zorder=3, **BUTT)
+        saved = [c.step for c in launch.checkpoints] if wide and len(launch.checkpoints) <= TICKS else []
+        strokes.add(axes, saved, [row] * len(saved), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
         if wide:
             label = f"{launch.number}  {format_factor(launch.lr.factor)}" if launch.lr else str(launch.number)
             axes.annotate(label, (last, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+    strokes.draw()
     axes.set_ylim(len(rows) - 0.4, -0.7)
 
 
-def _refused(axes: Any, launch: LaunchStory, row: int, wide: bool) -> None:
+def _refused(strokes: _Strokes, axes: Any, launch: LaunchStory, row: int, wide: bool) -> None:
     """A launch that took no step: a cross where it would have resumed."""
     step = launch.verdict_entry.step if launch.verdict_entry is not None else launch.span.start_step
     if step is None:
         return
-    axes.plot([step], [row], marker="x", markersize=6, color=ALARM, markeredgewidth=1.6, zorder=3)
+    strokes.add(axes, [step], [row], markersize=6, color=ALARM, markeredgewidth=1.6, zorder=3, **CROSS)
     if wide:
         words = f"{launch.number}  refused" if launch.verdict == "refused" else f"{launch.number}  no step"
         axes.annotate(words, (step, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _marks(panels: _Panels, story: Story) -> None:
-    for mark in story.lineage.rollbacks:
+    targets = [mark.to_step for mark in story.lineage.rollbacks]
+    for step in _told_apart(targets, story):
         for axes in (panels.lr, panels.loss):
-            axes.axvline(mark.to_step, color="#8a5a00", linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.65, zorder=1)
-    for launch in story.launches:
-        rolled = any(mark.to_step == launch.span.start_step for mark in story.lineage.rollbacks)
-        if launch.resumed and not rolled:
-            for axes in (panels.lr, panels.loss):
-                axes.axvline(launch.span.start_step, color="#7c828b", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-    for matter in story.matters:
-        if matter.onset is not None:
-            _pin(panels.loss, matter.onset, "v", ALARM)
-    for entry in story.hardware:
-        _pin(panels.loss, entry.step or 0, "D", "#7a3fb0")
+            axes.axvline(step, color="#8a5a00", linewidth=0.9, linestyle=(0, (4, 3)), alpha=0.65, zorder=1)
+    for step in _told_apart(_restarts(story), story):
+        for axes in (panels.lr, panels.loss):
+            axes.axvline(step, color="#7c828b", linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+    for step in _told_apart([m.onset for m in story.matters if m.onset is not None], story):
+        _pin(panels.loss, step, "v", ALARM)
+    for step in _told_apart([entry.step or 0 for entry in story.hardware], story):
+        _pin(panels.loss, step, "D", "#7a3fb0")
+
+
+def _restarts(story: Story) -> list[int]:
+    """Where launches resumed without a rollback."""
+    targets = {mark.to_step for mark in story.lineage.rollbacks}
+    starts = (launch.span.start_step for launch in story.launches)
+    return [start for start in starts if start and start not in targets]
 
 
 def _pin(axes: Any, step: int, marker: str, colour: str) -> None:
@@ -229,8 +269,7 @@ def _words(panels: _Panels, story: Story) -> None:
     handles = [Line2D([], [], color=GREY, linewidth=2, label="abandoned")]
     if story.lineage.rollbacks:
         handles.append(Line2D([], [], color="#8a5a00", linestyle=(0, (4, 3)), linewidth=1, label="rollback to here"))
-    targets = {mark.to_step for mark in story.lineage.rollbacks}
-    if any(launch.resumed and launch.span.start_step not in targets for launch in story.launches):
+    if _restarts(story):
         handles.append(Line2D([], [], color="#7c828b", linestyle=(0, (1, 2)), linewidth=1, label="restart"))
     if story.matters:
         handles.append(Line2D([], [], color=ALARM, marker="v", linestyle="none", label="incident"))

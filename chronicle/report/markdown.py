@@ -24,8 +24,9 @@ def render_markdown(story: Story, *, picture: bool, lost_seconds: Mapping[str, f
     chapters = tell_chapters(story)
     lines = [*_front(story, picture), *_table(chapters), *_launches(story), *_costs(story, chapters, lost_seconds or {})]
     lines += _rules(chapters)
+    imported = {str(c.data["import"].get("n")): c for c in chapters if isinstance(c.data.get("import"), Mapping)}
     for chapter in chapters:
-        lines += chapter_section(chapter, chapters)
+        lines += chapter_section(chapter, imported)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

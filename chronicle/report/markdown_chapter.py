@@ -1,6 +1,6 @@
 """One chapter of `CHRONICLE.md`: what was seen, suspected, done and expected, what came out, and the evidence. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chronicle.report.escape import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
@@ -17,15 +17,15 @@ WORDS = "text tags symptom suspects action expect outcome rule evidence hosts"
 TOLD = frozenset((*WORDS.split(), "arms", "questions", "confounders", "base", "event", "import"))  # told by a paragraph
 
 
-def chapter_section(chapter: Chapter, chapters: Sequence[Chapter]) -> Iterator[str]:
-    """The lines of one chapter, with its anchor."""
+def chapter_section(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[str]:
+    """The lines of one chapter, with its anchor. `imported`: chapters by the number they had in an older chronicle."""
     entry, data = chapter.entry, chapter.data
     yield f'<a id="{anchor_of(entry.id)}"></a>'
     yield ""
     yield f"## {chapter.number}. {markdown_line(chapter.title)} ({format_when(entry.ts)})"
     yield ""
     yield " · ".join(_where(chapter)) + "."
-    for paragraph in _paragraphs(chapter, data, chapters):
+    for paragraph in _paragraphs(chapter, data, imported):
         yield ""
         yield paragraph
     yield ""
@@ -44,7 +44,7 @@ def _where(chapter: Chapter) -> Iterator[str]:
     yield f"{markdown_line(entry.kind)} {_code(entry.id)}"
 
 
-def _paragraphs(chapter: Chapter, data: Mapping[str, Any], chapters: Sequence[Chapter]) -> Iterator[str]:
+def _paragraphs(chapter: Chapter, data: Mapping[str, Any], imported: Mapping[str, Chapter]) -> Iterator[str]:
     if data.get("text"):
         yield markdown_text(data["text"])
     if data.get("symptom"):
@@ -58,7 +58,7 @@ def _paragraphs(chapter: Chapter, data: Mapping[str, Any], chapters: Sequence[Ch
     if data.get("expect"):
         yield f"**Expected.** {markdown_text(data['expect'])}"
     if chapter.outcome and chapter.launch is None:
-        yield f"**Came out.** {_came_out(chapter, chapters)}"
+        yield f"**Came out.** {_came_out(chapter, imported)}"
     for rule in chapter.rules:
         yield f"> Rule learnt: {markdown_line(rule)}"
     yield from _checks(data.get("checks"))
@@ -114,13 +114,10 @@ def _steps(launch: LaunchStory) -> str:
     return f"{begun}, completed {'?' if span.last_step is None else span.last_step}{abandoned}"
 
 
-def _came_out(chapter: Chapter, chapters: Sequence[Chapter]) -> str:
+def _came_out(chapter: Chapter, imported: Mapping[str, Chapter]) -> str:
     words = f": {markdown_text(chapter.outcome_text)}" if chapter.outcome_text else ""
-    number = chapter.closed_by
-    link = ""
-    for other in chapters:
-        if str(other.data.get("import", {}).get("n") if isinstance(other.data.get("import"), Mapping) else "") == number != "":
-            link = f" → [{other.number}](#{anchor_of(other.entry.id)})"
+    other = imported.get(chapter.closed_by) if chapter.closed_by else None
+    link = "" if other is None else f" → [{other.number}](#{anchor_of(other.entry.id)})"
     return f"{markdown_line(chapter.outcome)}{words}{link}"
 
 

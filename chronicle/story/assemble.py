@@ -1,5 +1,6 @@
 """The story of a run as one value, assembled from its entries and what the per-step logs were seen to hold. Pure."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -50,7 +51,7 @@ class Story:
     heads: tuple[tuple[str, str], ...]
     lineage: Lineage
     ledger: LrLedger
-    launches: tuple[LaunchStory, ...]
+    launches: tuple[LaunchStory, ...]  # in order of their numbers
     headline: Headline
     matters: tuple[Matter, ...]
     interventions: tuple[Intervention, ...]
@@ -59,7 +60,8 @@ class Story:
 
     def launch(self, number: int | None) -> LaunchStory | None:
         """The launch with this number."""
-        return next((launch for launch in self.launches if launch.number == number), None)
+        place = len(self.launches) if number is None else bisect_left(self.launches, number, key=lambda one: one.number)
+        return self.launches[place] if place < len(self.launches) and self.launches[place].number == number else None
 
     @property
     def lr_path(self) -> tuple[float | None, ...]:

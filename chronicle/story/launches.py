@@ -72,8 +72,9 @@ def tell_launches(
     entries: Iterable[Entry], lineage: Lineage, ledger: LrLedger, alive: Sequence[int] = ()
 ) -> tuple[LaunchStory, ...]:
     """Every launch in order of its number."""
+    lines = {line.launch: line for line in ledger.lines}
     told = {
-        span.number: LaunchStory(number=span.number, span=span, lr=ledger.line(span.number), alive=span.number in alive)
+        span.number: LaunchStory(number=span.number, span=span, lr=lines.get(span.number), alive=span.number in alive)
         for span in lineage.launches
     }
     saved: dict[int, list[SavedCheckpoint]] = {}

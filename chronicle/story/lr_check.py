@@ -32,12 +32,12 @@ class LrCheck:
 def check_lr(story: Story, paths: RunPaths) -> LrCheck:
     """Compare the head's launch with an earlier one that logged the same first step."""
     launch = story.launch(story.headline.launch)
-    line = None if launch is None else story.ledger.line(launch.number)
+    line = None if launch is None else launch.lr
     if launch is None or line is None or launch.span.start_step is None:
         return LrCheck()
     should = line.factor if line.factor is not None else line.asked
     for earlier in reversed(story.launches[: story.launches.index(launch)]):
-        other = story.ledger.line(earlier.number)
+        other = earlier.lr
         if other is None or other.factor is None or should is None or not _shares_steps(launch, earlier):
             continue
         check = _compare(launch, earlier, should / other.factor, paths)

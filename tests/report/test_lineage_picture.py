@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.report.lineage_picture import GREY, _curve, draw_lineage
+from chronicle.report.lineage_picture import GREY, _curve, _Strokes, draw_lineage
 from chronicle.story import read_story
 from chronicle.story.series import Curve, read_series, robust_range, thin
-from tests.builders.story_runs import toy_run
+from tests.builders.story_runs import StoryRun, toy_run
 
 pytest.importorskip("matplotlib")
 
@@ -30,7 +30,9 @@ def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path) -> None
 
     paths = toy_run(tmp_path).paths
     story, axes = read_story(paths), Figure().subplots()
-    _curve(axes, story.launches[0], read_series(paths, [1])[0].channels["loss"])
+    strokes = _Strokes()
+    _curve(strokes, axes, story.launches[0], read_series(paths, [1])[0].channels["loss"], 900, dots=False)
+    strokes.draw()
     kept, abandoned = axes.lines
     assert list(kept.get_xdata()) == [1, 2, 3, 4, 5]
     assert list(abandoned.get_xdata()) == [6, 7, 8, 9, 10]
@@ -50,3 +52,23 @@ def test_thinning_keeps_a_spike_of_one_step() -> None:
 def test_the_range_shows_the_drift_and_not_the_spike() -> None:
     low, high = robust_range([1.65 + i / 20000 for i in range(1000)] + [100.0] * 5)
     assert 1.6 < low < 1.66 and 1.69 < high < 1.8
+
+
+def test_many_launches_are_few_artists_and_few_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One artist per launch and mark took minutes for 10^4 launches."""
+    from matplotlib.figure import Figure
+
+    run, seen = StoryRun(tmp_path), []
+    for number in range(1, 301):
+        start = 7 * (number - 1)
+        if number % 5 == 0:
+            run.rollback(start, 0.9)
+        run.start(number, start)
+        run.metrics(number, {step: {"loss": 3.0, "lr": 1e-3} for step in range(start + 1, start + 11)})
+        run.end(number, start + 10)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **how: seen.append(figure))
+    story = read_story(run.paths)
+    draw_lineage(story, read_series(run.paths, range(1, 301)), tmp_path / "many.png")
+    assert max(len(axes.lines) for axes in seen[0].axes) < 240
+    kept_steps = {step for line in seen[0].axes[1].lines for step in line.get_xdata() if line.get_color() != GREY}
+    assert {1, 7 * 299 + 10} <= kept_steps
