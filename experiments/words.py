@@ -124,8 +124,10 @@ def _plainly(one: Judged, margin: float, alpha: float) -> str:
     if one.verdict is Verdict.DIFFERENCE:
         return f"An effect: {_direction(one)} ({where})."
     missed = " An effect that must be there was not seen: where this study sees nothing, that means little."
+    weak = " It was seen, but it is small: that a larger effect would be seen, this control does not show by itself."
     rest = missed if one.family == "control" else ""
     if one.verdict is Verdict.EQUIVALENT and _is_real(one, alpha):
+        rest = weak if one.family == "control" else ""
         return f"An effect, but smaller than {margin:g} bits per byte: {_direction(one)} ({where}).{rest}"
     if one.verdict is Verdict.EQUIVALENT:
         return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"

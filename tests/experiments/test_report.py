@@ -21,9 +21,11 @@ from experiments.paths import StudyPaths
 from experiments.reading import find_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
+from experiments.statistics import compare_paired
 from experiments.text import read_shape
 from experiments.transients import find_transients
-from experiments.verdicts import Verdict, judge_contrasts, judge_factorial
+from experiments.verdicts import Judged, Verdict, judge_contrasts, judge_factorial
+from experiments.words import answer_questions
 from tests.experiments.fakes import FakeLauncher
 
 SEEDS = 8
@@ -294,3 +296,20 @@ def test_bounce_is_the_scatter_around_the_trend_only() -> None:
     curve[9::20] += 0.2
     assert bounce(curve) == pytest.approx(np.sqrt(10 * 0.1**2 / 8), rel=0.05)
     assert np.isnan(bounce(np.full(10, np.nan)))
+
+
+def test_a_control_that_is_small_but_real_was_seen() -> None:
+    study = find_study("restart-impact")
+    contrast = next(one for one in study.contrasts if one.family == "control")
+    differences = tuple(0.0093 + shift for shift in (-3e-3, 3e-3, -2e-3, 2e-3, -1e-3, 1e-3, -5e-4, 5e-4))
+    result = compare_paired(differences, margin=study.margin_bpb)
+    control = Judged(
+        name=contrast.name, formula="B-lr − A0", question="", family="control", seeds=tuple(range(8)),
+        differences=differences, result=result, t_p=result.t_p, sign_flip_p=result.sign_flip_p, verdict=Verdict.EQUIVALENT,
+    )  # fmt: skip
+
+    def answer(judged: Judged) -> str:
+        return " ".join(text for _, text in answer_questions(study, [judged]))
+
+    assert "It was seen, but it is small" in answer(control)
+    assert "must be there was not seen" in answer(replace(control, t_p=0.6, sign_flip_p=0.6))
