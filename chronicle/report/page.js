@@ -40,11 +40,7 @@
     return state.axis === "time" && value !== null ? (value - begin) / seconds : value;
   }
   const placeAll = (launch, steps) => (state.axis === "step" ? steps : steps.map((s) => place(launch, s)));
-  const owner = (step) => {
-    let found = null;
-    for (const l of data.launches) if (l.start !== null && l.start < step && step <= (l.keptTo ?? 0)) found = l.number;
-    return found ?? data.launches[0]?.number ?? null;
-  };
+  const owner = (mark) => mark.launch ?? data.launches[0]?.number ?? null;
 
   // ---- drawing --------------------------------------------------------------------------------------------------------
   function layout(extra) {
@@ -60,7 +56,33 @@
     return out;
   }
   const config = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] };
-  const react = (element, traces, extra) => Plotly.react(element, traces, layout(extra), { ...config, displayModeBar: extra.height > 250 && "hover" });
+  const MANY = 200; // more lines or marks than this: what looks alike is one line with gaps, and neighbours are one mark
+  function merged(traces) {
+    if (traces.length <= MANY) return traces;
+    const found = new Map();
+    for (const t of traces) {
+      const key = t.mode === "markers" ? t : JSON.stringify([t.xaxis, t.yaxis, t.mode, t.line, t.opacity, t.hoverinfo]);
+      let into = found.get(key);
+      if (key === t || !into) found.set(key, into = key === t ? t : {
+        ...t, x: [], y: [], text: [], customdata: [], showlegend: false, legendgroup: undefined,
+        hovertemplate: t.hovertemplate && "%{text}<br>step %{customdata}<br>%{y:.5g}<extra></extra>",
+      });
+      if (key === t) continue;
+      t.x.forEach((x, i) => { into.x.push(x); into.y.push(t.y[i]); into.text.push(t.text ?? t.name); into.customdata.push(t.customdata?.[i]); });
+      for (const list of [into.x, into.y, into.text, into.customdata]) list.push(null);
+    }
+    return [...found.values()];
+  }
+  function apart(shapes) {
+    if (shapes.length <= MANY) return shapes;
+    const xs = shapes.map((s) => s.x0), least = (xs.reduce((a, b) => Math.max(a, b)) - xs.reduce((a, b) => Math.min(a, b))) / 100, last = {};
+    return shapes.sort((a, b) => a.x0 - b.x0).filter((s) => {
+      if (s.x0 - (last[s.line.color] ?? -Infinity) < least) return false;
+      last[s.line.color] = s.x0;
+      return true;
+    });
+  }
+  const react = (element, traces, extra) => Plotly.react(element, merged(traces), layout(extra), { ...config, displayModeBar: extra.height > 250 && "hover" });
 
   function lines(name, axes, options = {}) {
     const traces = [], curves = data.curves[name] || [];
@@ -95,11 +117,11 @@
       if (x === null) return;
       shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, opacity: 0.75, layer: "above" });
     };
-    for (const r of data.rollbacks) rule(owner(r.to), r.to, AMBER, "dash");
+    for (const r of data.rollbacks) rule(owner(r), r.to, AMBER, "dash");
     for (const r of data.restarts) rule(r.launch, r.step, GREY, "dot");
-    for (const h of data.hardware) rule(owner(h.step), h.step, VIOLET, "solid");
+    for (const h of data.hardware) rule(owner(h), h.step, VIOLET, "solid");
     for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
-    return shapes;
+    return apart(shapes);
   }
 
   function lineage(element) {
@@ -108,6 +130,7 @@
       ...lines("lr", { xaxis: "x", yaxis: "y3" }),
       ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
     ];
+    const rows = new Map(data.launches.map((l, row) => [l.number, row]));
     data.launches.forEach((l, row) => {
       if (l.start === null) return;
       const draw = (from, to, colour, width, name) => traces.push({
@@ -117,8 +140,8 @@
       const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}`;
       if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, GREY, 3, `${about}, abandoned after ${l.keptTo}`);
       if (l.keptTo !== null && l.keptTo > l.start) draw(l.start, l.keptTo, l.colour, 7, about);
-      const parent = data.launches.findIndex((p) => p.number === l.parent);
-      if (parent >= 0) traces.push({
+      const parent = rows.get(l.parent);
+      if (parent !== undefined) traces.push({
         type: "scatter", mode: "lines", x: [place(l.parent, l.start), place(l.number, l.start)], y: [parent, row], xaxis: "x", yaxis: "y",
         line: { color: GREY, width: 1 }, hoverinfo: "skip", showlegend: false,
       });
@@ -129,7 +152,7 @@
       marker: { symbol: "triangle-down", size: 10, color: ALARM }, text: pins.map((i) => escape(i.title)), hoverinfo: "text", cliponaxis: false,
     });
     traces.push({
-      type: "scatter", mode: "markers", name: "hardware", x: data.hardware.map((h) => place(owner(h.step), h.step)), y: data.hardware.map(() => 1), xaxis: "x", yaxis: "y4",
+      type: "scatter", mode: "markers", name: "hardware", x: data.hardware.map((h) => place(owner(h), h.step)), y: data.hardware.map(() => 1), xaxis: "x", yaxis: "y4",
       marker: { symbol: "diamond", size: 9, color: VIOLET }, text: data.hardware.map((h) => escape(h.title)), hoverinfo: "text", cliponaxis: false,
     });
     const tree = Math.min(0.4, 0.1 + 0.018 * n);
@@ -228,8 +251,13 @@
 
   // ---- wiring ---------------------------------------------------------------------------------------------------------
   const observer = new IntersectionObserver((seen) => {
-    for (const entry of seen) if (entry.isIntersecting) { observer.unobserve(entry.target); drawNow(entry.target); }
+    for (const entry of seen) if (entry.isIntersecting) { observer.unobserve(entry.target); if (waiting.push(entry.target) === 1) drawNext(); }
   }, { rootMargin: "300px" });
+  const waiting = []; // in view and not drawn: one plot at a time, so that the first is seen before the others are begun
+  function drawNext() {
+    if (!waiting[0].dataset.drawn) drawNow(waiting[0]);
+    setTimeout(() => { waiting.shift(); if (waiting.length) drawNext(); }, 0);
+  }
   function drawNow(element) {
     element.dataset.drawn = "yes";
     plots.get(element)();

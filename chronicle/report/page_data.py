@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chronicle.journal import Entry
 from chronicle.report.escape import anchor_of
 from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.page_cards import incident_cards, incident_row, packed, short
@@ -52,7 +53,7 @@ def build_page_data(
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
         "incidents": [incident_row(matter) for matter in story.matters],
-        "hardware": [{"step": entry.step, "title": plain(entry.title)} for entry in story.hardware],
+        "hardware": [_hardware(story, entry) for entry in story.hardware],
         "resumes": [_resume(window) for window in resume_windows(story, series)],
         "cards": incident_cards(story, series),
         "groups": {"sources": _sources(names), "health": _health(names)},
@@ -139,6 +140,7 @@ def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[floa
 def _rollbacks(story: Story, lost_seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     return [
         {
+            "launch": story.lineage.owner(mark.to_step),
             "to": mark.to_step,
             "from": mark.from_step,
             "lost": max(0, mark.from_step - mark.to_step),
@@ -147,6 +149,10 @@ def _rollbacks(story: Story, lost_seconds: Mapping[str, float]) -> list[dict[str
         }
         for mark in story.lineage.rollbacks
     ]
+
+
+def _hardware(story: Story, entry: Entry) -> dict[str, Any]:
+    return {"launch": story.lineage.owner(entry.step or 0), "step": entry.step, "title": plain(entry.title)}
 
 
 def _restarts(story: Story) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from chronicle.report.study_panels import KIND
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
+from chronicle.story.resumes import MOST_WINDOWS
 
 __all__ = ["page_body", "page_header"]
 
@@ -120,7 +121,8 @@ def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
     heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
     table = _table(heads, rows, numeric=(0, 1, 2, 3))
     plot = _plot("plot-resumes", "loss around each resume, aligned at the resume")
-    yield _section("resumes", "What each restart did", plot, _folded(table))
+    newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
+    yield _section("resumes", "What each restart did", newest, plot, _folded(table))
 
 
 def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:

@@ -12,9 +12,10 @@ from statistics import fmean, median
 from chronicle.story.assemble import LOSS_NAMES, Story
 from chronicle.story.series import Curve, LaunchSeries
 
-__all__ = ["ResumeWindow", "Shift", "resume_windows"]
+__all__ = ["MOST_WINDOWS", "ResumeWindow", "Shift", "resume_windows"]
 
 WINDOW_STEPS = 200
+MOST_WINDOWS = 100
 FIRST_POINTS = 20
 LEAST_POINTS = 8
 NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution
@@ -44,10 +45,12 @@ class ResumeWindow:
 
 
 def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[ResumeWindow, ...]:
-    """A window for every launch that resumed and has points on both sides."""
+    """A window for every launch that resumed and has points on both sides; of very many, the newest `MOST_WINDOWS`."""
     by_launch = {s.launch: s.channels for s in series}
-    out = []
-    for launch in story.launches:
+    out: list[ResumeWindow] = []
+    for launch in reversed(story.launches):
+        if len(out) == MOST_WINDOWS:
+            break
         if not launch.resumed or launch.span.start_step is None:
             continue
         own = by_launch.get(launch.number, {})
@@ -55,7 +58,7 @@ def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[Resume
         window = _window(launch.number, launch.span.start_step, own, before)
         if window is not None:
             out.append(window)
-    return tuple(out)
+    return tuple(reversed(out))
 
 
 def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number: int, channel: str) -> list[tuple[int, float]]:
