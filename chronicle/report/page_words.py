@@ -15,6 +15,7 @@ from chronicle.story.resumes import MOST_WINDOWS
 __all__ = ["page_body", "page_header"]
 
 EXPERIMENT = "experiment"
+MOST_FACTORS = 40  # of the LR ledger in the head of the page; the launches' table has them all
 
 
 def page_header(story: Story) -> str:
@@ -30,7 +31,8 @@ def page_header(story: Story) -> str:
     if last is not None:
         facts.append((f"launch {last.number}", last.outcome))
     items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
-    path = " → ".join(format_factor(factor) for factor in story.lr_path)
+    factors = [format_factor(factor) for factor in story.lr_path]
+    path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     out = f'<ul class="facts">{items}</ul><p class="soft">LR ledger: {html_text(path or "no launch yet")}</p>'
     if story.problems:
         out += f'<p class="warn">The journal has {len(story.problems)} problem(s): chronicle audit names them.</p>'
