@@ -32,7 +32,7 @@ from bit_transformer.train import parameter_groups  # noqa: E402
 from chronicle.data import Segments  # noqa: E402
 
 SOURCES = {"code": 7, "reference": 3}
-POSITIONS, BATCH, HELD_OUT_BYTES = 216, 16, 216 * 96
+POSITIONS, BATCH, HELD_OUT_WINDOWS = 216, 16, 400
 ARMS = {"bits": (2, POSITIONS // BITS_PER_BYTE), "bytes": (256, POSITIONS)}
 
 
@@ -51,11 +51,18 @@ class Result:
         return sum(self.bpb[name] * weight for name, weight in SOURCES.items()) / sum(SOURCES.values())
 
 
+def held_out_text(source: str) -> bytes:
+    """Return stretches of 216 bytes, evenly spread over what the source holds out."""
+    text = read_corpus(source).held_out
+    stretches = [text[start:start + POSITIONS] for start in range(0, len(text) - POSITIONS + 1, POSITIONS)]
+    every = max(1, len(stretches) // HELD_OUT_WINDOWS)
+    return b"".join(stretches[::every][:HELD_OUT_WINDOWS])
+
+
 def held_out(window_bytes: int) -> dict[str, torch.Tensor]:
-    """Return the same bytes of each source's held-out text, cut into windows of this length."""
-    texts = {name: read_corpus(name).held_out[:HELD_OUT_BYTES] for name in SOURCES}
-    return {name: torch.frombuffer(bytearray(text), dtype=torch.uint8).view(-1, window_bytes)
-            for name, text in texts.items()}
+    """Return the same bytes for every arm, cut into windows of its length."""
+    return {name: torch.frombuffer(bytearray(held_out_text(name)), dtype=torch.uint8).view(-1, window_bytes)
+            for name in SOURCES}
 
 
 def train(arm: str, steps: int, rate: float) -> Result:
@@ -92,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{options.steps} steps of {BATCH} windows of {POSITIONS} positions, two layers of width 64; held out: "
-          f"{HELD_OUT_BYTES:,} bytes of each source; load {os.getloadavg()[0]:.1f}\n")
+          f"{', '.join(f'{len(held_out_text(name)):,} bytes of {name}' for name in SOURCES)}; load {os.getloadavg()[0]:.1f}\n")
     print("| | parameters | text read | LR | CPU s | " + " | ".join(SOURCES) + " | mixture |")
     print("|---|---|---|---|---|" + "---|" * (len(SOURCES) + 1))
     for arm, (_, window_bytes) in ARMS.items():
@@ -103,7 +110,7 @@ def main() -> None:
     yardsticks: dict[str, dict[str, float]] = {}
     for source in SOURCES:
         corpus = read_corpus(source)
-        for name, value in baselines(corpus.train, corpus.held_out[:HELD_OUT_BYTES]).items():
+        for name, value in baselines(corpus.train, held_out_text(source)).items():
             yardsticks.setdefault(name, {})[source] = value
     for name, values in yardsticks.items():
         mixture = sum(values[source] * weight for source, weight in SOURCES.items()) / sum(SOURCES.values())

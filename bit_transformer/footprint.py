@@ -54,7 +54,7 @@ def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batc
     count = config.num_parameters
     part = -(-count // world_size)
     cut_weights, cut_gradients = sharding in ("zero3", "fsdp2"), sharding in ("zero2", "zero3", "fsdp2")
-    own_copy = sharding.startswith("zero")  # DeepSpeed's optimizer works on a float32 copy of its part
+    own_copy = sharding in ("zero1", "zero2")  # DeepSpeed updates a copy of its part there, in stage 3 the part itself
     buffers = (2 * count if bf16 else 0) + (_FLOAT * count if sharding == "ddp" and world_size > 1 else 0)
     if cut_weights:
         # a block's weights, and its gradients before they are cut

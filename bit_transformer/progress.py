@@ -56,7 +56,7 @@ class Plateau:
 class Progress:
     """Completed optimizer steps, bits seen, data plan and segments, warm-ups, growths, and what the monitor knows."""
 
-    def __init__(self, plan: DataPlan, monitor: Monitor, *, world_size: int, accumulation_steps: int) -> None:
+    def __init__(self, plan: DataPlan, monitor: Monitor) -> None:
         self.plan, self.monitor = plan, monitor
         self.step = 0
         self.bits_seen = 0
@@ -64,7 +64,6 @@ class Progress:
         self.rewarms: tuple[tuple[int, int], ...] = ()  # (first step, number of steps)
         self.plateau = Plateau()
         self.growths: tuple[tuple[int, str], ...] = ()  # (first step of the grown model, kind)
-        self.world_size, self.accumulation_steps = world_size, accumulation_steps
 
     def observe_plateau(self, bpb: float, config: ScheduleConfig) -> bool:
         """Take one evaluation; return whether the held-out loss has stopped falling: cut the LR, or grow."""
@@ -78,8 +77,7 @@ class Progress:
                 "data": {"plan": self.plan.to_json(), **self.data_state()},
                 "plateau": self.plateau.to_json(), "growths": [list(growth) for growth in self.growths],
                 "monitor": self.monitor.to_json(),
-                "rewarms": [list(rewarm) for rewarm in self.rewarms],
-                "world_size": self.world_size, "accumulation_steps": self.accumulation_steps}
+                "rewarms": [list(rewarm) for rewarm in self.rewarms]}
 
     def data_state(self) -> dict[str, Any]:
         """Return where the data of the next step lies, for the guard to compare."""

@@ -106,7 +106,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                             Path(run_dir).parent if run_dir else Path("logs"))
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
     monitor = Monitor(recipe.gate, windows=recipe.telemetry_windows if recipe.model.vocab == 2 else 0)
-    progress = Progress(plan, monitor, world_size=world_size, accumulation_steps=recipe.accumulation_steps)
+    progress = Progress(plan, monitor)
     trial = open_trial(os.environ)  # `chronicle preflight --full`: the steps below on one batch, none of them the run's
     if trial is None:
         guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",

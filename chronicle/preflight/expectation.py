@@ -35,6 +35,11 @@ class Expectation:
     signal_lead_seconds: float | None = None  # a scheduler's warning before its own KILL
     free_bytes: int | None = None
 
+    @property
+    def binding_plan(self) -> Mapping[str, Any]:
+        """What single checks hold the launch against: nothing once the change from the plan was accepted as a whole."""
+        return {} if self.accepted_change else self.plan
+
 
 def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
     """The part of the facts that later launches must repeat; what is unknown is not declared."""

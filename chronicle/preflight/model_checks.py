@@ -83,7 +83,7 @@ def _module_table(facts: TrainerFacts) -> str:
 def check_wrapper(facts: TrainerFacts, expected: Expectation) -> CheckResult:
     """PF05: the class around the model is the one that was declared."""
     answer = Answer("PF05", "wrapper")
-    claimed = expected.claimed_wrapper or expected.plan.get("wrapper") or facts.wrapper_requested
+    claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
     if facts.wrapper is None or claimed is None:
         return answer.unknown("the model's wrapper" if facts.wrapper is None else "no wrapper was declared")
     if _same_wrapper(facts.wrapper, str(claimed)):

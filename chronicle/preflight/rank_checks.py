@@ -22,7 +22,7 @@ def check_devices(facts: TrainerFacts, expected: Expectation) -> CheckResult:
     answer = Answer("PF04", "devices")
     if not facts.ranks:
         return answer.unknown("no rank has reported its device")
-    asked = expected.claimed_devices or expected.plan.get("world_size")
+    asked = expected.claimed_devices or expected.binding_plan.get("world_size")
     devices: dict[str, list[int]] = defaultdict(list)
     for rank in facts.ranks:
         devices[rank.device].append(rank.rank)

@@ -56,6 +56,8 @@ def _part(root: Path, stream: str, name: str) -> list[str]:
     return (root / stream).read_text().partition(f"=== {name}\n")[2].partition("=== ")[0].splitlines()
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["baseline", "cpu-int8", "demo"])
 def test_preset_says_data_model_and_plan_first_and_trains(started: Path, name: str) -> None:
     """Three lines before the start's facts, the first step at once, and code 0 at the end; `demo` here on bytes."""
@@ -66,6 +68,8 @@ def test_preset_says_data_model_and_plan_first_and_trains(started: Path, name: s
     assert _part(started, "stderr", name)[-1] == "code 0", _part(started, "stderr", name)
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_scaleup_refuses_without_evidence_in_one_sentence(started: Path) -> None:
     """Small as it is here it has text enough; the run of the baseline is what is missing, and nothing is trained."""
     errors = [line for line in _part(started, "stderr", "scaleup") if line.startswith(("error", "Traceback"))]
@@ -73,6 +77,8 @@ def test_scaleup_refuses_without_evidence_in_one_sentence(started: Path) -> None
     assert _part(started, "stderr", "scaleup")[-1] == "code 1" and not (started / "scaleup").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_cpu_preset_trains_for_four_bits_and_exports_both_forms(started: Path) -> None:
     """From step 2 in four bits, under bf16 and reversible blocks; int8 and int4 beside float32, measured and on disk."""
     entries = [entry for entry in read_journal(RunPaths(started / "logs/cpu-int8")).entries if entry.kind == "export"]

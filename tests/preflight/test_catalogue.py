@@ -154,6 +154,15 @@ def test_silent_change_is_refused_and_an_accepted_one_is_said():
     assert accepted.verdict is PASS and "a small model first" in accepted.message
 
 
+def test_accepted_change_of_the_world_passes_every_check():
+    """One rank where two were planned: the devices and the wrapper fail until the change is accepted as a whole."""
+    one = TrainerFacts(ranks=(rank(0),), wrapper="BitTransformer")
+    planned = Expectation(plan={"world_size": 2, "wrapper": "DistributedDataParallel"})
+    assert [answer(check, one, planned).verdict for check in ("PF04", "PF05")] == [FAIL, FAIL]
+    accepted = replace(planned, accepted_change="one machine is gone")
+    assert FAIL not in [one.verdict for one in check_facts(one, accepted)]
+
+
 def test_skipped_check_says_what_it_would_have_said():
     found = next(one for one in check_facts(replace(GOOD, num_data_shards=1), EXPECTED, skip=("PF01",)) if one.check == "PF01")
     assert found.verdict is SKIPPED and "1 ranks get nothing" in found.message
