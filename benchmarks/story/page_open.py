@@ -1,16 +1,11 @@
 """How large `report.html` of a long run is, and how long a browser needs from opening it to the first plot drawn.
 
-    python benchmarks/story/page_open.py [STEPS] [LAUNCHES]      default 500000 13; needs Chromium and plotly
+    python -m benchmarks.story.page_open [STEPS] [LAUNCHES]      default 500000 13; needs Chromium and plotly
 """
 
-import json
 import math
 import os
 import random
-import re
-import resource
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,12 +18,10 @@ from chronicle.report.costs import lost_seconds
 from chronicle.report.html import plotly_script, render_html
 from chronicle.story import read_story
 from chronicle.story.series import read_series
+from tests.report.devtools import browser
 
 CHANNELS = 6  # beside loss and lr
 OVERLAP = 0.05  # of a launch is abandoned
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WAIT_MILLISECONDS = 60_000
-EMPTY = """<script>console.log("OPENED " + JSON.stringify({ drawn: 0, parsed: 0 }))</script>"""
 WATCH = """<script>
 const drawn = new MutationObserver(() => {
   const plot = document.getElementById("plot-lineage");
@@ -36,7 +29,7 @@ const drawn = new MutationObserver(() => {
   drawn.disconnect();
   requestAnimationFrame(() => requestAnimationFrame(() => {
     const [load] = performance.getEntriesByType("navigation");
-    console.log("OPENED " + JSON.stringify({ drawn: performance.now(), parsed: load.domInteractive }));
+    window.opened = { drawn: performance.now(), parsed: load.domInteractive };
   }));
 });
 drawn.observe(document.getElementById("plot-lineage"), { childList: true, subtree: true });
@@ -67,18 +60,12 @@ def make_run(paths: RunPaths, steps: int, launches: int) -> None:
 
 
 def open_page(page: Path, profile: Path) -> dict[str, float]:
-    """Milliseconds since navigation began, as the browser itself counts them."""
-    browser = next(found for name in BROWSERS if (found := shutil.which(name)))
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"]
-    command += [f"--user-data-dir={profile}", f"--timeout={WAIT_MILLISECONDS}", "--enable-logging=stderr", "--dump-dom"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = re.search(r"OPENED (\{.*?\})", done.stderr)
-    if found is None:
-        raise SystemExit(f"no plot was drawn within {WAIT_MILLISECONDS / 1000:g} s")
-    figures: dict[str, float] = json.loads(found[1].replace('\\"', '"'))
-    return figures | {"cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+    """Milliseconds since navigation began, as the browser itself counts them, in real time."""
+    with browser(profile) as running:
+        tab = running.open(page.as_uri())
+        tab.until("window.opened !== undefined")
+        figures: dict[str, float] = tab.value("window.opened")
+    return figures
 
 
 def main(steps: int, launches: int) -> None:
@@ -97,12 +84,7 @@ def main(steps: int, launches: int) -> None:
         print(f"{steps} steps, {launches} launches, {CHANNELS + 2} channels")
         print(f"page {mine / 1e6:.2f} MB + library {library / 1e6:.2f} MB")
         print(f"made in {made:.1f} s CPU; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        empty = Path(directory) / "empty.html"
-        empty.write_text(EMPTY, encoding="utf-8")
-        nothing = open_page(empty, Path(directory) / "profile-empty")["cpu"]
         opened = [open_page(page, Path(directory) / f"profile-{number}") for number in range(5)]
-        more = min(one["cpu"] for one in opened) - nothing
-        print(f"CPU of the whole browser {more:.2f} s more than for an empty page (least of five)")
         for name, words in (("parsed", "page parsed"), ("drawn", "first plot drawn")):
             figures = sorted(one[name] for one in opened)
             print(f"{words:<18} median {figures[2]:6.0f} ms   least {figures[0]:6.0f}   most {figures[-1]:6.0f}")
