@@ -145,6 +145,8 @@ class _Process:
         said = _last_error(self.output)
         if code == 78:
             return f"refused by the guard: {said or 'see its output'}"
+        if code == 125:
+            return f"not started: {said or 'see its output'}"
         return f"ended with code {code}: {said or 'no message'}"
 
     def stop(self) -> None:

@@ -157,7 +157,7 @@ def test_planted_losses_of_state_take_place_and_the_guard_notices_them(ablated: 
 def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
     ablated: tuple[StudyPlan, StudyPaths], tmp_path: Path
 ) -> None:
-    """The accident of the seed between two launches of an arm: the guard refuses, the study says so and goes on."""
+    """The accident of the seed between two launches of an arm: nothing starts, the study says so and goes on."""
     import shutil
 
     _, finished = ablated
@@ -175,7 +175,7 @@ def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
 
     outcome = run_study(plan, paths, Careless(paths, dict(os.environ)), jobs=2, only=["start", "A-prime-s0", "C0-s0"])
     assert set(outcome.stopped) == {"A-prime-s0"}
-    assert outcome.stopped["A-prime-s0"].startswith("refused by the guard")
+    assert outcome.stopped["A-prime-s0"].startswith("not started: preflight PF30")
     assert "custom_checkpoint_0.pkl.orig" in outcome.stopped["A-prime-s0"]
     assert "C0-s0" in outcome.complete
     assert read_history(read_journal(paths.journal).entries).stopped == outcome.stopped

@@ -62,6 +62,7 @@ def test_a_first_leg_loads_the_start_and_later_ones_their_own_run(plan: StudyPla
         (1, "noise\nerror: no data for `B-s0`: too short\nmore", "ended with code 1: no data for `B-s0`: too short"),
         (1, "Traceback\n  File x\nOSError: [Errno 28] No space left on device\nchronicle: launch 1 failed",
          "ended with code 1: OSError: [Errno 28] No space left on device"),
+        (125, "error: preflight PF30 stray files: x", "not started: preflight PF30 stray files: x"),
         (1, "chronicle: all is quiet", "ended with code 1: no message"),
     ],
 )  # fmt: skip
