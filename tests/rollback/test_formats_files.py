@@ -137,10 +137,10 @@ def test_dcp_state_and_edit_by_its_own_loader(dcp_path: Path, tmp_path: Path) ->
         warnings.simplefilter("ignore")
         dcp_to_torch_save(str(dcp_path), str(tmp_path / "whole.pt"))
     whole = torch.load(tmp_path / "whole.pt", weights_only=False)["app"]
-    (group,) = state.optimizers[0].groups
-    assert whole["optim"]["param_groups"][0]["lr"] == group["lr"] / 2  # type: ignore[operator]
-    assert whole["lr_scheduler"]["base_lrs"] == [5e-4] and whole["lr_scheduler"]["last_epoch"] == 10
-    assert whole["train_state"]["step"] == 10 and whole["model"]["weight"].shape == (1, 4)
+    groups = state.optimizers[0].groups
+    assert [group["lr"] for group in whole["optim"]["param_groups"]] == [g["lr"] / 2 for g in groups]  # type: ignore[operator]
+    assert whole["lr_scheduler"]["base_lrs"] == [5e-4, 2.5e-4] and whole["lr_scheduler"]["last_epoch"] == 10
+    assert whole["train_state"]["step"] == 10 and whole["model"]["1.weight"].shape == (1, 8)
 
 
 def test_dcp_without_its_metadata_was_cut_off(dcp_path: Path) -> None:
