@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
 from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
-from chronicle.metrics.opening import open_text
+from chronicle.metrics.opening import log_lines
 
 STEP_NAMES = (
     "step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step", "steps", "iterations",
@@ -118,21 +117,15 @@ def read_csv(path: Path) -> Iterator[Point]:
     A table without a step column counts its rows. `NaN` and `inf` are values, an empty cell is none; and in a column
     where NaN comes and goes from the start, as in reference files that record every tenth step, it is none either.
     """
-    with open_text(path, newline="") as lines:
-        head = find_header(lines)
-        if head is not None:
-            table = Table(head)
-            yield from _drop_unrecorded(_points(table, csv.reader(_rows(lines), delimiter=table.delimiter)))
+    lines = log_lines(path, newline="")
+    head = find_header(lines)
+    if head is not None:
+        table = Table(head)
+        yield from _drop_unrecorded(_points(table, csv.reader(_rows(lines), delimiter=table.delimiter)))
 
 
 def _rows(lines: Iterator[str]) -> Iterator[str]:
-    while True:
-        try:
-            line = next(lines, None)
-        except (EOFError, OSError, zlib.error):  # a torn gzip ends where it is torn
-            return
-        if line is None:
-            return
+    for line in lines:
         if line[:1] != "#":
             yield line.replace("\0", "") if "\0" in line else line
 

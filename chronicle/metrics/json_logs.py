@@ -14,7 +14,7 @@ from typing import Any
 
 from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import NON_FINITE, Point
-from chronicle.metrics.opening import open_text
+from chronicle.metrics.opening import log_lines
 
 STEP_NAMES = ("train/global_step", "trainer/global_step", "global_step", "step", "iteration", "iter", "_step", "train/step")
 TIME_NAMES = ("t", "time", "_timestamp", "timestamp", "wall_time", "created_at")
@@ -24,8 +24,7 @@ SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean o
 
 def read_json_lines(path: Path) -> Iterator[Point]:
     """Yield the points of a JSONL file; lines that are no object or have no step are passed over."""
-    with open_text(path) as lines:
-        yield from _points(_records(lines))
+    yield from _points(_records(log_lines(path)))
 
 
 def parse_json_line(line: str | bytes, row: int = 0) -> Point | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO, cast
 
 SNIFF_BYTES = 1 << 16
 GZIP_MARK = b"\x1f\x8b"
@@ -29,9 +29,15 @@ def read_head(path: Path) -> bytes:
             return b""
 
 
-def open_text(path: Path, *, newline: str | None = None) -> TextIO:
-    """The log as text; reading a torn gzip raises EOFError or zlib.error where it is torn."""
+def log_lines(path: Path, *, newline: str | None = None) -> Iterator[str]:
+    """The lines of the log, as text; a torn gzip ends where it is torn. Raises OSError when it cannot be read."""
     encoding = "utf-16" if read_head(path).startswith(UTF_16_MARKS) else "utf-8"
-    if is_gzip(path):
-        return cast(TextIO, gzip.open(path, "rt", encoding=encoding, errors="replace", newline=newline))
-    return open(path, encoding=encoding, errors="replace", newline=newline)
+    if not is_gzip(path):
+        with open(path, encoding=encoding, errors="replace", newline=newline) as log:
+            yield from log
+        return
+    with gzip.open(path, "rt", encoding=encoding, errors="replace", newline=newline) as packed:
+        try:
+            yield from packed
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return

@@ -16,7 +16,7 @@ from chronicle.metrics.json_logs import read_json_lines, read_trainer_state
 from chronicle.metrics.lines import read_lines
 from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
-from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, open_text, read_head
+from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, log_lines, read_head
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 
 
@@ -89,5 +89,4 @@ def _is_table(head: bytes) -> bool:
 
 def _read_text(path: Path) -> Iterator[Point]:
     """Printed lines; carriage returns end lines too: progress bars overwrite themselves."""
-    with open_text(path) as lines:
-        yield from read_lines(lines)
+    yield from read_lines(log_lines(path))

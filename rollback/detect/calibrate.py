@@ -24,7 +24,8 @@ EULER = 0.5772
 def find_wander(residuals: Sequence[float]) -> float:
     """How far the mean of a block strayed from the others, at most, while nothing was wrong; 0.0 with too little history.
 
-    A rise that is no larger than what the run has done by itself proves nothing, however significant it looks.
+    A rise that is no larger than what the run has done by itself proves nothing, however significant it looks. Blocks
+    count from the first that reaches the middle: in the early descent all lie far below their slow reference.
     """
     if len(residuals) < 8 * WANDER_POINTS // 2:
         return 0.0
@@ -32,7 +33,8 @@ def find_wander(residuals: Sequence[float]) -> float:
     starts = range(0, len(values) - WANDER_POINTS + 1, WANDER_POINTS // 2)
     means = [math.fsum(values[start : start + WANDER_POINTS]) / WANDER_POINTS for start in starts]
     middle = sorted(means)[len(means) // 2]
-    return max(abs(mean - middle) for mean in means)
+    settled = next(index for index, mean in enumerate(means) if mean >= middle)
+    return max(abs(mean - middle) for mean in means[settled:])
 
 
 class Dice:

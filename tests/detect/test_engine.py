@@ -355,6 +355,17 @@ def test_wander_of_the_runs_own_size_is_not_proposed() -> None:
     assert proposals == []
 
 
+def test_early_descent_is_no_wander() -> None:
+    """A run of 600 points that doubles its loss is proposed at once: the steep start was taken for its own wander."""
+
+    def young(seed: int) -> list[float]:
+        calm = [0.5 * math.exp(-row / 60) + 0.42 + x - 2.0 for row, x in enumerate(noise(600, seed=seed))]
+        return [x + (min(1.2, 0.01 * math.expm1((row - 400) / 15)) if row > 400 else 0.0) for row, x in enumerate(calm)]
+
+    late = [seed for seed in range(40) if not any(e.tier is Tier.PROPOSE for e in fold(young(seed)))]
+    assert len(late) <= 1
+
+
 def test_high_spike_that_comes_back_is_no_reinit() -> None:
     """Real ones reach the loss of the first step, last fifty points and go: notices or warnings, never proposals."""
     rows = range(900)

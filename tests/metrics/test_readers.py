@@ -1,5 +1,6 @@
 """Every log that exists is read: printed dialects, tables, JSON, TensorBoard, MLflow; and nothing stops a reader."""
 
+import gzip
 import json
 import math
 import sqlite3
@@ -120,6 +121,22 @@ def test_torn_and_foreign_bytes_cost_only_their_line(tmp_path: Path) -> None:
     garbage = b"\xff\xfe\x00 garbage \x80\n"
     path.write_bytes(b"iter 1: loss 2.5\n" + garbage + b"iter 2: loss 2.25\nbar 1\rbar 2\riter 3: loss 2.0\niter 4: lo")
     assert [(p.step, p.values["loss"]) for p in read_log(path)] == [(1, 2.5), (2, 2.25), (3, 2.0)]
+
+
+@pytest.mark.parametrize("torn", [2, 5, 12, -30, -1])
+@pytest.mark.parametrize("line", ["iter {0}: loss {0}.5", '{{"step": {0}, "loss": {0}.5}}', "{0},{0}.5"])
+def test_torn_gzip_is_read_as_far_as_it_goes(tmp_path: Path, line: str, torn: int) -> None:
+    """A job killed while it packed its log: from two bytes to all but the last."""
+    lines = [line.format(step) for step in range(1, 2000)]
+    whole = gzip.compress("\n".join(["step,loss", *lines] if line.startswith("{0},") else lines).encode())
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(whole[:torn])
+    if torn > 0:
+        with pytest.raises(UnknownLog):
+            list(read_log(path))
+        return
+    steps = [point.step for point in read_log(path)]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 1000
 
 
 def test_utf16_log_of_a_windows_shell_is_read(tmp_path: Path) -> None:
