@@ -5,7 +5,6 @@ guessed: which run is meant is an error with the candidates when it is not clear
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +133,8 @@ def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    import tomllib  # only where there is a file to read
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from chronicle.journal import Entry
 from rollback.errors import RollbackError
-from rollback.stamp import stamp_of
 
 if TYPE_CHECKING:
     from rollback.findings import Finding
@@ -70,6 +69,8 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> Verdict | None:
             verdicts[verdict.stamp] = _stronger(verdicts.get(verdict.stamp), verdict)
     if not verdicts:
         return None
+    from rollback.stamp import stamp_of  # looks at checkpoints; most readers of a journal have none to look at
+
     try:
         return verdicts.get(stamp_of(path))
     except (RollbackError, OSError, ValueError):

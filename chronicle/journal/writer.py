@@ -14,8 +14,6 @@ import hashlib
 import heapq
 import json
 import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -50,6 +48,11 @@ def id_milliseconds(entry_id: str) -> int | None:
     return value if len(entry_id) == 26 else None
 
 
+def _random_bits(count: int) -> int:
+    """What `secrets` would give, without the ten modules that come with it: every command starts here."""
+    return int.from_bytes(os.urandom(count // 8))
+
+
 class JournalWriter:
     """Writes one file `<journal>/<utc>-<host>-<pid>-<hex>.jsonl`, created with the first entry."""
 
@@ -60,11 +63,11 @@ class JournalWriter:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         host: str | None = None,
         pid: int | None = None,
-        randomness: Callable[[int], int] = secrets.randbits,
+        randomness: Callable[[int], int] = _random_bits,
     ) -> None:
         self.paths = paths
         self._clock = clock
-        self._host = (host or socket.gethostname()).split(".")[0]
+        self._host = (host or os.uname().nodename).split(".")[0]
         self._pid = os.getpid() if pid is None else pid
         self._randomness = randomness
         self._fd: int | None = None
