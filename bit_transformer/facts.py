@@ -157,13 +157,7 @@ def _precision_works(precision: str, device: str) -> bool:
 
 @torch.no_grad()
 def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
-    """Change the last symbol; return by how much the logits before it moved. Every rank calls it: weights may be parts.
-
-    None under ZeRO-3: outside its engine's forward the first call after a load sees float32 weights, the next ones what
-    was gathered in the precision of the autocast, and that difference is no leak.
-    """
-    if any(hasattr(parameter, "ds_tensor") for parameter in model.parameters()):
-        return None
+    """Change the last symbol; return by how much the logits before it moved. Every rank calls it: weights may be parts."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
+# Stage 3 keeps small parameters whole between steps: gathered in float32 after a step, but in bf16 when a module asks for
+# them, and in the first pass after a start they are given back and asked for again. A resumed run would see other biases
+# than one that never stopped; so none is kept.
+ONE_WAY_TO_GATHER = {"stage3_param_persistence_threshold": 0}
+
 
 def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
     """Return Accelerate's DeepSpeed plugin for the recipe, None without ZeRO. Raises BadRecipe where it cannot run."""
@@ -39,15 +44,15 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from accelerate.utils import DeepSpeedPlugin
 
-    stage = STAGES[recipe.sharding]
+    stage, bf16 = STAGES[recipe.sharding], recipe.mixed_precision == "bf16"
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     return DeepSpeedPlugin(hf_ds_config={
         "train_micro_batch_size_per_gpu": recipe.data.batch_size // world_size // recipe.accumulation_steps,
         "gradient_accumulation_steps": recipe.accumulation_steps,
         "gradient_clipping": recipe.optimizer.max_grad_norm,
         # torch's autocast inside the engine: weights, gradients and moments stay float32 (`bf16` would cast the weights)
-        "torch_autocast": {"enabled": recipe.mixed_precision == "bf16", "dtype": "bfloat16"},
-        "zero_optimization": {"stage": stage},
+        "torch_autocast": {"enabled": bf16, "dtype": "bfloat16"},
+        "zero_optimization": {"stage": stage, **(ONE_WAY_TO_GATHER if stage == 3 and bf16 else {})},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,

@@ -40,7 +40,7 @@ SINGLE: list[Cell] = [*product(("ddp",), ("no", "bf16"), (1, 4), ("plain",)), ("
                       ("ddp", "no", 1, "growth"), ("ddp", "bf16", 1, "qat")]
 TWO_RANKS: list[Cell] = [("ddp", "no", 1, "ramp"), ("ddp", "bf16", 4, "act"), ("ddp", "no", 4, "all"),
                          ("fsdp2", "no", 1, "act"), ("fsdp2", "bf16", 4, "ramp")]
-ZERO_SAMPLE: list[Cell] = [("zero3", "bf16", 1, "ramp")]
+ZERO_SAMPLE: list[Cell] = [("zero3", "bf16", 4, "ramp")]
 MORE: list[Cell] = [("ddp", "bf16", 1, "reversible"), ("ddp", "no", 1, "growth"), ("ddp", "bf16", 4, "qat")]
 ZERO = ("zero1", "zero2", "zero3")
 KINDS = ("single", "ddp", "fsdp2", *ZERO)
@@ -207,9 +207,7 @@ def test_whole_matrix_changes_no_bit(tmp_path: Path, kind: str) -> None:
     _train(tmp_path, cells, 1 if kind == "single" else 2)
     table = {f"{kind:<7} {cell[1]:<5} accumulation {cell[2]}  {cell[3]:<5}": _verdict(tmp_path / _name(cell)) for cell in cells}
     print("\n" + "\n".join(f"{name} {verdict}" for name, verdict in table.items()))
-    differing = {name for name, verdict in table.items() if verdict != "bit-identical"}
-    # seen on 2026-11-22: under ZeRO-3's autocast several micro-batches after a load are not those of the straight run
-    assert all("zero3" in name and "bf16" in name and "accumulation 4" in name for name in differing), table
+    assert set(table.values()) == {"bit-identical"}, table
 
 
 def _verdict(directory: Path) -> str:

@@ -26,6 +26,16 @@ def test_weights_stay_float32_and_bf16_is_an_autocast(stage: int) -> None:
     assert config["zero_optimization"]["stage"] == stage and config["gradient_accumulation_steps"] == 2
 
 
+def test_under_an_autocast_no_parameter_is_gathered_in_two_precisions() -> None:
+    """Stage 3 keeps small ones in float32 between steps and fetches them in bf16 after a start: a resume would see others."""
+    def kept(precision: str) -> int | None:
+        plugin = plan_zero(with_settings(find_recipe("demo"), ["sharding=zero3", f"mixed_precision={precision}"]), cpu=True)
+        found: int | None = plugin.deepspeed_config["zero_optimization"].get("stage3_param_persistence_threshold")
+        return found
+
+    assert kept("bf16") == 0 and kept("no") is None
+
+
 @pytest.mark.parametrize(("absent", "sentence"), [("compiler", r"needs a C\+\+ compiler"), ("ninja", "needs ninja")])
 def test_what_the_build_lacks_is_said_before_anything_starts(
         absent: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
