@@ -69,7 +69,7 @@ def open_event(
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
         onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
-        sigma=unit, wander=find_wander(channel.residuals) * channel.scale / unit, decades=channel.config.log,
+        sigma=unit, wander=_own_wander(channel, row) / unit, decades=channel.config.log,
         inflation=_local_inflation(channel, sigma) if local else channel.inflation,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
     )  # fmt: skip
@@ -80,6 +80,12 @@ def open_event(
     channel.excursion.feed(row, step, value)
     channel.last_hot = row
     return [*(changed or ()), event]
+
+
+def _own_wander(channel: ChannelState, row: int) -> float:
+    """How far this run has strayed by itself, in the channel's unit: between events, and in those that came back."""
+    strayed = channel.strayed * 0.5 ** ((row - channel.strayed_row) / channel.config.strayed_half_life)
+    return max(find_wander(channel.residuals) * channel.scale, strayed)
 
 
 def _local_inflation(channel: ChannelState, sigma: float) -> float:
@@ -241,6 +247,7 @@ def abandon_events(channel: ChannelState, row: int, step: int) -> list[ChannelEv
 def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
     """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
     if event.shape == "gradual" and not event.after_restart:
+        channel.strayed, channel.strayed_row = max(event.crest, _own_wander(channel, channel.last_end)), channel.last_end
         channel.wander = min(channel.config.max_inflation, 1.6 * max(channel.wander, event.inflation))
         channel.set_inflation(max(channel.inflation, channel.wander))
 

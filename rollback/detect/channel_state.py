@@ -14,6 +14,7 @@ SCALARS = (
     "tail_u", "tail_beta", "pairs", "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration",
     "healthy", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
+    "strayed", "strayed_row",
 )  # fmt: skip
 PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
@@ -55,6 +56,7 @@ class ChannelState:
         self.settled = 0
         self.height = config.cusum_height
         self.relapse, self.relapse_row, self.plateau = 0.0, -1, 0.0
+        self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that came back by itself, and when it did
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // 16))

@@ -44,6 +44,7 @@ class ChannelConfig:
     verdict_points: int = 250
     accept_points: int = 600
     wanders: float = 2.25  # a rise is proposed only when it is so much larger than the run's own wander, or
+    strayed_half_life: float = 8192.0  # in which half of a rise that came back by itself is forgotten
     stayed_points: int = 400  # so old and not much smaller
     restart_points: int = 60
     too_good_points: int = 500

@@ -56,6 +56,7 @@ class ChannelEvent:
     lasting: bool = False  # still far from the reference after 32 points
     unresolved: bool = False
     height: float = 0.0  # mean excess of the last points when it was last judged
+    crest: float = 0.0  # the highest it was
     decades: bool = False  # the channel's unit is log10
     persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
@@ -74,7 +75,7 @@ class ChannelEvent:
 class Excursion:
     """Follow one open event; `feed` returns True when something about it changed."""
 
-    __slots__ = ("config", "count", "event", "margin", "recent", "reference", "spread", "unit")
+    __slots__ = ("config", "count", "event", "margin", "own", "recent", "reference", "spread", "top", "unit")
 
     def __init__(self, config: ChannelConfig, event: ChannelEvent, reference: float, unit: float) -> None:
         self.config, self.event, self.reference = config, event, reference
@@ -82,13 +83,15 @@ class Excursion:
         self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
         level = 0.0 if config.log else config.level_fraction * abs(reference)
         self.margin = max(config.equivalence * self.spread, level / unit)
+        self.own = config.wanders * event.wander  # a rise must be larger than that to be proposed soon
+        self.top = max(8.0, 1.5 * self.own)  # where one point's weight ends
         self.count = 0
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
 
     def feed(self, row: int, step: int, value: float) -> bool:
         event = self.event
         residual = (value - self.reference) / self.unit
-        self.recent.append((row, step, -4.0 if residual < -4.0 else 8.0 if residual > 8.0 else residual))
+        self.recent.append((row, step, -4.0 if residual < -4.0 else self.top if residual > self.top else residual))
         self.count += 1
         exploded = False
         if event.excess is None or value - self.reference > event.excess:
@@ -103,6 +106,7 @@ class Excursion:
         event, config = self.event, self.config
         residuals = [item[2] for item in self.recent]
         event.height = self._mean(residuals, 32) * self.unit
+        event.crest = max(event.crest, event.height)
         if self._is_recovered(residuals):
             event.status, event.closed = Status.RECOVERED, True
             event.recovered_row, event.recovered_step = self._return_point()
@@ -143,7 +147,7 @@ class Excursion:
 
     def _is_unresolved(self, residuals: list[float]) -> bool:
         config = self.config
-        own = config.wanders * self.event.wander
+        own = self.own
         if self.count >= config.unresolved_points:
             stayed = self.count >= config.stayed_points and self._mean(residuals, 200) > 0.6 * own
             mean = self._mean(residuals, 50)

@@ -213,7 +213,8 @@ class Fusion:
             return Tier.NOTICE
         if self._size_of(group.cluster) + (number >= len(self.events)) >= UNSTABLE_EVENTS:
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
-            return Tier.PROPOSE if lasts else Tier.WARN
+            unusual = leader.height > leader.wander * leader.sigma  # more than the run has strayed by itself
+            return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
             return Tier.WARN

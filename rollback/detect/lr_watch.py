@@ -104,7 +104,7 @@ class LrWatch:
 
     def _follow_climb(self, found: float, last: float, fresh: bool) -> LrFinding | None:
         """A coarse log's first line may lie well into a repeated warm-up: it fell, and now it climbs."""
-        if fresh and found < 0.5 * last:
+        if found < 0.5 * last and (fresh or last > SPENT * self.highest):
             self.fallen_from, self.climb = last, 0
         elif self.fallen_from:
             self.climb = self.climb + 1 if found > last * (1.0 + 1e-9) else 0

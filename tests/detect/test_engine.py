@@ -366,6 +366,33 @@ def test_early_descent_is_no_wander() -> None:
     assert len(late) <= 1
 
 
+def test_slow_rise_that_came_back_is_what_the_run_does() -> None:
+    """The same rise a second time is no proposal; one three times as high is."""
+
+    def bump(height: float, count: int = 700) -> list[float]:
+        return [height * math.exp(-(((row - 150) / 60.0) ** 2)) for row in range(count)]
+
+    tiers = []
+    for height in (0.3, 0.9):
+        shape = [0.0] * 700 + bump(0.3) + bump(height)
+        detector = Detector()
+        for step, (rise, x) in enumerate(zip(shape, noise(len(shape), seed=3), strict=True)):
+            detector.feed(step, {"loss": x + rise})
+        tiers.append([event.tier for event in detector.events if event.onset_step and event.onset_step > 1_300])
+    assert Tier.PROPOSE not in tiers[0] and Tier.PROPOSE in tiers[1]
+
+
+def test_warm_up_repeated_without_a_session_mark_is_warned_of() -> None:
+    """The log shows no restart: only the LR falls from one line to the next and climbs again. A stair only falls."""
+    ramp = [3e-4 * 0.05 * row for row in range(1, 21)]
+    for after, wanted in ((ramp, True), ([3e-5] * 60, False)):
+        detector = Detector()
+        for step, (loss, lr) in enumerate(zip(noise(600), [*ramp, *([3e-4] * 480), *after, *([after[-1]] * 80)], strict=False)):
+            detector.feed(step, {"loss": loss, "lr": lr})
+        found = [event for event in detector.events if event.kind is Kind.LR_MISMATCH and event.tier is not Tier.NOTICE]
+        assert bool(found) is wanted
+
+
 def test_high_spike_that_comes_back_is_no_reinit() -> None:
     """Real ones reach the loss of the first step, last fifty points and go: notices or warnings, never proposals."""
     rows = range(900)
