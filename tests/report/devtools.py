@@ -16,6 +16,10 @@ from tests.report.chromium import BROWSER
 PATIENCE_SECONDS = 120.0
 
 
+class Refused(AssertionError):
+    """The browser did not carry out a command, a page that was replaced meanwhile included."""
+
+
 class Tab:
     """One page. `ask` is a command of the DevTools protocol."""
 
@@ -37,7 +41,10 @@ class Tab:
         """Wait until an expression is true; a page that is just being loaded has not answered yet."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            found = self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+            try:
+                found = self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+            except Refused:  # a live page is loaded again just now
+                found = None
             if found:
                 return found
             time.sleep(0.05)
@@ -89,7 +96,8 @@ class Browser:
         while True:
             answer = self._read()
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer
+                if "error" in answer:
+                    raise Refused(answer)
                 return answer["result"]
             self._note(answer)
 
