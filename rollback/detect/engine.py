@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from rollback.detect.attribution import MIX_POINTS, changed_weights, is_mix_shift, source_sentence, view_sources
+from rollback.detect.attribution import MIX_POINTS, MIXTURE, mixture_sentence, source_sentence, view_sources
 from rollback.detect.channel import Channel
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
@@ -29,13 +29,13 @@ from rollback.detect.scale_watch import ScaleWatch
 from rollback.detect.state import channel_from_json, channel_to_json, fusion_from_json, fusion_to_json
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 DECISIVE = (Role.LOSS, Role.SOURCE)
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
-MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.MIX_SHIFT)
+MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.REINIT, Kind.MIX_SHIFT)
 RESTART_ROWS = 200
-SHARE_POINTS = 64
+SHARE_POINTS = 512
 FRESH_ROWS = 4
 
 
@@ -57,7 +57,7 @@ class Detector:
         self._plateau = PlateauWatch()
         self._segment_row = -(10**9)
         self._rewound = False
-        self._shares: dict[str, deque[float]] = {}  # the mixture's recent shares
+        self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
         self._fusion = Fusion()
         self._channels: dict[str, Channel] = {}
         self._evidence: dict[str, Channel] = {}
@@ -99,7 +99,7 @@ class Detector:
                 elif role is Role.LOSS_SCALE and not repeated:
                     self._watch_scale(row, step, launch, name, value, changed)
                 elif role is Role.WEIGHT:
-                    self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append(value)
+                    self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append((row, value))
                 continue
             if role is Role.LOSS and value - value == 0.0 and not repeated:
                 if self._fusion.first_loss is None:
@@ -262,10 +262,13 @@ class Detector:
         if self._lr_event is not None:
             evidence[self._fusion.events[self._lr_event].evidence[0]] = None
         kind = event.kind
-        if event.kind in MIX_KINDS and row - onset >= MIX_POINTS and is_mix_shift(view, len(sources)):
-            kind = Kind.MIX_SHIFT
-            shares = changed_weights({name: list(values) for name, values in self._shares.items()})
-            evidence["no source moved" + (f", shares did: {', '.join(shares)}" if shares else "")] = None
+        if event.kind in MIX_KINDS and row - onset >= MIX_POINTS:
+            total = next(self._channels[name] for name, role in self._roles.items() if role is Role.LOSS)
+            sentence = mixture_sentence(total, sources, self._shares, onset)
+            if sentence is None:  # what was before is forgotten by now: what was found then holds
+                sentence = next((line for line in event.evidence if line.startswith(MIXTURE)), None)
+            if sentence:
+                kind, evidence = Kind.MIX_SHIFT, {**evidence, sentence: None}
         if not evidence and kind is event.kind:
             return event
         tier = Tier.WARN if kind is Kind.MIX_SHIFT and event.tier is Tier.PROPOSE else event.tier
@@ -288,7 +291,7 @@ class Detector:
             "plateau": self._plateau.to_json(),
             "segment_row": self._segment_row,
             "rewound": self._rewound,
-            "shares": {name: list(values) for name, values in self._shares.items()},
+            "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
             "channels": [channel_to_json(channel) for channel in (*self._channels.values(), *self._evidence.values())],
             "fusion": fusion_to_json(self._fusion),
@@ -309,7 +312,8 @@ class Detector:
         detector._plateau = PlateauWatch.from_json(record["plateau"])
         detector._segment_row = record["segment_row"]
         detector._rewound = record["rewound"]
-        detector._shares = {name: deque(values, maxlen=SHARE_POINTS) for name, values in record["shares"].items()}
+        for name, points in record["shares"].items():
+            detector._shares[name] = deque(((row, value) for row, value in points), maxlen=SHARE_POINTS)
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]

@@ -69,7 +69,7 @@ def test_the_mixed_series_holds_what_the_property_needs() -> None:
 def test_unknown_state_version_is_refused() -> None:
     """A state of another version must not be folded on as if it were ours."""
     state = Detector().to_json() | {"v": 99}
-    with pytest.raises(UnknownState, match=r"99.*expected 2"):
+    with pytest.raises(UnknownState, match=r"99.*expected 3"):
         Detector.from_json(state)
 
 
@@ -199,16 +199,32 @@ def test_only_the_moved_source_is_named() -> None:
     assert event.evidence == ("moved: loss/cm4; not loss/pmd",)
 
 
-def test_mixture_that_moves_without_its_sources_is_a_mix_shift() -> None:
-    """More of the harder source: the total rises, nothing got worse, nothing is to be rolled back."""
+def two_sources(count: int, shares: tuple[float, float], *, worse: float = 0.0, logged: bool = True) -> Detector:
+    """A harder and an easier source; from point 500 on the first share, or the losses, are others."""
     detector, rng = Detector(), random.Random(2)
-    for step in range(900):
-        share = 0.5 if step < 500 else 0.8
-        hard, easy = 2.0 + rng.gauss(0, 0.01), 1.0 + rng.gauss(0, 0.01)
+    for step in range(count):
+        share, extra = (shares[0], 0.0) if step < 500 else (shares[1], worse)
+        hard, easy = 2.0 + extra + rng.gauss(0, 0.01), 1.0 + extra + rng.gauss(0, 0.01)
         values = {"loss": share * hard + (1 - share) * easy, "loss/hard": hard, "loss/easy": easy}
-        detector.feed(step, values | {"ratio/hard": share, "ratio/easy": 1 - share})
-    (event,) = [e for e in detector.events if "loss" in e.channels]
+        detector.feed(step, values | ({"ratio/hard": share, "ratio/easy": 1 - share} if logged else {}))
+    return detector
+
+
+@pytest.mark.parametrize("count", [560, 700, 900, 1400])
+def test_mixture_that_moves_without_its_sources_is_a_mix_shift(count: int) -> None:
+    """More of the harder source: the total rises, nothing got worse, nothing is to be rolled back; and so it stays."""
+    (event,) = [e for e in two_sources(count, (0.5, 0.8)).events if "loss" in e.channels]
     assert event.kind is Kind.MIX_SHIFT and event.tier is not Tier.PROPOSE
+    assert event.evidence == ("no source moved like the total, shares did: ratio/hard, ratio/easy",)
+
+
+def test_sources_that_got_worse_are_no_mix_shift() -> None:
+    """The shares moved a little as well: what rose is the loss of each source."""
+    for shares in ((0.5, 0.5), (0.5, 0.55)):
+        for logged in (True, False):
+            events = [e for e in two_sources(900, shares, worse=0.3, logged=logged).events if "loss" in e.channels]
+            assert events and events[0].tier is Tier.PROPOSE
+            assert all(event.kind is not Kind.MIX_SHIFT for event in events)
 
 
 def test_loss_too_good_after_a_restart_warns() -> None:
