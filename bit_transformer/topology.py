@@ -20,6 +20,8 @@ from bit_transformer.recipes import Recipe
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule"} | dict.fromkeys(
     ("zero1", "zero2", "zero3"), "DeepSpeedEngine")
 
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -58,6 +60,21 @@ class Topology:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
+
+
+def require_all_ranks(environ: Mapping[str, str], parent_environ: Mapping[str, str] | None) -> None:
+    """Raise TopologyMismatch where `accelerate launch` was asked for more processes than this one and started no other.
+
+    With `--cpu` it starts one process whatever `--num_processes` says, and gives it an address to meet others at, which
+    it does not do where one process was asked for.
+    """
+    alone = not any(name in environ for name in ("WORLD_SIZE", *MPI_SIZES))
+    met = parent_environ is not None and "MASTER_ADDR" in environ and "MASTER_ADDR" not in parent_environ
+    if alone and met and "ACCELERATE_USE_CPU" in environ:
+        raise TopologyMismatch(
+            "`accelerate launch` was asked for more than one process and has started this one alone: with --cpu it does so",
+            "start with `torchrun --nproc_per_node N -m bit_transformer.train …`, or leave out --cpu: "
+            "`accelerate launch --multi_gpu --num_processes N` starts N, also on a machine without a GPU")
 
 
 def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], recipe: Recipe) -> Topology:

@@ -45,11 +45,12 @@ from bit_transformer.resume import checkpoint_path, find_resume_point
 from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.tally import StepTally
-from bit_transformer.topology import measure_topology
+from bit_transformer.topology import measure_topology, require_all_ranks
 from bit_transformer.trial import open_trial
 from bit_transformer.zero import plan_zero
 from chronicle import guard
 from chronicle.errors import ChronicleError
+from chronicle.launch.processes import read_environment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,6 +85,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     torch.set_num_threads(1)  # two torch threads on a shared machine measured 2-7x slower than one
 
     # Ranks ---------------------------------------------------------------------------------------------------------
+    require_all_ranks(os.environ, read_environment(os.getppid()))
     cpu = recipe.device == "cpu" or not torch.cuda.is_available()
     backend = [InitProcessGroupKwargs(backend="gloo" if cpu else "nccl")] if "WORLD_SIZE" in os.environ else []
     zero = plan_zero(recipe, cpu=cpu)
