@@ -84,7 +84,7 @@ def open_event(
 
 def _own_wander(channel: ChannelState, row: int) -> float:
     """How far this run has strayed by itself, in the channel's unit: between events, and in those that came back."""
-    strayed = channel.strayed * 0.5 ** ((row - channel.strayed_row) / channel.config.strayed_half_life)
+    strayed = channel.strayed * math.exp2((channel.strayed_row - row) / channel.config.strayed_half_life)
     return max(find_wander(channel.residuals) * channel.scale, strayed)
 
 
