@@ -1,21 +1,40 @@
-"""A small file read whole, without trust: a pipe or device in its place does not hang the reader, a huge one is not read."""
+"""Files read without trust: a pipe or device in a file's place does not hang the reader, a huge one is not read whole."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollback.errors import UnreadableFile
 
 
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file (a link is followed) of at most `max_bytes`; raises UnreadableFile, or OSError."""
+def disk_bytes(fd: int) -> int:
+    """What the file really takes on disk: a hole of a terabyte takes nothing. Its size where a filesystem does not say."""
+    status = os.fstat(fd)
+    return min(status.st_size, status.st_blocks * 512) if status.st_blocks else status.st_size
+
+
+@contextmanager
+def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """(descriptor, size) of a regular file (a link is followed) of at most `max_bytes`; raises UnreadableFile, or OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb", buffering=0) as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise UnreadableFile(f"`{path}` is no regular file", "put the real file there, or remove it")
         if found.st_size > max_bytes:
-            raise UnreadableFile(f"`{path}` has {found.st_size} bytes, more than {max_bytes}: it is not what its name says")
+            raise UnreadableFile(
+                f"`{path}` has {found.st_size} bytes, more than {max_bytes}: it is not what its name says"
+            )
+        yield fd, found.st_size
+    finally:
+        os.close(fd)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The bytes of such a file."""
+    with open_bounded(path, max_bytes) as (fd, _), open(fd, "rb", buffering=0, closefd=False) as file:
         return file.read(max_bytes)

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollback.bounded_read import disk_bytes
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
 from rollback.number_bytes import item_size
-from rollback.pickle_reader import Limits
-from rollback.pickle_values import Opaque, TensorRef
+from rollback.pickles.machine import Limits
+from rollback.pickles.values import Opaque, TensorRef
 from rollback.torch_file import naming, open_state_file, read_torch_file, read_zip_segment
 from rollback.torch_tree import Container, Key, Keys, Segment, TorchFile
+from rollback.torch_zip import RECORD_BYTES
 
 METADATA_NAME = ".metadata"
-METADATA_LIMITS = Limits(num_bytes=256 * 2**20, num_opcodes=8_000_000)
 MAX_ENTRIES_READ = 20_000
 MAX_ENTRY_BYTES = 8 * 2**20
 
@@ -52,11 +53,20 @@ class DcpEntry:
 
 def read_dcp_index(path: Path) -> tuple[DcpEntry, ...]:
     """The entries that the `.metadata` file at `path` names."""
-    file = read_torch_file(path, limits=METADATA_LIMITS)
+    parts = sum(_disk_bytes(part) for part in path.parent.glob("*.distcp"))
+    file = read_torch_file(path, limits=Limits.for_file(parts))
     with naming(path):
         if not isinstance(file.tree, Opaque) or not isinstance(file.tree.state, dict):
             raise UnknownFormat("no DCP metadata: an object with `storage_data` was expected")
         return _entries(file.tree.state)
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        with open_state_file(path) as (fd, _):
+            return disk_bytes(fd)
+    except UnreadableFile:
+        return 0  # whoever reads it will say so
 
 
 def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
@@ -74,7 +84,9 @@ def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
             raise UnreadableFile(f"DCP metadata gives `{name}` no valid place")
         chunks.setdefault(name, []).append(DcpChunk(file=file, offset=int(offset), length=int(length)))
     paths = planned if isinstance(planned, dict) else {}
-    return tuple(_entry(str(name), about, paths.get(name), chunks.get(str(name), [])) for name, about in described.items())
+    return tuple(
+        _entry(str(name), about, paths.get(name), chunks.get(str(name), [])) for name, about in described.items()
+    )
 
 
 def _entry(name: str, about: object, path: object, chunks: list[DcpChunk]) -> DcpEntry:
@@ -144,12 +156,16 @@ def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Key
     if not path.exists():
         raise Incomplete(f"`{path}` is missing: the metadata beside it names {len(here)} entries in it")
     with open_state_file(path) as (fd, size_bytes), naming(path):
+        limits = Limits.for_file(8 * disk_bytes(fd))  # entries may overlap: together they get what one file gets
         for number, (entry, chunk) in enumerate(here):
             if chunk.offset + chunk.length > size_bytes or chunk.length > MAX_ENTRY_BYTES:
                 raise UnreadableFile(
                     f"entry `{entry.name}` ends at byte {chunk.offset + chunk.length}, the file at {size_bytes}: truncated"
                 )
-            content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=number)
+            content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=number, limits=limits)
+            limits = limits.less(
+                content.num_bytes + RECORD_BYTES * len(segment.layout.records if segment.layout else ())
+            )
             yield entry.keys, (content.value, replace(segment, keys=entry.keys))
 
 
@@ -165,11 +181,15 @@ def missing_chunks(directory: Path) -> list[tuple[str, str]]:
     for name, end in sorted(wanted.items()):
         path = directory / name
         if not name:
-            problems.append((METADATA_NAME, "an entry of the metadata lies in no file: a rank's part was never written"))
+            problems.append(
+                (METADATA_NAME, "an entry of the metadata lies in no file: a rank's part was never written")
+            )
         elif not path.is_file():
             problems.append((name, f"is missing: the metadata places entries up to byte {end} in it"))
         elif path.stat().st_size < end:
-            problems.append((name, f"has {path.stat().st_size} bytes, the metadata places entries up to byte {end} in it"))
+            problems.append(
+                (name, f"has {path.stat().st_size} bytes, the metadata places entries up to byte {end} in it")
+            )
     return problems
 
 

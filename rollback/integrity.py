@@ -6,7 +6,6 @@ silently, and all were found by these CRCs. safetensors has no checksum; its hea
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ from rollback.checksums import ChecksumTarget, Progress, wrong_checksums
 from rollback.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
+from rollback.json_stream import json_parts
 from rollback.safetensors_file import read_safetensors_header
-from rollback.torch_file import LEGACY_MAGIC, MAX_JSON_BYTES, describe_foreign, naming, open_state_file, read_torch_file
+from rollback.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file, read_torch_file
 from rollback.torch_zip import (
     LOCAL_HEADER,
-    MAX_DIRECTORY_BYTES,
+    MAX_DEFLATED_BYTES,
     Record,
     ZipLayout,
     data_offset,
@@ -94,24 +94,15 @@ def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[
             return _examine_zip(fd, read_layout(fd, 0, size_bytes), path, name, full=full)
         if not any(head) or head.startswith(b"version https://git-lfs"):
             return [describe_foreign(head, size_bytes)], []
-    if path.suffix == ".json":
-        return _json_problems(path), []
+        if path.suffix == ".json":
+            for _ in json_parts(fd, 0, size_bytes, levels=0, wanted=lambda keys: False):
+                pass
+            return [], []
     if head[:1] == b"\x80" or head.startswith(LEGACY_MAGIC):
         read_torch_file(path)
     elif path.suffix in TORCH_SUFFIXES:
         raise UnknownFormat(*describe_foreign(head, size_bytes))
     return [], []
-
-
-def _json_problems(path: Path) -> list[Problem]:
-    size_bytes = path.stat().st_size
-    if size_bytes > MAX_JSON_BYTES:
-        return [(f"{size_bytes} bytes of JSON: at most {MAX_JSON_BYTES} are read", None)]
-    try:
-        json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as problem:
-        return [(f"no valid JSON: {problem}", None)]
-    return []
 
 
 def _examine_dcp(path: Path, name: str) -> tuple[list[Problem], list[ChecksumTarget]]:
@@ -145,7 +136,7 @@ def _examine_zip(
                 label = f"record `{record.name}`"
                 targets.append(ChecksumTarget(path=path, name=name, label=label, offset=start,
                                               length=record.size_bytes, expected=record.crc))  # fmt: skip
-            elif zlib.crc32(read_record(fd, layout, record, max_bytes=MAX_DIRECTORY_BYTES)) != record.crc:
+            elif zlib.crc32(read_record(fd, layout, record, max_bytes=MAX_DEFLATED_BYTES)) != record.crc:
                 problems.append((f"record `{record.name}` has another CRC than is stored", None))
         except UnreadableFile as problem:
             problems.append((problem.message, problem.remedy))

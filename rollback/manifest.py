@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import Any, TypeGuard
 
-from rollback.bounded_read import read_bounded
-from rollback.checksums import ChecksumTarget, Progress, wrong_checksums
+from rollback.bounded_read import open_bounded
 from rollback.errors import UnreadableFile
-from rollback.findings import Finding, Severity
+from rollback.json_stream import JsonPart, json_parts, put_part
 from rollback.layout import Entry, EntryKind, scan_entries
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
 CHUNK_BYTES = 4 * 2**20
-MAX_MANIFEST_BYTES = 64 * 2**20
+MAX_MANIFEST_BYTES = 48 * 2**20
+MAX_MEMORY_BYTES = 32 * 2**20  # of everything in it but the files
 WRITE_ANEW = "when the checkpoint is what you want, write it anew with `chronicle manifest`"
 
 
@@ -83,39 +79,64 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest in `directory`, None when there is none; UnreadableFile when it is damaged or of another version."""
     path = directory / MANIFEST_NAME
     try:
-        found = json.loads(read_bounded(path, MAX_MANIFEST_BYTES))
+        with open_bounded(path, MAX_MANIFEST_BYTES) as (fd, size_bytes):
+            return _manifest(json_parts(fd, 0, size_bytes), str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise UnreadableFile(f"`{path}` is no JSON: {problem}", WRITE_ANEW) from None
-    return manifest_from_json(found, str(path))
+    except UnreadableFile as problem:
+        if str(path) in problem.message:
+            raise
+        raise UnreadableFile(f"`{path}`: {problem.message}", WRITE_ANEW) from None
 
 
-def manifest_from_json(found: object, where: str) -> Manifest:
-    """A manifest from its JSON form; UnreadableFile names what is wrong and where."""
-    if not isinstance(found, dict):
-        raise UnreadableFile(f"`{where}` holds a {type(found).__name__}: an object was expected")
+def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
+    """Put together from its JSON, the files one by one; UnreadableFile names what is wrong and where."""
+    files: list[ManifestFile] | None = None
+    found: dict[str | int, Any] = {}
+    left = MAX_MEMORY_BYTES
+    for part in parts:
+        if not part.keys or isinstance(part.keys[0], int):
+            raise UnreadableFile(f"`{where}` holds no object, which was expected", WRITE_ANEW)
+        if part.keys[0] == "files":
+            files = files or []
+            files += _listed_files(part, where)
+            continue
+        left -= part.num_bytes
+        if left < 0:
+            raise UnreadableFile(f"`{where}` would take more than {MAX_MEMORY_BYTES >> 20} MB of memory", WRITE_ANEW)
+        put_part(found, part)
     if found.get("v") != VERSION:
-        raise OtherVersion(f"`{where}` has version {found.get('v')!r}: version {VERSION} is known", "use a newer chronicle")
-    try:
-        files = tuple(_listed_file(record) for record in found["files"])
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})", WRITE_ANEW) from None
+        raise OtherVersion(
+            f"`{where}` has version {found.get('v')!r}: version {VERSION} is known", "use a newer chronicle"
+        )
+    if files is None:
+        raise UnreadableFile(f"`{where}` has no list of files", WRITE_ANEW)
     if found.get("memory") is not None and not _is_memory(found["memory"]):
         raise UnreadableFile(f"`{where}`: `memory` has another shape than what a guard records at save", WRITE_ANEW)
     known = {"v", "step", "files", "digests", "memory", "run", "launch"}
     step, memory, launch = found.get("step"), found.get("memory"), found.get("launch")
     return Manifest(
         step=step if is_count(step) else None,
-        files=files,
+        files=tuple(files),
         digests=str(found.get("digests", "pending")),
         memory=memory if isinstance(memory, dict) else None,
         run=found["run"] if isinstance(found.get("run"), str) else None,
         launch=launch if is_count(launch) else None,
-        more={key: value for key, value in found.items() if key not in known},
+        more={str(key): value for key, value in found.items() if key not in known},
     )
+
+
+def _listed_files(part: JsonPart, where: str) -> Iterator[ManifestFile]:
+    """The files in a part of the list: all of it where it is short."""
+    try:
+        if len(part.keys) > 2 or not (len(part.keys) == 2 or isinstance(part.value, list)):
+            raise TypeError("no list of objects")
+        for record in [part.value] if len(part.keys) == 2 else part.value:
+            yield _listed_file(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})", WRITE_ANEW) from None
 
 
 def _listed_file(record: Mapping[str, object]) -> ManifestFile:
@@ -233,98 +254,3 @@ def digest_file(path: Path) -> tuple[str, str]:
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
     return sha.hexdigest(), f"{crc:08x}"
-
-
-def compare_manifest(
-    directory: Path,
-    manifest: Manifest,
-    *,
-    full: bool,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-) -> list[Finding]:
-    """Compare a directory with its manifest: names and sizes (F1), with `full` also contents (F3)."""
-    entries = {entry.path: entry for entry in listed_entries(directory)}
-    listed = {file.path: file for file in manifest.files}
-    findings = [_vanished(path) for path in sorted(listed.keys() - entries.keys())]
-    findings += [_unlisted(entries[path]) for path in sorted(entries.keys() - listed.keys())]
-    same_size = []
-    for path in sorted(listed.keys() & entries.keys()):
-        if entries[path].size_bytes != listed[path].size_bytes:
-            findings.append(_other_size(listed[path], entries[path]))
-        else:
-            same_size.append(listed[path])
-    if full:
-        findings += _compare_contents(directory, same_size, executor, progress)
-    return findings
-
-
-def _compare_contents(
-    directory: Path, files: Sequence[ManifestFile], executor: Executor | None, progress: Progress | None
-) -> list[Finding]:
-    """By CRC-32 on all cores where the manifest has one: three times as fast as SHA-256, and enough against bit rot."""
-    targets = [
-        ChecksumTarget(
-            path=directory / file.path,
-            name=file.path,
-            label="content",
-            offset=0,
-            length=file.size_bytes,
-            expected=int(file.crc32, 16),
-        )
-        for file in files
-        if file.crc32 and _is_hex(file.crc32)
-    ]
-    wrong = [
-        (target.name, f"{crc:08x}", f"{target.expected:08x}")
-        for target, crc in wrong_checksums(targets, executor, progress)
-    ]
-    for file in files:
-        if file.sha256 and not (file.crc32 and _is_hex(file.crc32)):
-            digest = digest_file(directory / file.path)[0]
-            if digest != file.sha256:
-                wrong.append((file.path, digest[:12], file.sha256[:12]))
-    return [
-        Finding(
-            check="F3",
-            severity=Severity.ERROR,
-            path=name,
-            message=f"content changed since it was saved: digest {found}, the manifest says {expected}",
-            remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
-        )
-        for name, found, expected in wrong
-    ]
-
-
-def _is_hex(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-fA-F]{8}", text) is not None
-
-
-def _vanished(path: str) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=path,
-        message="the manifest lists this file, but it is not there",
-        remedy="restore it, or go back to a complete checkpoint",
-    )
-
-
-def _unlisted(entry: Entry) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.WARN,
-        path=entry.path,
-        message=f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
-        remedy="move it out of the checkpoint, or run `chronicle manifest` to take it in",
-    )
-
-
-def _other_size(file: ManifestFile, entry: Entry) -> Finding:
-    return Finding(
-        check="F1",
-        severity=Severity.ERROR,
-        path=file.path,
-        message=f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
-        remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
-    )

@@ -14,7 +14,7 @@ from rollback.findings import Finding, Severity
 from rollback.formats.torch_state import as_mapping
 from rollback.layout import Checkpoint
 from rollback.number_bytes import item_size
-from rollback.pickle_values import TensorRef
+from rollback.pickles.values import TensorRef
 from rollback.state_values import OptimizerState
 from rollback.torch_file import open_state_file, read_torch_file
 from rollback.torch_tree import Segment, TorchFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from rollback.pickle_values import ArrayRef, TensorRef
+from rollback.pickles.values import ArrayRef, TensorRef
 from rollback.torch_file import TorchFile
 
 _NO_GENERATOR = {"step"}

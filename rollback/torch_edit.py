@@ -19,8 +19,8 @@ from pathlib import Path
 from rollback.errors import PlanRefused
 from rollback.new_file import Piece, write_new
 from rollback.number_bytes import encode_number
-from rollback.pickle_reader import Limits, read_pickle
-from rollback.pickle_values import Encoding, Place, StoredFloat
+from rollback.pickles.reader import read_pickle
+from rollback.pickles.values import Encoding, Place, StoredFloat
 from rollback.torch_tree import Container, Keys, Segment, TorchFile, place_of, walk_leaves
 from rollback.torch_zip import CHUNK_BYTES, ZipLayout, data_offset, read_at
 from rollback.zip_splice import spliced_zip
@@ -52,6 +52,8 @@ def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:
     Raises PlanRefused when a value does not fit the width of the old one, or shares its bytes with a field that is
     not edited. Nothing is written. Widths: floats always fit, an integer fits as long as its opcode can hold it.
     """
+    if file.container is Container.JSON:
+        raise PlanRefused(f"`{file.path.name}` is text: it is not patched in place", "write an edited copy instead")
     changes = _changes(file, edits)
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -65,12 +67,12 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
 
     Raises PlanRefused as `plan_patch` does, except that widths may change where the file has one pickle.
     """
-    if file.container is Container.JSON:
-        write_new(destination, file.path, [_edited_json(file, edits)], -1)
-        return
     changes = _changes(file, edits)
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if file.container is Container.JSON:
+            _write_patched(destination, file, tuple(_json_patches(fd, changes)), fd)
+            return
         try:
             patches = _patches(fd, file, changes)
         except _WidthChanges:
@@ -99,7 +101,7 @@ def _changes(file: TorchFile, edits: Edits) -> list[_Change]:
                 f"`{file.path.name}`: {_dotted(keys)} is a {type(old).__name__} that cannot be edited in place",
                 "only numbers whose bytes were found can be changed",
             )
-        record = file.segments[place.segment].record
+        record = file.segments[place.segment].record if file.segments else None
         if record is not None and place.record is None and not record.stored:
             raise PlanRefused(
                 f"`{file.path.name}`: record `{record.name}` is compressed: only stored records can be edited",
@@ -278,7 +280,7 @@ def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: It
 
 
 def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change], *, depth: int = 0) -> None:
-    start, limits = _main_pickle_start(file, before), Limits.for_file(file.size_bytes)
+    start, limits = _main_pickle_start(file, before), file.limits
     old, new = (
         {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value)}
         for data in (before, after)
@@ -362,26 +364,11 @@ def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> byt
     return bytes(spliced)
 
 
-def _edited_json(file: TorchFile, edits: Edits) -> bytes:
-    """The JSON text with `edits` made; its layout is kept when it is one that `json.dumps` can make."""
-    text = file.path.read_bytes()
-    tree = json.loads(text)
-    layouts: list[dict[str, object]] = [
-        {"indent": indent, "sort_keys": keys, "ensure_ascii": ascii_only}
-        for indent in (2, 4, None, 1)
-        for keys in (True, False)
-        for ascii_only in (True, False)
-    ]
-    dumps = json.dumps
-    layout = next((o for o in layouts if dumps(tree, **o).encode() == text.rstrip(b"\n")), layouts[2])  # type: ignore[arg-type]
-    for keys, value in edits.items():
-        file.get(keys)
-        target = tree
-        for key in keys[:-1]:
-            target = target[key]
-        target[keys[-1]] = value
-    newline = b"\n" if text.endswith(b"\n") else b""
-    return dumps(tree, **layout).encode() + newline  # type: ignore[arg-type]
+def _json_patches(fd: int, changes: list[_Change]) -> Iterator[BytePatch]:
+    """Numbers replaced where they stand, whatever their width: layout and everything else stay."""
+    for change in sorted(changes, key=lambda c: c.place.offset):
+        old = read_at(fd, change.place.offset, change.place.width)
+        yield BytePatch(change.place.offset, old, json.dumps(change.value).encode())
 
 
 def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch, ...], fd: int) -> None:
@@ -389,5 +376,5 @@ def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch,
     at = 0
     for patch in patches:
         pieces += [range(at, patch.offset), patch.new]
-        at = patch.offset + len(patch.new)
+        at = patch.offset + len(patch.old)
     write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)

@@ -7,7 +7,6 @@ Whatever else lies there is named: Git LFS pointers, safetensors, gzip, tar. A r
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -15,13 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from rollback.bounded_read import disk_bytes
 from rollback.errors import UnknownFormat, UnreadableFile
+from rollback.json_stream import json_parts
 from rollback.number_bytes import decode_number, item_size
-from rollback.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
-from rollback.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef
+from rollback.pickles.reader import Limits, PickleContent, PickleEndsEarly, read_pickle
+from rollback.pickles.values import Encoding, Place, StoredFloat, StoredInt, TensorRef
 from rollback.torch_edit import BytePatch, plan_patch, write_edited_copy
 from rollback.torch_tree import Container, Leaf, LeafKind, Segment, TorchFile
-from rollback.torch_zip import Record, ZipLayout, data_offset, read_at, read_layout, read_record
+from rollback.torch_zip import RECORD_BYTES, Record, ZipLayout, data_offset, read_at, read_layout, read_record
 
 __all__ = [
     "BytePatch",
@@ -36,7 +37,8 @@ __all__ = [
 ]
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-MAX_JSON_BYTES = 64 * 2**20
+MAX_JSON_TREE_BYTES = 8 * 2**20  # in memory
+MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a run
 MAX_SCALARS = 200_000
 FIRST_WINDOW = 256 * 2**10
 
@@ -54,7 +56,7 @@ def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
 
         return read_distcp_file(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
-        limits = limits or Limits.for_file(size_bytes)
+        limits = limits or Limits.for_file(disk_bytes(fd))
         head = os.pread(fd, 4096, 0)
         if head.startswith(b"PK\x03\x04"):
             return _read_zip(fd, path, size_bytes, limits)
@@ -125,6 +127,7 @@ def _read_zip(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFile
     return TorchFile(
         path=path,
         container=Container.ZIP,
+        limits=limits,
         tree=content.value,
         segments=(segment,),
         size_bytes=size_bytes,
@@ -139,6 +142,7 @@ def read_zip_segment(
     """Read the torch zip at `[base, base + length)`; places in it carry segment number `index`."""
     limits = limits or Limits()
     layout = read_layout(fd, base, length)
+    limits = limits.less(RECORD_BYTES * len(layout.records))
     record = _pickle_record(layout)
     content = read_pickle(read_record(fd, layout, record, max_bytes=limits.num_bytes), segment=index, limits=limits)
     big_endian = _fill_zip_scalars(fd, layout, record, content.tensors, index)
@@ -215,6 +219,7 @@ def _read_plain(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFi
     return TorchFile(
         path=path,
         container=Container.PICKLE,
+        limits=limits,
         tree=content.value,
         segments=(Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames),),
         size_bytes=size_bytes,
@@ -239,6 +244,7 @@ def _read_legacy(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchF
     return TorchFile(
         path=path,
         container=Container.LEGACY,
+        limits=limits,
         tree=content.value,
         segments=(segment,),
         size_bytes=size_bytes,
@@ -278,10 +284,19 @@ def _fill_legacy_scalars(
 
 
 def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
-    if size_bytes > MAX_JSON_BYTES:
-        raise UnreadableFile(f"{size_bytes} bytes of JSON: at most {MAX_JSON_BYTES} are read")
-    try:
-        tree = json.loads(read_at(fd, 0, size_bytes))
-    except (ValueError, RecursionError) as problem:
-        raise UnreadableFile(f"no valid JSON: {problem}") from None
+    """The members of the outermost object or list; of one that is long (the Trainer's `log_history`) nothing is kept."""
+    members: dict[str | int, object] = {}
+    left = MAX_JSON_TREE_BYTES
+    for part in json_parts(fd, 0, size_bytes, wanted=lambda keys: len(keys) <= 1):
+        length = part.end - part.start
+        if not part.keys or length > MAX_JSON_MEMBER:
+            continue
+        left -= 128 + part.num_bytes
+        if left < 0:
+            raise UnreadableFile(f"more than {len(members)} values at its top level: no file of counters")
+        value = part.value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = _stored(value, Place(0, part.start, length, Encoding.JSON))
+        members[part.keys[0]] = value
+    tree = members if os.pread(fd, 1, 0) == b"{" else list(members.values())
     return TorchFile(path=path, container=Container.JSON, tree=tree, segments=(), size_bytes=size_bytes)

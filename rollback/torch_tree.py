@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from rollback.errors import UnknownFormat, UnreadableFile
-from rollback.pickle_reader import Frame
-from rollback.pickle_values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
+from rollback.pickles.machine import Frame, Limits
+from rollback.pickles.values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
 from rollback.torch_zip import Record, ZipLayout
 
 MAX_LEAVES = 1_000_000
@@ -86,6 +86,7 @@ class TorchFile:
     tree: object
     segments: tuple[Segment, ...]
     size_bytes: int
+    limits: Limits = field(default_factory=Limits)
     globals: frozenset[str] = frozenset()
     tensors: tuple[TensorRef, ...] = field(default=(), repr=False)
 

@@ -14,10 +14,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rollback.bounded_read import disk_bytes
 from rollback.errors import UnreadableFile
 
-MAX_RECORDS = 400_000
-MAX_DIRECTORY_BYTES = 48 * 2**20
+MAX_RECORDS = 60_000  # of any size; further ones must take some room on disk
+MAX_DIRECTORY_BYTES = 8 * 2**20
+MAX_NAME_BYTES = 1024
+MAX_DEFLATED_BYTES = 24 * 2**20  # torch does not compress; the raw bytes and the inflated ones are held together
+RECORD_BYTES = 400  # in memory
 CHUNK_BYTES = 4 * 2**20
 
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -87,7 +91,8 @@ def read_at(fd: int, offset: int, count: int) -> bytes:
 def read_layout(fd: int, base: int, length: int) -> ZipLayout:
     """Locate every record of the zip at `[base, base + length)`; raises UnreadableFile when it is not intact."""
     num_records, directory_bytes, directory_offset, end_offset = _end_of_directory(fd, base, length)
-    if num_records > MAX_RECORDS or directory_bytes > MAX_DIRECTORY_BYTES:
+    room = disk_bytes(fd)
+    if num_records > MAX_RECORDS + room // 8192 or directory_bytes > MAX_DIRECTORY_BYTES + room // 64:
         raise UnreadableFile(f"zip directory of {num_records} records in {directory_bytes} bytes: too large to read")
     if directory_offset + directory_bytes > end_offset:
         raise UnreadableFile("zip directory overlaps the end of the file: truncated or damaged")
@@ -145,6 +150,8 @@ def _entries(directory: bytes, num_records: int, directory_offset: int) -> Itera
         if entry[0] != b"PK\x01\x02":
             raise UnreadableFile(f"zip directory entry at {directory_offset + at} has no signature")
         name_bytes, extra_bytes, comment_bytes = entry[10:13]
+        if name_bytes > MAX_NAME_BYTES:
+            raise UnreadableFile(f"zip directory entry at {directory_offset + at} has a name of {name_bytes} bytes")
         end = at + CENTRAL_ENTRY.size + name_bytes + extra_bytes + comment_bytes
         if end > len(directory):
             raise UnreadableFile(f"zip directory ends inside entry at {directory_offset + at}")
@@ -222,7 +229,11 @@ def read_record(fd: int, layout: ZipLayout, record: Record, *, max_bytes: int) -
         return read_at(fd, start, record.size_bytes)
     if record.method != 8:
         raise UnreadableFile(f"zip record `{record.name}` uses compression method {record.method}: 0 and 8 are known")
-    return _inflate(read_at(fd, start, min(record.compressed_bytes, max_bytes)), record)
+    if record.size_bytes > MAX_DEFLATED_BYTES:
+        raise UnreadableFile(
+            f"zip record `{record.name}` inflates to {record.size_bytes} bytes: at most {MAX_DEFLATED_BYTES} are read"
+        )
+    return _inflate(read_at(fd, start, min(record.compressed_bytes, MAX_DEFLATED_BYTES)), record)
 
 
 def _inflate(raw: bytes, record: Record) -> bytes:

@@ -23,7 +23,8 @@ from rollback.findings import Finding, Severity
 from rollback.formats import format_named
 from rollback.integrity import checksum_findings, damage, examine_file
 from rollback.layout import Checkpoint, Role, StateFile
-from rollback.manifest import Manifest, compare_manifest, read_manifest
+from rollback.manifest import Manifest, read_manifest
+from rollback.manifest_check import compare_manifest
 from rollback.moments import check_moments
 
 if TYPE_CHECKING:

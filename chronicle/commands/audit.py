@@ -29,7 +29,8 @@ from chronicle.story.plain import format_age, plain
 from rollback.checkpoint import list_checkpoints
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
-from rollback.manifest import compare_manifest, read_manifest
+from rollback.manifest import read_manifest
+from rollback.manifest_check import compare_manifest
 
 __all__ = ["audit"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from rollback.errors import UnreadableFile
 from rollback.formats.flat_optimizer import is_flat_optimizer, read_flat_optimizer
-from rollback.pickle_values import Opaque, TensorRef
+from rollback.pickles.values import Opaque, TensorRef
 from rollback.state_values import OptimizerState, Prefix, SchedulerState
 from rollback.torch_tree import plain_number
 
@@ -20,7 +20,8 @@ _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"
 MAX_COUNTERS = 64
 MAX_SEARCHED = 200_000
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
-MAX_VALUES = 1_000_000
+MAX_VALUES = 1_000_000  # of one state dict; a container counts as CONTAINER of them
+CONTAINER = 10
 
 
 def as_mapping(value: object) -> Mapping[object, object] | None:
@@ -72,25 +73,43 @@ def scheduler_state(
 ) -> SchedulerState:
     """The scheduler at `prefix` of `file`, numbers of 0-dim tensors and numpy scalars as plain numbers."""
     return SchedulerState(
-        file=file, prefix=prefix, state=numbers_in(value), owner=owner, authoritative=authoritative, rank=rank
+        file=file,
+        prefix=prefix,
+        state=numbers_in(value, Budget(file)),
+        owner=owner,
+        authoritative=authoritative,
+        rank=rank,
     )
 
 
-def numbers_in(value: object) -> dict[str, object]:
+def numbers_in(value: object, budget: Budget) -> dict[str, object]:
     """A copy with string keys in which readable 0-dim tensors are numbers, cut off below MAX_LEVELS.
 
-    The copy cannot contain itself, whatever the file did, and has at most MAX_VALUES parts: UnreadableFile beyond.
+    The copy cannot contain itself, whatever the file did, and is bounded by the budget: UnreadableFile beyond.
     """
-    budget = [MAX_VALUES]
     return {str(key): _number(part, MAX_LEVELS, budget) for key, part in (as_mapping(value) or {}).items()}
 
 
-def _number(value: object, levels: int, budget: list[int]) -> object:
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise UnreadableFile(f"a state dict of more than {MAX_VALUES} values: no scheduler or parameter group is as large")
+class Budget:
+    """How many values the copies of one state dict in `file` may still have, all of its groups together."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.left = MAX_VALUES
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise UnreadableFile(
+                f"`{self.file}`: a state dict of more than {MAX_VALUES} values: no scheduler or optimizer is as large"
+            )
+
+
+def _number(value: object, levels: int, budget: Budget) -> object:
     if not isinstance(value, (list, tuple, dict)):
+        budget.spend(1)
         return plain_number(value)
+    budget.spend(CONTAINER + len(value) if levels else CONTAINER)
     if levels == 0:
         return None
     if isinstance(value, dict):
@@ -105,7 +124,11 @@ def optimizer_state(
     """The optimizer at `prefix` of `file`: its groups and the range of its per-parameter step counters."""
     found = as_mapping(value) or {}
     flat = read_flat_optimizer(found) if is_flat_optimizer(found) else None
-    groups = found.get("param_groups") if flat is None else [{**fields, "params": list(names)} for fields, names in flat.groups]
+    groups = (
+        found.get("param_groups")
+        if flat is None
+        else [{**fields, "params": list(names)} for fields, names in flat.groups]
+    )
     state = (as_mapping(found.get("state")) or {}) if flat is None else flat.states
     steps: list[int] = []
     keys: list[Prefix] = []
@@ -124,10 +147,11 @@ def optimizer_state(
         if step is not None:  # FusedAdam counts in the group
             steps.append(step)
             keys.append((*prefix, "param_groups", index, "step"))
+    budget = Budget(file)
     return OptimizerState(
         file=file,
         prefix=prefix,
-        groups=tuple(numbers_in(group) for group in listed),
+        groups=tuple(numbers_in(group, budget) for group in listed),
         steps=(min(steps), max(steps)) if steps else None,
         rank=rank,
         num_states=len(state),

@@ -25,7 +25,7 @@ from rollback.layout import Checkpoint, Entry, Role, StateFile
 from rollback.rng import rng_digest
 from rollback.state_values import CheckpointState
 from rollback.strays import is_leftover, is_lookalike
-from rollback.torch_file import read_torch_file
+from rollback.torch_file import TorchFile, read_torch_file
 
 STEP_NAME = re.compile(r"checkpoint-(\d+)")
 ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
@@ -115,19 +115,21 @@ class TransformersFormat:
         ]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        trees = {
-            file.path: read_torch_file(checkpoint.path / file.path)
-            for file in checkpoint.files
-            if file.role in (Role.OPTIMIZER, Role.SCHEDULER, Role.COUNTERS, Role.RNG) and "/" not in file.path
-        }
-        optimizers = tuple(optimizer_state(p, (), trees[p].tree) for p in ("optimizer.pt", "optimizer.bin") if p in trees)
-        schedulers = tuple(scheduler_state(p, (), trees[p].tree, owner="trainer") for p in ("scheduler.pt",) if p in trees)
+        here = {file.path for file in checkpoint.files}
+
+        def read(name: str) -> TorchFile:
+            return read_torch_file(checkpoint.path / name)
+
+        optimizers = tuple(optimizer_state(p, (), read(p).tree) for p in ("optimizer.pt", "optimizer.bin") if p in here)
+        schedulers = tuple(
+            scheduler_state(p, (), read(p).tree, owner="trainer") for p in ("scheduler.pt",) if p in here
+        )
         in_tag = [file for file in checkpoint.files if ENGINE_FILE.fullmatch(file.path)]
         engine = read_engine(checkpoint, in_tag)
         optimizers, schedulers = (*optimizers, *engine.optimizers), (*schedulers, *engine.schedulers)
         step = max((o.steps[1] for o in optimizers if o.steps), default=None)
-        digests = {f.rank or 0: rng_digest(trees[f.path]) for f in checkpoint.with_role(Role.RNG) if f.path in trees}
-        log = trees["trainer_state.json"].tree if "trainer_state.json" in trees else {}
+        digests = {f.rank or 0: rng_digest(read(f.path)) for f in checkpoint.with_role(Role.RNG)}
+        log = read("trainer_state.json").tree if "trainer_state.json" in here else {}
         pointers = pointer_findings(checkpoint.path, in_tag[0].path.partition("/")[0], "") if in_tag else []
         state = CheckpointState(
             checkpoint=checkpoint,

@@ -18,16 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollback.errors import RollbackError
-from rollback.formats.torch_state import find_states, numbers_in, optimizer_state, scheduler_state
+from rollback.formats.torch_state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
 from rollback.inspection import plain
 from rollback.integrity import check_file
-from rollback.pickle_reader import Limits, _Machine, read_pickle
+from rollback.pickles.reader import TABLE, Limits, read_pickle
 from rollback.torch_file import read_torch_file
 from rollback.torch_tree import walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
 
-SMALL = Limits(num_bytes=2**20, num_opcodes=50_000)
-OPCODES = [code for code, method in enumerate(_Machine._TABLE) if method is not None]
+SMALL = Limits(num_bytes=2**22)
+OPCODES = [code for code, method in enumerate(TABLE) if method is not None]
 SIZES = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
 
 
@@ -93,7 +93,7 @@ def use_pickle(data: bytes) -> None:
     for _ in walk_leaves(content.value):
         pass
     plain(content.value)
-    numbers_in(content.value)
+    numbers_in(content.value, Budget("f"))
     for prefix, value, kind in find_states(content.value):
         (optimizer_state if kind == "optimizer" else scheduler_state)("f", prefix, value, owner="x")
 

@@ -132,7 +132,7 @@ def laughs(opener: bytes, closer: bytes, levels: int = 60) -> bytes:
     body = b"]"
     for level in range(levels):
         put = b"r" + struct.pack("<I", level)
-        body += put + opener + (b"j" + struct.pack("<I", level)) * 10 + closer
+        body += put + b"0" + opener + (b"j" + struct.pack("<I", level)) * 10 + closer
     return body
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollback.errors import RollbackError
-from rollback.pickle_reader import read_pickle
+from rollback.pickles.reader import read_pickle
 from rollback.torch_file import read_torch_file, write_edited_copy
 from rollback.torch_tree import LeafKind
 from tests.attacks.fuzz import fuzz, opcodes_only, use_pickle
@@ -46,6 +46,7 @@ def test_an_edit_changes_what_it_names_and_nothing_else(
     path.write_bytes(pickle.dumps(tree, protocol))
     file = read_torch_file(path)
     numbers = [leaf for leaf in file.leaves() if leaf.kind in (LeafKind.INT, LeafKind.FLOAT)]
+    numbers = [leaf for leaf in numbers if leaf.kind is LeafKind.FLOAT or not _in_a_tuple(tree, leaf.keys)]
     if not numbers:
         return
     leaf = data.draw(st.sampled_from(numbers))
@@ -53,6 +54,13 @@ def test_an_edit_changes_what_it_names_and_nothing_else(
     write_edited_copy(file, {leaf.keys: new}, folder / "new.pkl")
     expected: Any = pickle.loads(path.read_bytes())
     assert repr(pickle.loads((folder / "new.pkl").read_bytes())) == repr(_replaced(expected, leaf.keys, new))
+
+
+def _in_a_tuple(tree: Any, keys: tuple[Any, ...]) -> bool:
+    """Integers right in a tuple keep no place: shapes are such, by the hundred thousand."""
+    for key in keys[:-1]:
+        tree = tree[key]
+    return isinstance(tree, tuple)
 
 
 def _replaced(tree: Any, keys: tuple[Any, ...], new: Any) -> Any:

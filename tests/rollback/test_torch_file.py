@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from rollback.errors import PlanRefused, UnknownFormat, UnreadableFile
-from rollback.pickle_values import StoredFloat, TensorRef
+from rollback.pickles.values import StoredFloat, TensorRef
 from rollback.torch_file import Container, LeafKind, TorchFile, plan_patch, read_torch_file, write_edited_copy
 
 

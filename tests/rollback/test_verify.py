@@ -13,7 +13,8 @@ import torch
 from rollback.checkpoint import open_checkpoint
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
-from rollback.manifest import MANIFEST_NAME, compare_manifest, read_manifest, write_manifest
+from rollback.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from rollback.manifest_check import compare_manifest
 from rollback.verify import passes, verify_checkpoint
 from tests.builders.checkpoints import CheckpointFactory
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollback.number_bytes import decode_number
-from rollback.pickle_values import (
+from rollback.pickles.values import (
     ArrayRef,
     Encoding,
     Global,

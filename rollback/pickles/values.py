@@ -2,7 +2,7 @@
 
 A number keeps the place of its bytes (`StoredFloat`, `StoredInt`), so that one constant can be replaced without
 re-pickling the rest. Whatever would have been built by running code stays a description (`Opaque`, `TensorRef`).
-Nothing here reads files; the machine that produces these values is `rollback.pickle_reader`.
+Nothing here reads files; the machine that produces these values is `rollback.pickles.reader`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Encoding(Enum):
     OPCODE = "opcode"  # a pickle constant: opcode byte and argument
     RAW = "raw"  # bytes of a numpy scalar or of a tensor element, in `dtype`
     LATIN1 = "latin1"  # the same bytes as UTF-8 text: protocol 2 has no bytes literal
+    JSON = "json"  # digits in a JSON text
 
 
 class Place(NamedTuple):
@@ -35,8 +36,8 @@ class Place(NamedTuple):
     record: str | None = None
 
 
-# (segment, offset, width) of a pickle constant: made a Place only when asked for, because there are so many.
-Spot = tuple[int, int, int]
+# The place of a pickle constant as one integer: segment, offset (48 bits) and width (16 bits), because there are so many.
+Spot = int
 
 
 class StoredFloat(float):
@@ -77,7 +78,9 @@ class StoredInt(int):
 
 
 def _place(at: Spot | Place | None) -> Place | None:
-    return at if at is None or isinstance(at, Place) else Place(at[0], at[1], at[2], Encoding.OPCODE)
+    if at is None or isinstance(at, Place):
+        return at
+    return Place(at >> 64, (at >> 16) & 0xFFFFFFFFFFFF, at & 0xFFFF, Encoding.OPCODE)
 
 
 @dataclass(frozen=True, slots=True)
