@@ -8,24 +8,21 @@ with a new inode, in which constants may change width, and copies tensor bytes f
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollback.edits import Change, Edits, changes_of, compare, dotted
 from rollback.errors import PlanRefused
 from rollback.new_file import Piece, write_new
-from rollback.number_bytes import encode_number
-from rollback.pickles.reader import read_pickle
-from rollback.pickles.values import Encoding, Place, StoredFloat
-from rollback.torch_tree import Container, Keys, Segment, TorchFile, place_of, walk_leaves
+from rollback.pickles.encoding import WidthChanges, encode_any_width, encode_same_width
+from rollback.pickles.values import Place
+from rollback.torch_tree import Container, Segment, TorchFile
 from rollback.torch_zip import CHUNK_BYTES, ZipLayout, data_offset, read_at
 from rollback.zip_splice import spliced_zip
-
-Edits = Mapping[Keys, int | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +34,6 @@ class BytePatch:
     new: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One number to change: where it is and what it becomes, in the type it is stored as."""
-
-    keys: Keys
-    place: Place
-    value: int | float
-
-
 def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:
     """The byte patches that make `edits` in place, CRC fields included, ordered by offset.
 
@@ -54,7 +42,7 @@ def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:
     """
     if file.container is Container.JSON:
         raise PlanRefused(f"`{file.path.name}` is text: it is not patched in place", "write an edited copy instead")
-    changes = _changes(file, edits)
+    changes = changes_of(file, edits)
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _patches(fd, file, changes)
@@ -67,7 +55,7 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
 
     Raises PlanRefused as `plan_patch` does, except that widths may change where the file has one pickle.
     """
-    changes = _changes(file, edits)
+    changes = changes_of(file, edits)
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if file.container is Container.JSON:
@@ -75,7 +63,7 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
             return
         try:
             patches = _patches(fd, file, changes)
-        except _WidthChanges:
+        except WidthChanges:
             pieces = list(_spliced(fd, file, changes))
             write_new(destination, file.path, pieces, fd)
         else:
@@ -84,125 +72,14 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
         os.close(fd)
 
 
-class _WidthChanges(PlanRefused):
-    """A value needs more bytes than the old one has."""
-
-
-# --- what changes
-
-
-def _changes(file: TorchFile, edits: Edits) -> list[_Change]:
-    changes: list[_Change] = []
-    for keys, value in edits.items():
-        old = file.get(keys)
-        place = place_of(old)
-        if place is None or isinstance(value, bool):
-            raise PlanRefused(
-                f"`{file.path.name}`: {_dotted(keys)} is a {type(old).__name__} that cannot be edited in place",
-                "only numbers whose bytes were found can be changed",
-            )
-        record = file.segments[place.segment].record if file.segments else None
-        if record is not None and place.record is None and not record.stored:
-            raise PlanRefused(
-                f"`{file.path.name}`: record `{record.name}` is compressed: only stored records can be edited",
-                "re-save the file with torch.save, or unzip it and zip it with `zip -0`",
-            )
-        changes.append(_Change(keys, place, _as_stored(old, value)))
-    _check_shared(file, changes)
-    return changes
-
-
-def _as_stored(old: object, value: int | float) -> int | float:
-    if isinstance(old, StoredFloat):
-        return float(value)
-    return int(value) if isinstance(value, int) or (math.isfinite(value) and value == int(value)) else value
-
-
-def _check_shared(file: TorchFile, changes: list[_Change]) -> None:
-    """Refuse when bytes to be changed also hold a field that is not to be changed, or not to the same value."""
-    wanted: dict[Place, _Change] = {}
-    for change in changes:
-        other = wanted.setdefault(change.place, change)
-        if other.value != change.value:
-            raise PlanRefused(
-                f"`{file.path.name}`: {_dotted(other.keys)} and {_dotted(change.keys)} are one stored number, "
-                f"yet are to become {other.value!r} and {change.value!r}"
-            )
-    edited = {change.keys for change in changes}
-    for leaf in walk_leaves(file.tree):
-        place = place_of(leaf.value)
-        if place is not None and place in wanted and leaf.keys not in edited:
-            raise PlanRefused(
-                f"`{file.path.name}`: {_dotted(leaf.keys)} is the same stored number as "
-                f"{_dotted(wanted[place].keys)}: one cannot change without the other",
-                "edit both to the same value",
-            )
-
-
-def _dotted(keys: Keys) -> str:
-    return ".".join(map(str, keys))
-
-
-# --- constants
-
-
-def _encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
-    """The bytes of `value` at `place`, as wide as they need to be."""
-    if place.encoding is Encoding.LATIN1:
-        text = encode_number(value, place.dtype).decode("latin1").encode("utf-8")
-        return b"X" + struct.pack("<I", len(text)) + text
-    if place.encoding is Encoding.RAW:
-        raw = encode_number(value, place.dtype)
-        return raw if place.record is not None else old[: len(old) - len(raw)] + raw
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    for opcode, layout in ((b"K", "<B"), (b"M", "<H"), (b"J", "<i")):
-        try:
-            return opcode + struct.pack(layout, value)
-        except struct.error:
-            continue
-    count = value.bit_length() // 8 + 1
-    if count > 255:
-        raise PlanRefused(f"{value!r} is no counter: integers of up to 255 bytes can be stored")
-    return b"\x8a" + bytes([count]) + value.to_bytes(count, "little", signed=True)
-
-
-def _encode_same_width(value: int | float, old: bytes, place: Place) -> bytes:
-    """The bytes of `value` with the width and, for integers, the opcode of `old`; raises when it does not fit."""
-    new = _encode_any_width(value, old, place)
-    if place.encoding is Encoding.OPCODE and isinstance(value, int):
-        new = _same_opcode(value, old) or new
-    if len(new) != len(old):
-        raise _WidthChanges(
-            f"{value!r} needs {len(new)} bytes where {len(old)} are: it does not fit in place",
-            "write an edited copy instead of a patch",
-        )
-    return new
-
-
-def _same_opcode(value: int, old: bytes) -> bytes | None:
-    opcode = old[:1]
-    try:
-        if opcode in (b"K", b"M", b"J"):
-            return opcode + struct.pack({b"K": "<B", b"M": "<H", b"J": "<i"}[opcode], value)
-        if opcode == b"\x8a":
-            return old[:2] + value.to_bytes(old[1], "little", signed=True)
-    except (struct.error, OverflowError):
-        return None
-    return None
-
-
-# --- in place
-
-
-def _patches(fd: int, file: TorchFile, changes: list[_Change]) -> tuple[BytePatch, ...]:
+def _patches(fd: int, file: TorchFile, changes: list[Change]) -> tuple[BytePatch, ...]:
     patches: dict[int, BytePatch] = {}
     touched: dict[tuple[int, str], list[BytePatch]] = {}
     for change in changes:
         segment = file.segments[change.place.segment]
         offset = _absolute(fd, segment, change.place)
         old = read_at(fd, offset, change.place.width)
-        patch = BytePatch(offset, old, _encode_same_width(change.value, old, change.place))
+        patch = BytePatch(offset, old, encode_same_width(change.value, old, change.place))
         patches[offset] = patch
         if segment.layout is not None:
             name = change.place.record if change.place.record is not None else _pickle_name(segment)
@@ -265,7 +142,7 @@ def _crc_before_and_after(fd: int, start: int, size_bytes: int, inside: list[Byt
     return before, after
 
 
-def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: Iterable[BytePatch]) -> None:
+def _check_planned(fd: int, file: TorchFile, changes: list[Change], patches: Iterable[BytePatch]) -> None:
     """Read every pickle as it will be and compare: what is edited has its value, what is not is as it was."""
     for index in {change.place.segment for change in changes}:
         segment = file.segments[index]
@@ -276,48 +153,10 @@ def _check_planned(fd: int, file: TorchFile, changes: list[_Change], patches: It
             if 0 <= at < len(data):
                 data[at : at + len(patch.new)] = patch.new
         inside = [c for c in changes if c.place.segment == index]
-        _compare(file, before, bytes(data), inside, depth=len(segment.keys))
+        compare(file, before, bytes(data), inside, depth=len(segment.keys))
 
 
-def _compare(file: TorchFile, before: bytes, after: bytes, changes: list[_Change], *, depth: int = 0) -> None:
-    start, limits = _main_pickle_start(file, before), file.limits
-    old, new = (
-        {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value)}
-        for data in (before, after)
-    )
-    inside = {c.keys[depth:]: c for c in changes if c.place.record is None}
-    for keys in old.keys() | new.keys():
-        change = inside.get(keys)
-        expected = change.value if change else old.get(keys)
-        if change and change.place.encoding is not Encoding.OPCODE:
-            continue  # a numpy scalar narrows its value; its literal was matched byte for byte when it was found
-        if not _same(expected, new.get(keys)):
-            raise PlanRefused(
-                f"`{file.path.name}`: {_dotted(keys)} would become {new.get(keys)!r} instead of {expected!r}"
-            )
-
-
-def _main_pickle_start(file: TorchFile, data: bytes) -> int:
-    """Where the object's pickle begins: in a legacy stream three small pickles come before it."""
-    at = 0
-    if file.container is Container.LEGACY:
-        for _ in range(3):
-            at = read_pickle(data, start=at).end
-    return at
-
-
-def _same(expected: object, found: object) -> bool:
-    if isinstance(expected, float) and isinstance(found, float):
-        return struct.pack("<d", expected) == struct.pack("<d", found)
-    if isinstance(expected, (int, float, str, bytes)) or expected is None:
-        return expected == found
-    return type(expected) is type(found)
-
-
-# --- a new file
-
-
-def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece]:
+def _spliced(fd: int, file: TorchFile, changes: list[Change]) -> Iterator[Piece]:
     if file.container is Container.DCP or len(file.segments) != 1:
         raise PlanRefused(
             f"`{file.path.name}`: a value of other width cannot be put between the entries of a `.distcp` file"
@@ -325,11 +164,11 @@ def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece
     segment = file.segments[0]
     old = read_at(fd, segment.pickle_offset, segment.pickle_bytes)
     new = _spliced_pickle(old, segment, [c for c in changes if c.place.record is None])
-    _compare(file, old, new, changes)
+    compare(file, old, new, changes)
     elsewhere = [c for c in changes if c.place.record is not None]
     if elsewhere:
         raise PlanRefused(
-            f"`{file.path.name}`: {_dotted(elsewhere[0].keys)} is a tensor and cannot change together with a value "
+            f"`{file.path.name}`: {dotted(elsewhere[0].keys)} is a tensor and cannot change together with a value "
             "that changes its width",
             "make the two edits one after the other",
         )
@@ -340,7 +179,7 @@ def _spliced(fd: int, file: TorchFile, changes: list[_Change]) -> Iterator[Piece
         yield from spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
 
 
-def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> bytes:
+def _spliced_pickle(old: bytes, segment: Segment, changes: list[Change]) -> bytes:
     parts: list[bytes] = []
     at = 0
     grown: list[tuple[int, int]] = []  # (offset, bytes gained)
@@ -350,9 +189,9 @@ def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> byt
             continue  # the same stored number by another path
         constant = old[place.offset : place.offset + place.width]
         try:
-            new = _encode_same_width(change.value, constant, place)
-        except _WidthChanges:
-            new = _encode_any_width(change.value, constant, place)
+            new = encode_same_width(change.value, constant, place)
+        except WidthChanges:
+            new = encode_any_width(change.value, constant, place)
         parts += [old[at : place.offset], new]
         at = place.offset + place.width
         grown.append((place.offset, len(new) - place.width))
@@ -364,7 +203,7 @@ def _spliced_pickle(old: bytes, segment: Segment, changes: list[_Change]) -> byt
     return bytes(spliced)
 
 
-def _json_patches(fd: int, changes: list[_Change]) -> Iterator[BytePatch]:
+def _json_patches(fd: int, changes: list[Change]) -> Iterator[BytePatch]:
     """Numbers replaced where they stand, whatever their width: layout and everything else stay."""
     for change in sorted(changes, key=lambda c: c.place.offset):
         old = read_at(fd, change.place.offset, change.place.width)

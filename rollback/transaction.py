@@ -37,7 +37,8 @@ from rollback.moves import run_moves
 from rollback.objects import ObjectStore, sha256_of
 from rollback.patched import hidden_root, patched_at, run_out_of_sight
 from rollback.preconditions import check_ground, check_undo
-from rollback.preparation import prepare_rollback, prepare_undo
+from rollback.prepare_rollback import prepare_rollback
+from rollback.prepare_undo import prepare_undo
 
 __all__ = ["Change", "Receipt", "Record", "apply_change", "recover", "remove_leftovers", "undo"]
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from rollback.findings import Finding, Severity
-from rollback.formats.deepspeed import pointer_findings, read_engine, role_in_tag
+from rollback.formats.deepspeed_engine import read_engine, role_in_tag
 from rollback.formats.format import RoleAndRank
+from rollback.formats.pointers import pointer_findings
 from rollback.formats.torch_state import (
     as_mapping,
     optimizer_state,

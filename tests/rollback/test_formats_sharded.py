@@ -13,7 +13,7 @@ import torch
 
 from rollback.checkpoint import list_checkpoints, open_checkpoint
 from rollback.findings import Severity
-from rollback.formats.deepspeed import role_in_tag
+from rollback.formats.deepspeed_engine import role_in_tag
 from rollback.layout import Role
 from rollback.state import read_state
 from rollback.verify import verify_checkpoint
@@ -125,7 +125,8 @@ def test_deepspeed_raw_on_two_ranks(checkpoints: CheckpointFactory, root: Path, 
     assert (state.optimizer_step, state.world_size, state.topology["zero_stage"]) == (10, 2, stage)
     after = read_state(open_checkpoint(path))
     assert [[g["lr"] for g in o.groups] for o in after.optimizers] == [
-        [g["lr"] / 2 for g in o.groups] for o in state.optimizers  # type: ignore[operator]
+        [g["lr"] / 2 for g in o.groups]
+        for o in state.optimizers  # type: ignore[operator]
     ]
     assert findings(path) == set()
 
