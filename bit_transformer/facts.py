@@ -9,7 +9,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,11 +22,13 @@ from bit_transformer.bits import decode_bits, repair_parity
 from bit_transformer.loaders import Batch, SampleStore
 from bit_transformer.model import BitTransformer, count_parameters
 from bit_transformer.recipes import Recipe
+from bit_transformer.room import Room
 from bit_transformer.topology import Topology
 from chronicle.data import DataPlan
 from chronicle.errors import ChronicleError
 from chronicle.evidence import describe_device, open_evidence
 from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_before_first_step
+from chronicle.preflight.gate import SKIP_VARIABLE
 
 _MAX_PREDICTED_LRS = 100_000
 _DIGEST_BELOW = 50_000_000
@@ -34,7 +36,7 @@ _NOT_PART_OF_THE_PLAN = ("log_every", "summary", "eval_every", "eval_windows", "
 
 
 def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
-                 topology: Topology, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
+                 topology: Topology, room: Room, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
                  learning_rate_at: Callable[[int], float], first_step: int, not_compiled: str | None,
                  experiments: Mapping[str, Any] | None = None) -> list[str]:
     """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike.
@@ -48,14 +50,30 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
     ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch, finite)])
     correct, seconds = _try_collective(accelerator)
     leak = _future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None
+    facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, _with_room(ranks, room),
+                   tuple(learning_rate_at(step) for step in range(
+                       first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
+                   correct, seconds, not_compiled, leak)
+    return _judge(accelerator, replace(facts, memory_needed=room.parts, memory_ways=room.ways, **found))
+
+
+def require_room(accelerator: Any, room: Room) -> None:
+    """Refuse on every rank alike what cannot fit, before a model is built that would take all there is."""
+    free = [one for one in room.free_by_rank if one is not None]
+    if not free or room.needed.total <= min(free) or "PF31" in os.environ.get(SKIP_VARIABLE, "").split(","):
+        return
+    mine = RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
+                     device=_device_name(accelerator.device))
+    ranks = _with_room(gather_object([mine]), room)
+    _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=room.ways))
+
+
+def _judge(accelerator: Any, facts: TrainerFacts) -> list[str]:
+    """The preflight over these facts on the main rank; every rank gets the warnings' sentences, or the refusal."""
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
     if accelerator.is_main_process:
-        facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, tuple(ranks),
-                       tuple(learning_rate_at(step) for step in range(
-                           first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
-                       correct, seconds, not_compiled, leak)
         try:
-            results = check_before_first_step(replace(facts, **found))
+            results = check_before_first_step(facts)
             answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is Verdict.WARN]]
         except ChronicleError as problem:
             answer = [(str(problem), problem.remedy, problem.exit_code)]
@@ -64,6 +82,10 @@ def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_mod
     if isinstance(answer[0], tuple):
         raise LaunchRefused(*answer[0])
     return answer[0]
+
+
+def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
+    return tuple(replace(one, memory_free=room.free_by_rank[one.rank]) for one in ranks)
 
 
 def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
@@ -121,14 +143,17 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
 def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch,
                 gradients_finite: bool | None) -> RankFacts:
     device = accelerator.device
-    name = f"{device.type}:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
     local = count_parameters(model)
     replica = local <= _DIGEST_BELOW and not any(
         isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in bare_model.parameters())
     digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not
-    return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=name,
+    return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=_device_name(device),
                      params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT),
                      gradients_finite=gradients_finite)
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cpu:{os.getpid()}" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _digest(*tensors: Tensor) -> str:

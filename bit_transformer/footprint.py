@@ -1,8 +1,8 @@
 """What a run needs in memory, a rank at a time, by arithmetic alone: `python -m bit_transformer.footprint --recipe baseline`.
 
-Counted: weights, gradients, what the optimizer keeps, and what the forward pass keeps for the backward one. Weights and
-moments are float32 here, also under autocast. Not counted: the driver and its libraries (about a gigabyte on a GPU), the
-allocator's gaps, and DeepSpeed's own buckets.
+Counted: weights, gradients, what the optimizer keeps, averaged weights, and what the forward pass keeps for the backward
+one. Weights and moments are float32 here, also under autocast. Not counted: the driver and its libraries (about a
+gigabyte on a GPU), the allocator's gaps, and DeepSpeed's own buckets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bit_transformer.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe, TrainerError
+from bit_transformer.growth import grown_config
 from bit_transformer.model import ModelConfig
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.report import print_error
@@ -26,8 +27,8 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank. `buffers`: DDP's copy of the gradients and autocast's of the weights, or the one block that
-    sharded weights are gathered for.
+    """Bytes of one rank. `buffers`: DDP's copy of the gradients, autocast's of the weights and their running average, or
+    the one block that sharded weights are gathered for.
     """
 
     weights: int
@@ -47,7 +48,7 @@ class Footprint:
 
 
 def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batch: int, positions: int,
-              bf16: bool) -> Footprint:
+              bf16: bool, averaged: bool = False) -> Footprint:
     """Return what one rank of `world_size` holds while it trains on `micro_batch` windows of `positions` symbols."""
     if sharding not in SHARDINGS:
         raise BadRecipe(f"sharding is `{sharding}`, expected one of {', '.join(SHARDINGS)}")
@@ -56,6 +57,7 @@ def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batc
     cut_weights, cut_gradients = sharding in ("zero3", "fsdp2"), sharding in ("zero2", "zero3", "fsdp2")
     own_copy = sharding in ("zero1", "zero2")  # DeepSpeed updates a copy of its part there, in stage 3 the part itself
     buffers = (2 * count if bf16 else 0) + (_FLOAT * count if sharding == "ddp" and world_size > 1 else 0)
+    buffers += _FLOAT * count if averaged else 0
     if cut_weights:
         # a block's weights, and its gradients before they are cut
         buffers = 2 * _FLOAT * (count // max(1, config.num_layers))
@@ -101,11 +103,12 @@ def step_flops(recipe: Recipe) -> float:
 
 
 def of_recipe(recipe: Recipe, world_size: int) -> Footprint:
-    """Return the footprint of a rank of this recipe."""
+    """Return the footprint of a rank of this recipe, at the end of its growths."""
     symbols = recipe.data.window_bytes * (BITS_PER_BYTE if recipe.model.vocab == 2 else 1)
     micro_batch = -(-recipe.data.batch_size // (world_size * recipe.accumulation_steps))
-    return footprint(recipe.model, sharding=recipe.sharding, world_size=world_size, positions=symbols,
-                     micro_batch=micro_batch, bf16=recipe.mixed_precision == "bf16")
+    return footprint(grown_config(recipe.model, recipe.growth), sharding=recipe.sharding, world_size=world_size,
+                     positions=symbols, micro_batch=micro_batch, bf16=recipe.mixed_precision == "bf16",
+                     averaged=bool(recipe.ema_decay))
 
 
 def format_table(rows: Iterable[tuple[str, Footprint]]) -> list[str]:

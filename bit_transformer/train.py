@@ -31,7 +31,7 @@ from bit_transformer.compiling import compile_where_possible
 from bit_transformer.ema import Ema
 from bit_transformer.errors import NonFiniteGradients, TrainerError
 from bit_transformer.evaluate import evaluate
-from bit_transformer.facts import check_launch
+from bit_transformer.facts import check_launch, require_room
 from bit_transformer.growth import LR_FACTOR as GROWTH_LR_FACTOR
 from bit_transformer.growth import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.growth import build_grown, grow
@@ -42,6 +42,7 @@ from bit_transformer.progress import Progress, saved_growths
 from bit_transformer.quantization import prepare_qat, set_qat
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
+from bit_transformer.room import measure_room
 from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.sharding import ShardedAdamW, shard_model
 from bit_transformer.tally import StepTally
@@ -118,6 +119,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     set_seed(recipe.seed)
     point = find_resume_point(resume, checkpoints, os.environ) if trial is None else trial.start
     announcer.model(recipe, world_size, accelerator.device.type)
+    room = measure_room(accelerator, recipe)
+    require_room(accelerator, room)
     model = bare_model = build_grown(recipe.model, saved_growths(point.path))
     if recipe.qat_from_step is not None:
         model = bare_model = prepare_qat(bare_model)
@@ -167,7 +170,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     first_batch = dataset[first_step]
     check = partial(
         check_launch, accelerator, recipe=recipe, model=model, bare_model=bare_model, counted=counted, topology=topology,
-        plan=plan, stores=stores, batch=first_batch, first_step=first_step, not_compiled=not_compiled,
+        room=room, plan=plan, stores=stores, batch=first_batch, first_step=first_step, not_compiled=not_compiled,
         learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
     warnings = check()
     log = report.StepLog({} if trial else os.environ, is_main=accelerator.is_main_process, recipe=recipe)

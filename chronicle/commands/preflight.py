@@ -1,4 +1,4 @@
-"""`chronicle preflight`: the catalogue PF01 to PF30 over this host, this run, and what its trainer says about itself."""
+"""`chronicle preflight`: the catalogue PF01 to PF31 over this host, this run, and what its trainer says about itself."""
 
 import json as json_format
 import os
@@ -41,7 +41,7 @@ def preflight(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check before spending: shards, counts, devices, plan, LR, labels, disk, save time, strays, orphans.
+    """Check before spending: shards, counts, devices, memory, plan, LR, labels, disk, save time, strays, orphans.
 
     Example: chronicle preflight --claim "1.21B on 4 GPUs" -- torchrun --nproc_per_node 4 train.py
 

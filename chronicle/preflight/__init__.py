@@ -1,4 +1,4 @@
-"""Checks before a launch spends anything: PF01 to PF30, each pass, fail, warn or unknown, with what was read.
+"""Checks before a launch spends anything: PF01 to PF31, each pass, fail, warn or unknown, with what was read.
 
 `facts.TrainerFacts` is what a trainer says about itself and its data; `catalogue` holds the pure checks over it;
 `host` reads what needs no trainer (orphans, disk, ports, stray files). Unknown is unknown: no check passes for lack of
@@ -8,6 +8,7 @@ something to read.
 from chronicle.preflight.catalogue import check_facts
 from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
 from chronicle.preflight.gate import PreflightFailed, check_before_first_step
+from chronicle.preflight.memory import available_memory
 from chronicle.preflight.results import CheckResult, Verdict
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RankFacts",
     "TrainerFacts",
     "Verdict",
+    "available_memory",
     "check_before_first_step",
     "check_facts",
 ]

@@ -12,7 +12,7 @@ from chronicle.preflight.results import CheckResult, Verdict
 
 __all__ = ["CHECK_IDS", "FACT_CHECKS", "check_facts", "require_known"]
 
-CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 31))
+CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 32))
 
 FACT_CHECKS: tuple[Callable[[TrainerFacts, Expectation], CheckResult], ...] = (
     data_checks.check_shards,  # PF01
@@ -40,6 +40,7 @@ FACT_CHECKS: tuple[Callable[[TrainerFacts, Expectation], CheckResult], ...] = (
     saving_checks.check_telemetry,  # PF27
     saving_checks.check_micro_batches,  # PF28
     model_checks.check_flags,  # PF29
+    rank_checks.check_memory,  # PF31
 )
 
 
@@ -55,7 +56,7 @@ def require_known(names: Collection[str]) -> tuple[str, ...]:
     """The names, or UsageProblem for one that is no check: a mistyped `--skip` must not look like a skipped check."""
     for name in names:
         if name not in CHECK_IDS:
-            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF30", "chronicle preflight lists them")
+            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF31", "chronicle preflight lists them")
     return tuple(names)
 
 

@@ -31,6 +31,7 @@ class RankFacts:
     first_batch_digest: str | None = None
     gradients_finite: bool | None = None  # after one backward pass
     data_rank: int | None = None  # ranks of one model replica share it; None: every rank reads its own data
+    memory_free: int | None = None  # bytes for this rank alone: of its device, or its share of the host's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class TrainerFacts:
     compile_possible: bool | None = None
     collective_correct: bool | None = None
     collective_seconds: float | None = None
+    memory_needed: Mapping[str, int] = field(default_factory=dict)  # bytes of a rank, by what they are for
+    memory_ways: tuple[str, ...] = ()  # changes of the configuration with which a rank would fit
     # data
     dataset: str | None = None
     dataset_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""Checks over all ranks: devices, collectives, seeds, finite gradients. Pure.
+"""Checks over all ranks: devices, collectives, seeds, finite gradients, memory. Pure.
 
 Source: seed 000 ("Using 4 GPUs", `device_ids=[0]`); `accelerate launch --cpu --num_processes 2` starts one process.
 """
@@ -12,9 +12,10 @@ from chronicle.preflight.expectation import Expectation
 from chronicle.preflight.facts import RankFacts, TrainerFacts
 from chronicle.preflight.results import CheckResult
 
-__all__ = ["check_collectives", "check_devices", "check_gradients", "check_seeds"]
+__all__ = ["check_collectives", "check_devices", "check_gradients", "check_memory", "check_seeds"]
 
 SLOW_COLLECTIVE_SECONDS = 60.0
+TIGHT = 0.9  # of what is free: what the driver, the libraries and the allocator take is not counted
 
 
 def check_devices(facts: TrainerFacts, expected: Expectation) -> CheckResult:
@@ -87,6 +88,26 @@ def check_gradients(facts: TrainerFacts, expected: Expectation) -> CheckResult:
         remedy = "look at the activations before the first infinite one; all ranks must skip the step together"
         return answer.failed(f"not finite on rank {', '.join(bad)}", f"{len(known)} ranks", remedy)
     return answer.passed(f"finite on {len(known)} ranks", f"{len(known)} ranks")
+
+
+def check_memory(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+    """PF31: every rank has the memory that the trainer says a rank will need."""
+    answer = Answer("PF31", "memory")
+    needed = sum(facts.memory_needed.values())
+    known = [(rank.memory_free, rank) for rank in facts.ranks if rank.memory_free is not None]
+    if not needed or not known:
+        return answer.unknown("what a rank will need" if not needed else "what is free")
+    free, rank = min(known, key=lambda pair: pair[0])
+    parts = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in facts.memory_needed.items())
+    text = f"a rank needs {needed / 1e9:,.2f} GB ({parts}), rank {rank.rank} on {rank.host} has {free / 1e9:,.2f} GB"
+    ways = f"it would fit with {' or with '.join(facts.memory_ways)}" if facts.memory_ways else (
+        "recompute activations, shard over more ranks, take a smaller micro-batch or a smaller model")
+    read = f"the trainer's arithmetic; free memory of {len(known)} ranks"
+    if needed > free:
+        return answer.failed(text, read, ways)
+    if needed > TIGHT * free:
+        return answer.warned(f"{text}: less than a tenth is left", read, ways)
+    return answer.passed(text, read)
 
 
 def _groups(values: set[str | None]) -> int:

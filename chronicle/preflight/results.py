@@ -23,7 +23,7 @@ class Verdict(Enum):
 class CheckResult:
     """One check of the catalogue. `read` says from what the verdict follows."""
 
-    check: str  # PF01 … PF30
+    check: str  # PF01 … PF31
     title: str
     verdict: Verdict
     message: str
