@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from chronicle.report.study_panels import contrast_reach
 from experiments.document import Table, format_csv
 from experiments.gates import Ledger, find_treatment
 from experiments.outcomes import Curve, RunData, StudyData
@@ -19,7 +20,7 @@ from experiments.statistics import compare_paired
 from experiments.transients import excess_over, to_bpb
 from experiments.verdicts import Judged, Verdict
 
-__all__ = ["PLOTS", "contrast_reach", "draw_plots"]
+__all__ = ["PLOTS", "draw_plots"]
 
 PLOTS = {
     "losses": "Training loss per source (mean of 25 updates): thin lines are seeds, thick ones their mean; dashed: ends of "
@@ -223,7 +224,8 @@ def _contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> Table:
             axes.plot([mean], [row], "o", color=colour, ms=5)
         axes.text(1.01, row, str(one.verdict), transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=colour)
         rows.append((one.name, one.formula, str(len(one.differences)), *map(_number, (mean, low, high)), str(one.verdict)))
-    reach = contrast_reach(judged, margin)
+    shown = [one.result.interval for one in judged if one.result is not None]
+    reach = contrast_reach([(interval.low, interval.high) for interval in shown], margin)
     for row, one in enumerate(reversed(judged)):
         if one.result is not None and max(-one.result.interval.low, one.result.interval.high) > reach:
             said = f"{one.result.mean:+.2g} ({one.result.interval.low:+.2g} … {one.result.interval.high:+.2g}), beyond the axis"
@@ -234,12 +236,6 @@ def _contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> Table:
     axes.set_xlabel("difference, bits per byte (below 0: the first arm is better)", fontsize=8)
     header = ("contrast", "formula", "seeds", "mean", "low", "high", "verdict")
     return Table(name="contrasts", header=header, rows=tuple(reversed(rows)))
-
-
-def contrast_reach(judged: Sequence[Judged], margin: float) -> float:
-    """Half the axis: one arm that nearly diverged must not hide the answers of all the others."""
-    ends = [max(abs(one.result.interval.low), abs(one.result.interval.high)) for one in judged if one.result is not None]
-    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
 
 
 def _ratios(figure: Any, data: StudyData) -> Table:

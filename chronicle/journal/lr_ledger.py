@@ -64,6 +64,11 @@ def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
     return LrLedger(lines=tuple(fold.lines.values()), pending=fold.pending_factor, first_base_lr=fold.first_base)
 
 
+_Place = tuple[int | None, int]  # launch, step
+_Told = tuple[float | None, str]  # factor, reason
+_Undoable = tuple[str, int | None, _Place, _Told | None]  # entry, the tip before it, the place it changed and what stood there
+
+
 class _Fold:
     """`edited` holds the factor inside a checkpoint that a rollback changed: whatever starts from it again inherits it."""
 
@@ -72,11 +77,11 @@ class _Fold:
         self.targets = {mark.entry_id: mark.to_launch for mark in lineage.rollbacks}
         self.broken = broken
         self.lines: dict[int, LedgerLine] = {}
-        self.edited: dict[tuple[int | None, int], tuple[float | None, str]] = {}
+        self.edited: dict[_Place, _Told] = {}
         self.tip: int | None = None  # the launch whose weights are the present ones
         self.pending: tuple[float | None, str] | None = None
         self.first_base: float | None = None
-        self.undoable: list[tuple[str, int | None, dict[tuple[int | None, int], tuple[float | None, str]]]] = []
+        self.undoable: list[_Undoable] = []
 
     @property
     def pending_factor(self) -> float | None:
@@ -115,8 +120,8 @@ class _Fold:
         return (1.0, "start") if parent is None else (parent.factor, "restart")
 
     def _rollback(self, entry: Entry, step: int) -> None:
-        self.undoable.append((entry.id, self.tip, dict(self.edited)))
         source = self._source(entry, step)
+        self.undoable.append((entry.id, self.tip, (source, step), self.edited.get((source, step))))
         line = None if source is None else self.lines.get(source)
         inside = self.edited.get((source, step), (1.0 if line is None else line.factor, ""))[0]
         self.pending = self._changed(entry, inside)
@@ -153,9 +158,10 @@ class _Fold:
     def _undo(self, undone: set[str]) -> None:
         for index in range(len(self.undoable) - 1, -1, -1):
             if self.undoable[index][0] in undone:
-                _, self.tip, self.edited = self.undoable[index]
-                self.pending = None
-                del self.undoable[index:]
+                self.tip, self.pending = self.undoable[index][1], None
+                while len(self.undoable) > index:
+                    _, _, place, before = self.undoable.pop()
+                    self.edited.pop(place) if before is None else self.edited.update({place: before})
                 return
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.report.escape import html_text
-from chronicle.report.page_data import build_page_data
+from chronicle.report.page_data import build_page_data, drawn
 from chronicle.report.page_words import page_body, page_header
 from chronicle.story.assemble import Story
 from chronicle.story.series import LaunchSeries
 
 __all__ = ["plotly_script", "render_html"]
+
+SCRIPTS = ("page_axis.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module, in this order
 
 
 def plotly_script() -> str:
@@ -48,10 +50,10 @@ def render_html(
         "CSS": _own("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
-        "DATA": _inline(data),
+        "DATA": _inline(drawn(data)),
         "PLOTLY": script.replace("</script", "<\\/script"),
-        "SCRIPT": _own("page.js"),
-        "LIVE": f"<script>{_own('page_live.js')}</script>" if live else "",
+        "SCRIPT": "\n".join(_own(name) for name in SCRIPTS),
+        "LIVE": f'<script type="module">{_own("page_live.js")}</script>' if live else "",
     }
     pieces = _own("page.html").split("@@")  # one pass: what is filled in is never looked at again
     return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))

@@ -11,22 +11,20 @@ from typing import Any
 from chronicle.journal import Entry
 from chronicle.report.escape import anchor_of
 from chronicle.report.lineage_picture import PALETTE
-from chronicle.report.page_cards import incident_cards, incident_row, packed, short
+from chronicle.report.page_cards import incident_cards, incident_row, short
+from chronicle.report.page_curves import channel_curves, cut
 from chronicle.story.assemble import LOSS_NAMES, Story
 from chronicle.story.clocks import Clock, flops_are_estimated, tell_clocks
 from chronicle.story.launches import LaunchStory
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.progress import Progress, tell_progress
 from chronicle.story.resumes import ResumeWindow, resume_windows
-from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
+from chronicle.story.series import LaunchSeries, shown_range
 
-__all__ = ["build_page_data"]
+__all__ = ["build_page_data", "drawn"]
 
-POINTS = 8_000  # of one channel over all launches: finer than any screen, quick as SVG; 40 channels are below 5 MB
-LEAST_BUCKETS = 6
-SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
 CHANNELS = 40
-FOREVER = 1 << 62
+MOST_BRANCHES = 1_000  # of the launch graph: several a pixel already; of more launches every nth is drawn
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 
@@ -46,7 +44,8 @@ def build_page_data(
         "loss": next((n for n in LOSS_NAMES if n in names), None),
         "channels": names,
         "launches": [_launch(launch) for launch in story.launches],
-        "curves": {name: _curves(story, series, name) for name in names},
+        "every": math.ceil(len(story.launches) / MOST_BRANCHES) or 1,
+        "curves": {name: channel_curves(story, series, name) for name in names},
         "clocks": [_clock(c) for c in clocks],
         "flopsEstimated": flops_are_estimated(series),
         "ranges": {name: _range(story, series, name) for name in names},
@@ -58,9 +57,21 @@ def build_page_data(
         "cards": incident_cards(story, series),
         "groups": {"sources": _sources(names), "health": _health(names)},
         "progress": _progress(tell_progress(story, series)),
-        "staircase": [_staircase(story, c) for c in clocks],
         "studies": list(panels),
     }
+
+
+# of the rows that the tables show, what the script needs: of 10^4 launches the rest is megabytes
+DRAWN: Mapping[str, Sequence[str]] = {
+    "launches": ("number", "start", "last", "keptTo", "parent", "lr", "why", "outcome", "colour"),
+    "rollbacks": ("launch", "to"),
+    "incidents": ("launch", "onset", "title"),
+}
+
+
+def drawn(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the data that the page's script draws from; the tables are in the page already."""
+    return {**data, **{name: [{key: row[key] for key in keys} for row in data[name]] for name, keys in DRAWN.items()}}
 
 
 def _names(series: Sequence[LaunchSeries]) -> list[str]:
@@ -81,35 +92,13 @@ def _launch(launch: LaunchStory) -> dict[str, Any]:
         "last": span.last_step,
         "keptTo": span.last_step if span.abandoned_after is None else span.abandoned_after,
         "parent": span.parent,
-        "factor": None if launch.lr is None else launch.lr.factor,
         "lr": "" if launch.lr is None else format_factor(launch.lr.factor),
         "why": "" if launch.lr is None else plain(launch.lr.reason),
         "outcome": plain(launch.outcome),
         "guard": plain(launch.verdict or ("no guard" if launch.resumed else "")),
         "started": plain(launch.started),
         "colour": PALETTE[(launch.number - 1) % len(PALETTE)],
-        "checkpoints": [saved.step for saved in launch.checkpoints][-400:],
     }
-
-
-def _curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dict[str, Any]]:
-    """Each launch gets its share of the points by its length, the abandoned part like the kept one."""
-    total = max(1, sum(len(s.channels[name].steps) for s in series if name in s.channels))
-    out = []
-    for launch in series:
-        curve, told = launch.channels.get(name), story.launch(launch.launch)
-        if curve is None or told is None:
-            continue
-        limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
-        kept, gone = curve.between(0, limit), curve.between(limit + 1, FOREVER)
-        parts = {"kept": packed(_share(kept, total)), "gone": packed(_share(gone, total))}
-        drift = smooth(kept, SMOOTH_BINS * len(kept.steps) // total, SMOOTHED_POINTS)
-        out.append({"launch": launch.launch, **parts, "drift": packed(drift)})
-    return out
-
-
-def _share(curve: Curve, total: int) -> Curve:
-    return thin(curve, max(LEAST_BUCKETS, POINTS // 4 * len(curve.steps) // total))
 
 
 def _clock(clock: Clock) -> dict[str, Any]:
@@ -123,14 +112,8 @@ def _clock(clock: Clock) -> dict[str, Any]:
 
 
 def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
-    kept: list[float] = []
-    gone: list[float] = []
-    for launch in series:
-        curve, told = launch.channels.get(name), story.launch(launch.launch)
-        if curve is not None and told is not None:
-            limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
-            kept += curve.between(0, limit).values
-            gone += curve.between(limit + 1, FOREVER).values
+    parts = cut(story, series, name).values()
+    kept, gone = ([v for both in parts for v in both[side].values] for side in (0, 1))
     if name == "lr":  # an abandoned LR was often the reason: never clipped
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]
@@ -197,11 +180,3 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "plateau": progress.plateau,
         "distinct": progress.distinct_values,
     }
-
-
-def _staircase(story: Story, clock: Clock) -> dict[str, Any]:
-    """Wall clock against step: what was kept, what was lost."""
-    told = story.launch(clock.launch)
-    limit = None if told is None else told.span.abandoned_after
-    steps, times = clock.time
-    return {"launch": clock.launch, "s": steps, "t": [round(v, 1) for v in times], "limit": limit}

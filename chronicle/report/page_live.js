@@ -1,4 +1,3 @@
-"use strict";
 // Served pages only: reload when the server says that something changed, keep the place and the choices.
 (() => {
   const label = document.getElementById("live"), key = "chronicle-view";

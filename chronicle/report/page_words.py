@@ -1,15 +1,15 @@
-"""The words of the HTML page: facts, a table under each plot, the story chapter by chapter. Everything escaped. Pure."""
+"""The words of the HTML page: facts, sections, a table under each plot. Everything escaped. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.report.escape import anchor_of, html_text, link_target
-from chronicle.report.machine_words import machine_words
-from chronicle.report.markdown_chapter import IMAGES
+from chronicle.report.escape import anchor_of, html_text
+from chronicle.report.page_markup import Raw, folded, plot, section, table
+from chronicle.report.page_story import page_story
 from chronicle.report.study_panels import KIND
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
-from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
+from chronicle.story.plain import format_age, format_factor, format_number, format_when
 from chronicle.story.resumes import MOST_WINDOWS
 
 __all__ = ["page_body", "page_header"]
@@ -21,6 +21,8 @@ MOST_FACTORS = 40  # of the LR ledger in the head of the page; the launches' tab
 def page_header(story: Story) -> str:
     """Where the run is, in a handful of facts."""
     head, last = story.headline, story.last_launch
+    if last is None:
+        return '<p class="soft">No launch stands in this journal, so there is no life of a run to draw.</p>' + _problems(story)
     facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.values.get("lr")))]
     line = story.ledger.line(head.launch)
     if line is not None:
@@ -28,19 +30,21 @@ def page_header(story: Story) -> str:
     lost = sum(launch.span.abandoned_steps for launch in story.launches)
     facts += [("launches", str(len(story.launches))), ("steps abandoned", str(lost))]
     facts.append(("open incidents", str(len(story.open_matters))))
-    if last is not None:
-        facts.append((f"launch {last.number}", last.outcome))
+    facts.append((f"launch {last.number}", last.outcome))
     items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
     factors = [format_factor(factor) for factor in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
-    out = f'<ul class="facts">{items}</ul><p class="soft">LR ledger: {html_text(path or "no launch yet")}</p>'
-    if story.problems:
-        out += f'<p class="warn">The journal has {len(story.problems)} problem(s): chronicle audit names them.</p>'
-    return out
+    ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}</p>'
+    return f'<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+
+
+def _problems(story: Story) -> str:
+    count = len(story.problems)
+    return f'<p class="warn">The journal has {count} problem(s): chronicle audit names them.</p>' if count else ""
 
 
 def page_body(story: Story, data: Mapping[str, Any]) -> str:
-    """All sections; a section without anything to show is left out."""
+    """All sections; a section without anything to show is left out. A study's own journal has no launches but answers."""
     chapters = tell_chapters(story)
     return "\n".join(
         [
@@ -51,52 +55,26 @@ def page_body(story: Story, data: Mapping[str, Any]) -> str:
             *_progress(data),
             *_costs(data),
             *_experiments(chapters, data["studies"]),
-            *_story(chapters),
+            *page_story(chapters),
         ]
     )
 
 
-def _section(anchor: str, title: str, *parts: str) -> str:
-    return f'<section id="{anchor}"><h2>{html_text(title)}</h2>' + "".join(parts) + "</section>"
-
-
-def _plot(anchor: str, label: str) -> str:
-    return f'<div class="plot" id="{anchor}" role="img" aria-label="{html_text(label)}"></div>'
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
-    """Cells are escaped here; a cell that is already markup is a `_Raw`."""
-
-    def cell(tag: str, index: int, value: object) -> str:
-        kind = ' class="n"' if index in numeric else ""
-        inner = value.markup if isinstance(value, _Raw) else html_text("" if value is None else value)
-        return f"<{tag}{kind}>{inner}</{tag}>"
-
-    head = "".join(cell("th", i, h) for i, h in enumerate(heads))
-    body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-class _Raw:
-    def __init__(self, markup: str) -> None:
-        self.markup = markup
-
-
-def _folded(table: str, title: str = "as a table") -> str:
-    return f"<details><summary>{html_text(title)}</summary>{table}</details>"
-
-
 def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["launches"]:
+        return
     heads = ["launch", "from", "to", "kept to", "LR", "why", "guard", "ended", "started"]
     keys = ("number", "start", "last", "keptTo", "lr", "why", "guard", "outcome")
     rows = [[*(x[key] for key in keys), format_when(x["started"])] for x in data["launches"]]
     words = (
         '<p class="soft">LR on top, loss by launch, below which launch came out of which. '
-        "Grey: abandoned. Dashed: a rollback went here. Dotted: restart.</p>"
+        "Grey: abandoned. Dashed: a rollback went here. Dotted: restart."
     )
+    if data["every"] > 1:
+        words += f" Of {len(rows)} launches one in {data['every']} is in the graph below; the table has all."
     label = f"learning rate, loss and tree of {len(rows)} launches"
-    table = _folded(_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
-    yield _section("lineage", "The life of the run", words, _plot("plot-lineage", label), table)
+    listed = folded(table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
+    yield section("lineage", "The life of the run", f"{words}</p>", plot("plot-lineage", label), listed)
 
 
 def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
@@ -104,16 +82,16 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
         return
     keys = ("kind", "tier", "launch", "low", "onset", "outcome")
     rows = [
-        [_Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
+        [Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
         for x in data["incidents"]
     ]
     heads = ["incident", "kind", "tier", "launch", "onset at the earliest", "onset", "outcome"]
-    table = _folded(_table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
+    listed = folded(table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
     words = (
         '<p class="soft">Red: onset, with its band back to the earliest. '
         "Ticks: checkpoints. Dashed: where the run went back to.</p>"
     )
-    yield _section("incidents", "Incidents", words, '<div class="grid" id="cards"></div>', table)
+    yield section("incidents", "Incidents", words, '<div class="grid" id="cards"></div>', listed)
 
 
 def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
@@ -121,10 +99,10 @@ def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
     heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
-    table = _table(heads, rows, numeric=(0, 1, 2, 3))
-    plot = _plot("plot-resumes", "loss around each resume, aligned at the resume")
+    listed = table(heads, rows, numeric=(0, 1, 2, 3))
+    drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
     newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
-    yield _section("resumes", "What each restart did", newest, plot, _folded(table))
+    yield section("resumes", "What each restart did", newest, drawn, folded(listed))
 
 
 def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
@@ -139,14 +117,14 @@ def _channels(data: Mapping[str, Any]) -> Iterator[str]:
         shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
         shifts.sort(key=lambda row: -abs(float(row[4])))
         heads = ["launch", "channel", "before", "after", "jump (σ)"]
-        table = _folded(_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
-        plot = _plot("plot-channel", "one channel by launch")
-        yield _section("channels", "What moved with it", chooser, plot, table if shifts else "")
+        listed = folded(table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
+        drawn = plot("plot-channel", "one channel by launch")
+        yield section("channels", "What moved with it", chooser, drawn, listed if shifts else "")
     if data["groups"]["sources"]:
         words = "<p class='soft'>Every source on its own scale: who moves the mean?</p>"
-        yield _section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
+        yield section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
     if data["groups"]["health"]:
-        yield _section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
+        yield section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
 
 
 def _progress(data: Mapping[str, Any]) -> Iterator[str]:
@@ -164,8 +142,8 @@ def _progress(data: Mapping[str, Any]) -> Iterator[str]:
             "the loss is printed in low precision (bf16?).</p>"
         )
     rows = [[s, v] for s, v in zip(found["s"], found["v"], strict=True)]
-    table = _folded(_table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
-    yield _section("progress", "Progress", *words, _plot("plot-progress", "rolling median of the loss"), table)
+    listed = folded(table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
+    yield section("progress", "Progress", *words, plot("plot-progress", "rolling median of the loss"), listed)
 
 
 def _costs(data: Mapping[str, Any]) -> Iterator[str]:
@@ -173,10 +151,10 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     total = sum(x["lost"] for x in data["rollbacks"])
     count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
     words = f"<p class='soft'>{count} threw {total} steps away. Grey: lost.</p>"
-    table = _folded(_table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
-    if any(x["s"] for x in data["staircase"]):
-        plot = _plot("plot-staircase", "step against wall clock")
-        yield _section("costs", "Where the time went", words, plot, table if rows else "")
+    listed = folded(table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
+    if any(x["time"][0] for x in data["clocks"]):
+        drawn = plot("plot-staircase", "step against wall clock")
+        yield section("costs", "Where the time went", words, drawn, listed if rows else "")
 
 
 def _time(seconds: float | None) -> str:
@@ -189,7 +167,7 @@ def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]
     if not found:
         return
     by_anchor = {panel["anchor"]: panel for panel in panels}
-    yield _section("experiments", "Experiments", *(_experiment(c, by_anchor.get(anchor_of(c.entry.id))) for c in found))
+    yield section("experiments", "Experiments", *(_experiment(c, by_anchor.get(anchor_of(c.entry.id))) for c in found))
 
 
 def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
@@ -205,90 +183,8 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
         heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
         keys = ("name", "question", "n", "mean", "low", "high", "verdict")
         rows = [[c[key] for key in keys] for c in panel["contrasts"]]
-        parts.append(_folded(_table(heads, rows, numeric=(2, 3, 4, 5)), "contrasts as a table") if rows else "")
+        parts.append(folded(table(heads, rows, numeric=(2, 3, 4, 5)), "contrasts as a table") if rows else "")
     arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
     cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
-    parts.append(_table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    parts.append(table(["arm", "name", "restarts", "data"], cells) if cells else "")
     return "".join(parts)
-
-
-def _story(chapters: Sequence[Chapter]) -> Iterator[str]:
-    heads = ["#", "when", "launch", "step", "what", "action", "to", "outcome"]
-    rows = [
-        [
-            _Raw(f'<a href="#{anchor_of(c.entry.id)}">{c.number}</a>'),
-            _Raw(f'<span class="when">{html_text(format_when(c.entry.ts))}</span>'),
-            c.entry.launch,
-            c.entry.step,
-            c.title,
-            c.action,
-            c.to,
-            c.outcome,
-        ]
-        for c in chapters
-    ]
-    table = _table(heads, rows, numeric=(0, 2, 3, 6))
-    yield _section("story", "The whole story", table, *(_chapter(c) for c in chapters))
-
-
-def _chapter(chapter: Chapter) -> str:
-    entry, data = chapter.entry, chapter.data
-    launch = "" if entry.launch is None else f"launch {entry.launch}"
-    step = "" if entry.step is None else f"step {entry.step}"
-    line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
-    parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
-    parts.append(f'<p class="soft">{html_text(line)}</p>')
-    for name, key in (("", "text"), ("Seen", "symptom")):
-        parts += _words(name, data.get(key))
-    for name, sentence in machine_words(entry):
-        parts += _words(name, sentence)
-    parts += _suspects(data.get("suspects"))
-    if chapter.action:
-        parts += _words("Did", _action(chapter))
-    parts += _words("Expected", data.get("expect"))
-    if chapter.outcome:
-        parts += _words("Came out", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
-    parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(data.get("checks"))
-    parts += _evidence(data.get("evidence"))
-    return "".join(parts) + "</article>"
-
-
-def _words(name: str, text: object) -> list[str]:
-    if not text:
-        return []
-    label = f"<b>{html_text(name)}.</b> " if name else ""
-    lines = "\n".join(html_text(line) for line in plain_block(text).split("\n"))
-    return [f'<pre class="text">{label}{lines}</pre>']
-
-
-def _action(chapter: Chapter) -> str:
-    target = "" if chapter.to is None else f" to {chapter.to}"
-    return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
-
-
-def _suspects(suspects: object) -> list[str]:
-    rows = [s for s in suspects if isinstance(s, Mapping)] if isinstance(suspects, list | tuple) else []
-    cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in rows]
-    return [_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
-
-
-def _checks(checks: object) -> list[str]:
-    rows = [c for c in checks if isinstance(c, Mapping)] if isinstance(checks, list | tuple) else []
-    cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
-    return [_folded(_table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
-
-
-def _evidence(evidence: object) -> list[str]:
-    rows = [e for e in evidence if isinstance(e, Mapping)] if isinstance(evidence, list | tuple) else []
-    items = []
-    for row in rows:
-        path, what = str(row.get("path") or ""), str(row.get("what") or "")
-        digest = row.get("sha256")
-        stored = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
-        target = f"objects/{str(digest)[:2]}/{digest}" if stored else link_target(path)
-        named = f"<code>{html_text(path)}</code>"
-        if target and (stored or path.lower().endswith(IMAGES)):
-            named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
-        items.append(f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(what)}</li>")
-    return [f"<ul>{''.join(items)}</ul>"] if items else []

@@ -6,7 +6,7 @@ form is left out: the words of the entry are shown all the same.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
@@ -15,7 +15,7 @@ from chronicle.report.escape import anchor_of
 from chronicle.story.assemble import Story
 from chronicle.story.plain import plain
 
-__all__ = ["KIND", "read_panels"]
+__all__ = ["KIND", "contrast_reach", "read_panels"]
 
 KIND = "experiment.report"
 PANEL_VERSION = 1
@@ -32,6 +32,12 @@ def read_panels(story: Story, paths: RunPaths) -> list[dict[str, Any]]:
         if entry.kind == KIND:
             newest[str(entry.data.get("study") or entry.title)] = entry
     return [panel for entry in newest.values() if (panel := _panel(entry, paths)) is not None]
+
+
+def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
+    """Half the axis of the contrasts' picture: one arm that nearly diverged must not hide the answers of all the others."""
+    ends = [max(abs(low), abs(high)) for low, high in intervals]
+    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
 
 
 def _panel(entry: Entry, paths: RunPaths) -> dict[str, Any] | None:
@@ -58,7 +64,11 @@ def _read(paths: RunPaths, digest: str) -> dict[str, Any] | None:
     contrasts = [{key: _value(row.get(key)) for key in CONTRAST_KEYS} for row in _rows(panel.get("contrasts"))[:MOST_CURVES]]
     words = {key: plain(panel.get(key) or "") for key in ("title", "unit", "outcome", "x")}
     marks = [mark for mark in _numbers(panel.get("marks")) if mark is not None][:MOST_CURVES]
-    return {**words, "margin": _value(panel.get("margin")), "marks": marks, "curves": curves, "contrasts": contrasts}
+    margin = _number(panel.get("margin"))
+    ends = [(_number(c["low"]), _number(c["high"])) for c in contrasts]
+    known = [(low, high) for low, high in ends if low is not None and high is not None]
+    reach = contrast_reach(known, margin) if margin and known else None
+    return {**words, "margin": margin, "reach": reach, "marks": marks, "curves": curves, "contrasts": contrasts}
 
 
 def _curve(row: Mapping[str, Any]) -> dict[str, Any] | None:

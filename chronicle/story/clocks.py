@@ -12,7 +12,7 @@ from chronicle.story.series import Curve, LaunchSeries, thin
 
 __all__ = ["Clock", "flops_are_estimated", "tell_clocks"]
 
-BUCKETS = 60
+BUCKETS, ALL_BUCKETS = 60, 3_000  # of one launch at most, and of all: 10^4 launches have two points each
 SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
 FLOP_NAMES = ("flops", "total_flops", "train/flops")
 TOKEN_NAMES = ("tokens", "consumed_tokens", "num_tokens", "train/tokens")
@@ -39,14 +39,15 @@ def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[Clock, ..
         per_token = FLOPS_PER_PARAMETER_AND_TOKEN * parameters
         tokens = _counters(story, series, TOKEN_NAMES)
         flops = {n: (steps, [per_token * v for v in values]) for n, (steps, values) in tokens.items()}
+    buckets = max(1, min(BUCKETS, ALL_BUCKETS // max(1, len(series))))
     out = []
     for launch in series:
-        time = _times(launch)
-        steps = _steps(launch)
+        steps = _longest(launch).steps
         made = (steps, [batch * step for step in steps]) if batch is not None and not samples else ([], [])
         none: Table = ([], [])
-        counted = samples.get(launch.launch, made)
-        out.append(Clock(launch=launch.launch, time=time, samples=counted, flops=flops.get(launch.launch, none)))
+        tables = (_times(launch), samples.get(launch.launch, made), flops.get(launch.launch, none))
+        time, counted, spent = (_thinned(table, buckets) for table in tables)
+        out.append(Clock(launch=launch.launch, time=time, samples=counted, flops=spent))
     return tuple(out)
 
 
@@ -55,19 +56,19 @@ def flops_are_estimated(series: Sequence[LaunchSeries]) -> bool:
     return not any(name in launch.channels for launch in series for name in FLOP_NAMES)
 
 
+def _longest(launch: LaunchSeries) -> Curve:
+    return max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
+
+
 def _times(launch: LaunchSeries) -> Table:
-    longest = max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
-    rows = [(s, t) for s, t in zip(longest.steps, longest.times, strict=True) if t is not None]
-    return _thinned([s for s, _ in rows], [t for _, t in rows])
+    curve = _longest(launch)
+    rows = [(s, t) for s, t in zip(curve.steps, curve.times, strict=True) if t is not None]
+    return [s for s, _ in rows], [t for _, t in rows]
 
 
-def _steps(launch: LaunchSeries) -> list[int]:
-    longest = max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
-    return _thinned(longest.steps, [float(s) for s in longest.steps])[0]
-
-
-def _thinned(steps: Sequence[int], values: Sequence[float]) -> Table:
-    curve = thin(Curve(list(steps), [None] * len(steps), list(values)), BUCKETS)
+def _thinned(table: Table, buckets: int) -> Table:
+    steps, values = table
+    curve = thin(Curve(steps, [None] * len(steps), values), buckets)
     return curve.steps, curve.values
 
 
@@ -78,7 +79,7 @@ def _counters(story: Story, series: Sequence[LaunchSeries], names: Sequence[str]
         name = next((n for n in names if n in launch.channels), None)
         if name is None:
             continue
-        steps, values = _thinned(launch.channels[name].steps, launch.channels[name].values)
+        steps, values = launch.channels[name].steps, launch.channels[name].values
         base = _stood(story, found, launch.launch)
         if base is not None and values and values[0] < base:
             values = [base + value for value in values]

@@ -5,7 +5,8 @@ An incident is one matter however often its entry is repeated: the detector writ
 same event number, or `refs` to the first).
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,14 +112,16 @@ def answer_matters(matters: Iterable[Matter], lineage: Lineage) -> tuple[Matter,
 
     An undone rollback is none. A restart that is no rollback answers nothing: nobody has said that it should.
     """
-    return tuple(replace(matter, answer=_answer(matter, lineage)) for matter in matters)
+    marks = sorted(lineage.rollbacks, key=lambda mark: mark.entry_id)
+    ids = [mark.entry_id for mark in marks]
+    return tuple(replace(m, answer=_answer(m, lineage, marks[bisect_right(ids, m.first_id) :])) for m in matters)
 
 
-def _answer(matter: Matter, lineage: Lineage) -> RollbackMark | None:
+def _answer(matter: Matter, lineage: Lineage, later: Sequence[RollbackMark]) -> RollbackMark | None:
     onset, launch = matter.onset, matter.entry.launch
     if onset is None or (launch is not None and lineage.contains(launch, onset)):
         return None
-    return next((m for m in lineage.rollbacks if m.entry_id > matter.first_id and m.to_step < onset <= m.from_step), None)
+    return next((mark for mark in later if mark.to_step < onset <= mark.from_step), None)
 
 
 def _key(entry: Entry) -> object:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chronicle.report.html import plotly_script, render_html
-from chronicle.report.page_data import build_page_data
+from chronicle.report.page_data import build_page_data, drawn
 from chronicle.report.study_panels import read_panels
 from chronicle.story import read_story
 from chronicle.story.series import Curve, LaunchSeries, read_series
@@ -220,6 +220,88 @@ def test_a_panel_that_does_not_fit_its_form_is_left_out_and_its_words_stay(tmp_p
         panels = read_panels(story, run.paths)
         assert all(panel["curves"] == [] for panel in panels) and len(panels) == (0 if number == 0 else 1)
         assert "Does it hurt?" in render_html(story, [], script="", panels=panels)
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+@needs_browser
+def test_the_page_of_a_study_begins_with_its_answers_and_one_divergent_arm_hides_no_other(tmp_path: Path) -> None:
+    run = StoryRun(tmp_path)
+    near = {"name": "B - A", "question": "?", "formula": "B - A", "n": 8, "mean": 0.01, "low": -0.01, "high": 0.03}
+    far = near | {"name": "C - A", "mean": 1.4, "low": -0.6, "high": 3.4}
+    add_study(run, contrasts=[near | {"verdict": "inconclusive"}, far | {"verdict": "inconclusive"}])
+    page = page_of(run, tmp_path / "report.html")
+    sections = re.findall(r'<section id="([^"]*)"', page.read_text())
+    assert sections == ["experiments", "story"]
+    assert "no life of a run to draw" in page.read_text()
+    with browser(tmp_path / "profile") as running:
+        tab = running.open(page.as_uri())
+        tab.until("document.documentElement.dataset.ready")
+        card = "[...document.querySelectorAll('.card')].find((c) => c.firstChild.textContent === 'contrasts').children[1]"
+        tab.value(f"{card}.scrollIntoView()")
+        tab.until(f"{card}.dataset.drawn && {card}.layout")
+        assert tab.value(f"{card}.layout.xaxis.range") == [-0.04, 0.04]
+        assert tab.value(f"{card}.layout.annotations.map((a) => a.text).join()") == "+1.4 (-0.6 … +3.4), beyond the axis"
+        assert tab.console == []
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+@needs_browser
+def test_a_long_story_is_folded_and_every_part_is_reached_by_link_and_key(tmp_path: Path) -> None:
+    run = StoryRun(tmp_path)
+    for number in range(1, 601):
+        run.start(number, number - 1)
+        run.metrics(number, {number: {"loss": float(number % 7), "lr": 1e-3}})
+        run.end(number, number)
+    page = page_of(run, tmp_path / "report.html")
+    assert len(re.findall("<article ", page.read_text())) == 600
+    first = re.search(r'<article id="([^"]*)"', page.read_text())
+    assert first is not None
+    with browser(tmp_path / "profile") as running:
+        tab = running.open(page.as_uri())
+        tab.until("document.documentElement.dataset.ready")
+        part = "document.querySelector('#story > details')"
+        assert tab.value(f"{part}.open") is False
+        assert "chapters 0 to 399" in tab.value(f"{part}.querySelector('summary').textContent")
+        tab.value(f"{part}.querySelector('summary').focus()")
+        tab.ask("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13)
+        tab.until(f"{part}.open")
+        tab.value(f"{part}.open = false; location.hash = '#{first[1]}'")
+        tab.until(f"{part}.open")
+        assert tab.console == []
+
+
+@needs_browser
+def test_under_every_plot_is_a_table_of_its_numbers(rich_page: Path, tmp_path: Path) -> None:
+    script = """<script>addEventListener("load", () => setTimeout(() => {
+      const plots = [...document.querySelectorAll(".plot")];
+      const bare = plots.filter((p) => !p.nextElementSibling?.matches("details")).map((p) => p.id);
+      const fold = document.querySelector("#sources details");
+      fold.open = true;
+      setTimeout(() => { document.body.dataset.seen = JSON.stringify([bare, fold.querySelectorAll("tr").length]); }, 200);
+    }, 1500))</script>"""
+    page = tmp_path / "tables.html"
+    page.write_text(rich_page.read_text().replace("</body>", f"{script}</body>"))
+    seen = visit(page, tmp_path / "profile")
+    found = re.search(r'data-seen="([^"]*)"', seen.dom)
+    assert found is not None and seen.console == []
+    bare, rows = json.loads(found[1].replace("&quot;", '"'))
+    assert bare == [] and 40 < rows < 300
+
+
+def test_a_thousand_launches_are_drawn_from_two_thousand_points(tmp_path: Path) -> None:
+    run, series = StoryRun(tmp_path), []
+    for number in range(1, 1_001):
+        run.start(number, 10 * (number - 1))
+        steps = list(range(10 * number - 9, 10 * number + 1))
+        loss = [100.0 if (number, i) == (500, 4) else float(i % 3) for i in range(10)]
+        series.append(LaunchSeries(launch=number, channels={"loss": Curve(steps, [float(s) for s in steps], loss)}))
+    data = build_page_data(read_story(run.paths), series, {})
+    curves = data["curves"]["loss"]
+    assert sum(len(part["s"]) for curve in curves for part in curve.values() if isinstance(part, dict)) <= 2_000
+    assert [100 in curve["kept"]["v"] for curve in curves].count(True) == 1  # the one high point stays
+    assert len(json.dumps(drawn(data))) < 500_000
 
 
 @needs_browser

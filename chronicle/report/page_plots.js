@@ -1,0 +1,130 @@
+// The plots of a run: lineage, channels, resumes, incidents, progress, where the time went.
+function lines(name, axes, options = {}) {
+  const traces = [], curves = data.curves[name] || [];
+  const few = curves.reduce((sum, c) => sum + (c.kept?.s.length || 0) + (c.gone?.s.length || 0), 0) < 120;
+  for (const curve of curves) {
+    const l = launches.get(curve.launch);
+    for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
+      if (!curve[part]) continue;
+      const drift = !abandoned && curve.drift?.s.length > 1;
+      traces.push({
+        type: "scatter", mode: few || curve[part].s.length === 1 ? "lines+markers" : "lines", ...axes,
+        x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
+        line: { color: abandoned ? GREY : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.45 : 1,
+        name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,
+        legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned && !drift,
+        hovertemplate: `launch ${l.number}${abandoned ? " (abandoned)" : ""}<br>step %{customdata}<br>${escape(name)} %{y:.5g}<extra></extra>`,
+      });
+      if (drift) traces.push({
+        type: "scatter", mode: "lines", ...axes, x: placeAll(l.number, curve.drift.s), y: curve.drift.v, line: { color: l.colour, width: 2.2 },
+        hoverinfo: "skip", name: `launch ${l.number} ${l.lr}`, showlegend: Boolean(options.legend), legendgroup: `launch ${l.number}`,
+      });
+    }
+  }
+  return traces;
+}
+
+function marks() {
+  const shapes = [];
+  const rule = (launch, step, colour, dash, width = 1) => {
+    const x = place(launch, step);
+    if (x === null) return;
+    shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, opacity: 0.75, layer: "above" });
+  };
+  for (const r of data.rollbacks) rule(owner(r), r.to, AMBER, "dash");
+  for (const r of data.restarts) rule(r.launch, r.step, GREY, "dot");
+  for (const h of data.hardware) rule(owner(h), h.step, VIOLET, "solid");
+  for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
+  return apart(shapes, (s) => s.x0, (s) => s.line.color);
+}
+
+function lineage(element) {
+  const loss = data.loss, n = Math.max(2, data.launches.length);
+  const traces = [
+    ...lines("lr", { xaxis: "x", yaxis: "y3" }),
+    ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
+  ];
+  const rows = new Map(data.launches.map((l, row) => [l.number, row]));
+  data.launches.forEach((l, row) => {
+    if (l.start === null || row % data.every) return;
+    const draw = (from, to, colour, width, name) => traces.push({
+      type: "scatter", mode: "lines", x: [place(l.number, from), place(l.number, to)], y: [row, row], xaxis: "x", yaxis: "y",
+      line: { color: colour, width }, hoverinfo: "text", text: name, showlegend: false, legendgroup: `launch ${l.number}`,
+    });
+    const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}`;
+    if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, GREY, 3, `${about}, abandoned after ${l.keptTo}`);
+    if (l.keptTo !== null && l.keptTo > l.start) draw(l.start, l.keptTo, l.colour, 7, about);
+    const parent = rows.get(l.parent);
+    if (parent !== undefined) traces.push({
+      type: "scatter", mode: "lines", x: [place(l.parent, l.start), place(l.number, l.start)], y: [parent, row], xaxis: "x", yaxis: "y",
+      line: { color: GREY, width: 1 }, hoverinfo: "skip", showlegend: false,
+    });
+  });
+  const pin = (name, found, marker) => {
+    const shown = apart(found, (m) => m.x, () => name);
+    traces.push({
+      type: "scatter", mode: "markers", name, x: shown.map((m) => m.x), y: shown.map(() => 1), xaxis: "x", yaxis: "y4",
+      marker, text: shown.map((m) => escape(m.title)), hoverinfo: "text", cliponaxis: false,
+    });
+  };
+  const incidents = data.incidents.filter((i) => i.onset !== null).map((i) => ({ x: place(i.launch, i.onset), title: i.title }));
+  pin("incident", incidents, { symbol: "triangle-down", size: 10, color: ALARM });
+  pin("hardware", data.hardware.map((h) => ({ x: place(owner(h), h.step), title: h.title })), { symbol: "diamond", size: 9, color: VIOLET });
+  const tree = Math.min(0.4, 0.1 + 0.018 * n);
+  react(element, traces, {
+    height: 640 + 12 * Math.min(n, 40),
+    xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
+    yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
+    yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, range: loss ? data.ranges[loss] : undefined },
+    yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges.lr, exponentformat: "e" },
+    yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
+    shapes: marks(),
+  });
+}
+
+function channel(element, name, extra = {}) {
+  react(element, lines(name, {}), {
+    height: extra.height || 260, xaxis: { title: { text: AXES[state.axis] } },
+    yaxis: { title: { text: escape(name) }, type: extra.log ? "log" : "linear", exponentformat: "e", range: extra.log ? undefined : data.ranges[name] },
+    shapes: extra.bare ? [] : marks(),
+  });
+}
+
+function resumes(element) {
+  const traces = data.resumes.map((r) => ({
+    type: "scatter", mode: "lines", x: r.x, y: r.y, name: `launch ${r.launch} at ${r.step}`, line: { width: 1.2, color: launches.get(r.launch).colour },
+  }));
+  react(element, traces, {
+    height: 320, xaxis: { title: { text: "steps from the resume" }, zeroline: true, zerolinewidth: 2 }, yaxis: { title: { text: "loss − median before" } },
+  });
+}
+
+function card(element, c) {
+  const shapes = [{ type: "line", x0: c.onset, x1: c.onset, yref: "paper", y0: 0, y1: 1, line: { color: ALARM, width: 1.4 } }];
+  if (c.low !== null && c.low < c.onset) shapes.push({ type: "rect", x0: c.low, x1: c.onset, yref: "paper", y0: 0, y1: 1, fillcolor: ALARM, opacity: 0.15, line: { width: 0 } });
+  for (const s of c.checkpoints) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 0.08, line: { color: css("--soft"), width: 2 } });
+  for (const s of c.chosen) shapes.push({ type: "line", x0: s, x1: s, yref: "paper", y0: 0, y1: 1, line: { color: AMBER, width: 1.4, dash: "dash" } });
+  react(element, [{ type: "scatter", mode: "lines", x: c.curve.s, y: c.curve.v, line: { color: launches.get(c.launch).colour, width: 1.2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
+    { height: 210, margin: { l: 44, r: 8, t: 6, b: 30 }, shapes, xaxis: {}, yaxis: {} });
+}
+
+function progress(element) {
+  const p = data.progress;
+  react(element, [{ type: "scatter", mode: "lines", x: p.s, y: p.v, line: { color: css("--accent"), width: 2 }, hovertemplate: "step %{x}<br>%{y:.5g}<extra></extra>" }],
+    { height: 280, xaxis: { title: { text: "step (lineage only)" } }, yaxis: { title: { text: `${escape(data.loss || "loss")}, rolling median` } } });
+}
+
+function staircase(element) {
+  const traces = [];
+  for (const clock of data.clocks) {
+    const [steps, times] = clock.time, l = launches.get(clock.launch);
+    if (!steps.length || !l) continue;
+    const hours = times.map((t) => (t - begin) / seconds), cut = steps.findIndex((step) => step > l.keptTo), end = cut < 0 ? steps.length : cut;
+    const draw = (from, to, colour, name) => traces.push({
+      type: "scatter", mode: "lines", x: hours.slice(from, to), y: steps.slice(from, to), line: { color: colour, width: 2 }, name,
+    });
+    draw(0, end, l.colour, `launch ${l.number}`);
+    if (end < steps.length) draw(Math.max(0, end - 1), steps.length, GREY, `launch ${l.number}, lost`);
+  }
+  react(element, traces, { height: 320, xaxis: { title: { text: `${unit} since the first logged step` } }, yaxis: { title: { text: "step" } }, showlegend: false });
+}
