@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bit_transformer.errors import BadRecipe
+from chronicle.resume.warming import warmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +61,7 @@ def with_rewarms(factor: Callable[[int], float],
                  rewarms: Callable[[], Sequence[tuple[int, int]]]) -> Callable[[int], float]:
     """Return `factor` with a linear warm-up over each (first step, number of steps) that `rewarms()` lists."""
 
-    def warmed(step: int) -> float:
-        value = factor(step)
-        for first, count in reversed(rewarms()):
-            if first <= step < first + count:
-                return value * (step - first + 1) / count  # the newest counts: one that began before it is given up
-        return value
-
-    return warmed
+    return lambda step: float(warmed(factor(step), step, rewarms()))
 
 
 def with_plateaus(factor: Callable[[int], float], decays: Callable[[], Sequence[int]],

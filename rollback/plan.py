@@ -85,10 +85,11 @@ class Plan:
 
     @property
     def changes_anything(self) -> bool:
-        """Whether a byte or a name on disk would differ afterwards."""
+        """Whether a byte or a name on disk would differ afterwards, or what the next launch is asked for."""
         moved = self.source != str(PurePath(self.root) / self.entry)
         changed = self.edits or self.config_edits or self.copies or self.abandon
-        return bool(changed or moved or any(p.before != p.after for p in self.pointers))
+        asked = self.request.asks_next_launch
+        return bool(changed or moved or asked or any(p.before != p.after for p in self.pointers))
 
     def contract(self, rollback: str) -> dict[str, Any]:
         """What the next launch must find in memory before its first step (read by the guard)."""

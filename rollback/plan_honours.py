@@ -1,4 +1,4 @@
-"""`--warmup`, `--skip-batches`, `--reshuffle`: the trainer carries them out, so it has to have said that it does. Pure."""
+"""`--warmup`, `--skip-batches`, `--reshuffle`: guard or script carry them out, and have to have said that they can. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def refuse_unhonoured(request: RollbackRequest, honours: frozenset[str], format_
     for name, (option, value) in asked.items():
         if value and name not in honours:
             raise PlanRefused(
-                f"{option} is carried out by the trainer, and the one that saved this checkpoint has not said that it does",
-                remedy=f"{own_option(name, format_name)}; or have the trainer read the contract and say so: "
+                f"{option} is carried out by the trainer or its guard, and the run that saved this checkpoint has not said "
+                "that it can",
+                remedy=f"{own_option(name, format_name)}; or let the script carry it out and say so: "
                 f'`chronicle.guard(…, honours=("{name}",))`',
             )
 

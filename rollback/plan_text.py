@@ -126,11 +126,11 @@ def _lrs(row: Sequence[float]) -> str:
 def _data(plan: Plan) -> Iterator[str]:
     request = plan.request
     if request.warmup_steps:
-        yield f"LR warms up again over {request.warmup_steps} steps (carried out by the trainer)"
+        yield f"LR warms up again over {request.warmup_steps} steps (carried out by the next launch)"
     if request.skip_batches:
-        yield f"{request.skip_batches} batches after the checkpoint are skipped (carried out by the trainer)"
+        yield f"{request.skip_batches} batches after the checkpoint are skipped (carried out by the next launch)"
     if request.reshuffle:
-        yield "data after the checkpoint comes in another order (carried out by the trainer)"
+        yield "data after the checkpoint comes in another order (carried out by the next launch)"
 
 
 def _cost(plan: Plan) -> str:

@@ -44,6 +44,11 @@ class RollbackRequest:
         if self.warmup_steps < 0 or self.skip_batches < 0:
             raise PlanRefused("--warmup and --skip-batches count steps and batches: expected 0 or more")
 
+    @property
+    def asks_next_launch(self) -> bool:
+        """Whether something is asked that stands in the contract alone."""
+        return bool(self.warmup_steps or self.skip_batches or self.reshuffle or self.accept_change)
+
     def to_json(self) -> dict[str, Any]:
         record = asdict(self)
         return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change)}

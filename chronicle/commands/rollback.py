@@ -54,7 +54,7 @@ def rollback(
     ] = None,
     keep_later: Annotated[bool, typer.Option("--keep-later", help="Leave later checkpoints where they are.")] = False,
     warmup: Annotated[int, typer.Option("--warmup", help="Warm the LR up again over N steps.", metavar="N")] = 0,
-    skip_batches: Annotated[int, typer.Option("--skip-batches", help="Skip N batches of data.", metavar="N")] = 0,
+    skip_batches: Annotated[int, typer.Option("--skip-batches", help="Leave out the data of N steps.", metavar="N")] = 0,
     reshuffle: Annotated[bool, typer.Option("--reshuffle", help="Continue in another data order.")] = False,
     accept_change: Annotated[
         list[str] | None,

@@ -91,6 +91,9 @@ def observe_accelerator(accelerator: Any) -> LiveState:
         objects=_own_objects(accelerator),
         topology=_topology(accelerator, engines),
         step=int(engines[0].global_steps) if engines else None,
+        steppers=tuple(engine.optimizer for engine in engines) if engines else None,
+        loaders=tuple(accelerator._dataloaders),
+        reading=accelerator.gradient_state.active_dataloader,
     )
 
 
@@ -193,6 +196,7 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
         for model in accelerator._models:
             if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
                 hook_engine_steps(session, model)
+        session.prepared()
         return prepared
 
     return prepare

@@ -71,6 +71,7 @@ class Expectation:
     memory: Memory | None = None
     contract: Contract | None = None
     accepted: Mapping[str, str] = field(default_factory=dict)  # topology key (or check name) -> reason
+    by_script: tuple[str, ...] = ()  # of the contract, what the script itself carries out
 
     def accepts(self, name: str) -> bool:
         """Whether a person accepted that this differs: by its own name, or by a reason for all of the topology."""
@@ -78,8 +79,8 @@ class Expectation:
 
     @property
     def warms_up(self) -> bool:
-        """Whether the rollback asked the trainer to warm the LR up again."""
-        return self.contract is not None and self.contract.warmup_steps > 0
+        """Whether the script itself sets lower LRs, because the rollback asked for a warm-up."""
+        return self.contract is not None and self.contract.warmup_steps > 0 and "warmup" in self.by_script
 
     def next_lrs(self) -> tuple[tuple[float, ...], ...] | None:
         """The LRs of the coming steps: the contract's, else those of the manifest where they begin with the promised LR."""

@@ -49,6 +49,7 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
             "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
         },
         step=int(engine.global_steps),
+        steppers=(optimizer,) if hasattr(optimizer, "param_groups") else (),
     )
 
 

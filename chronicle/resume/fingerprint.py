@@ -40,6 +40,14 @@ class LiveState:
     step: int | None = None  # when the framework or the trainer counts optimizer steps itself
     data: Any = None
     rank: int = 0
+    steppers: Sequence[Any] | None = None  # what is stepped once an optimizer step; None: the optimizers themselves
+    loaders: Sequence[Any] = ()  # data loaders whose order the guard may change
+    reading: Any = None  # the loader that is being iterated
+
+    @property
+    def stepping(self) -> Sequence[Any]:
+        """The objects whose `step` is one optimizer step."""
+        return self.optimizers if self.steppers is None else self.steppers
 
 
 def fingerprint_memory(

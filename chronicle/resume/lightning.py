@@ -16,7 +16,7 @@ from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler
 from chronicle.resume.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory
-from chronicle.resume.optimizers import collect_optimizers
+from chronicle.resume.optimizers import collect_optimizers, steppers_of
 from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
 from chronicle.resume.step_log import StepLog
@@ -27,11 +27,14 @@ __all__ = ["ChronicleCallback", "callbacks_factory"]
 class ChronicleCallback(Callback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
+    key = "ChronicleCallback"
+
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._trainer: Any = None
         self._session: GuardSession | None = None
         self._log = StepLog()
+        self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
         self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
 
     @property
@@ -41,8 +44,8 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
 
     @property
     def state_key(self) -> str:
-        """The name under which memory lies in a checkpoint's `callbacks`."""
-        return "ChronicleCallback"
+        """The name under which memory lies in a checkpoint's `callbacks`; Lightning wants it unique in a Trainer."""
+        return self.key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Only the first of several (one given, one from the entry point) does the work, and only for training."""
@@ -70,16 +73,18 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         if session is None or session.off:
             return {}
         memory = session.describe()
+        self._honours = memory.honours
         own = memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
         if session.ranks.rank == 0:
             memory = replace(memory, ranks=session.sealer.collect_soon(prefix, own))
         return {"memory": memory.to_json()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep what the checkpoint says until everything else is loaded."""
-        record = state_dict.get("memory")
-        self._found = Memory.from_json(record) if isinstance(record, Mapping) else None
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Keep what the checkpoint says until everything else is loaded, whichever callback wrote it."""
+        states = checkpoint.get("callbacks") or {}
+        records = [states[key]["memory"] for key in (ChronicleCallback.key, EnteredCallback.key) if states.get(key)]
+        self._found = Memory.from_json(records[0]) if records and isinstance(records[0], Mapping) else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Model, loops, optimizers and schedulers are restored: compare."""
@@ -94,13 +99,14 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         if self._session is not None and trainer.is_global_zero:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
-            self._log.write(trainer.global_step, {"loss": loss, "lr": lr})
+            used = self._session.carrying.used_lr
+            self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
 
     def _tell_saved(self, path: Path) -> None:
         session = self._session
         if session is not None and not session.off:
-            step, honours = int(self._trainer.global_step), session.options.honours
-            session.sealer.seal_file(path.absolute(), step=step, honours=honours)
+            step = int(self._trainer.global_step)
+            session.sealer.seal_file(path.absolute(), step=step, honours=self._honours)
             session.batches.after_save(str(path.absolute()))
 
     def _observe(self) -> LiveState:
@@ -118,6 +124,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
             },
             step=int(trainer.global_step),
+            steppers=steppers_of(trainer.optimizers),
         )
 
 
@@ -127,8 +134,14 @@ def _bind(config: Any) -> BoundScheduler:
     return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0, where=f"each {config.interval}")
 
 
+class EnteredCallback(ChronicleCallback):
+    """The one from the entry point: a script may have its own beside it."""
+
+    key = "ChronicleCallback.entered"
+
+
 def callbacks_factory() -> list[Callback]:
     """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer is guarded."""
     if os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN"):
-        return [ChronicleCallback()]
+        return [EnteredCallback()]
     return []

@@ -37,13 +37,19 @@ def logged_row(step: int, values: Mapping[str, float]) -> Row | None:
     return (step, row) if row else None
 
 
-def check_log(before: Sequence[Row], after: Sequence[Row], *, resume_step: int, lr_ratio: float = 1.0) -> list[Check]:
-    """Failed checks only. `before`: rows up to the checkpoint; `after`: the new launch's rows; `lr_ratio`: the rollback's."""
+def check_log(
+    before: Sequence[Row], after: Sequence[Row], *, resume_step: int, lr_ratio: float = 1.0, warm_until: int = 0
+) -> list[Check]:
+    """Failed checks only. `before`: rows up to the checkpoint; `after`: the new launch's rows; `lr_ratio`: the rollback's.
+
+    A warm-up that the rollback asked for, to step `warm_until`, is a low LR that rises: there the LR is not judged.
+    """
     earlier = [row for row in before if row[0] <= resume_step][-NUM_BEFORE:]
     later = list(after)[:NUM_AFTER]
     if not later:
         return []
-    checks = [*_step(later, resume_step), *_lr(earlier, later, lr_ratio)]
+    warm = [row for row in later if row[0] > warm_until]
+    checks = [*_step(later, resume_step), *_lr(earlier, warm, lr_ratio)]
     return checks + _loss(earlier, later)
 
 

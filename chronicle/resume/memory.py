@@ -5,10 +5,10 @@ manifest, a framework that has no such thing. Absent is not compared; that is sa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Group", "Memory", "RankDigest", "Scheduler"]
+__all__ = ["Carried", "Group", "Memory", "RankDigest", "Scheduler"]
 
 MEMORY_VERSION = 1
 
@@ -41,6 +41,18 @@ class Scheduler:
     further: tuple[
         tuple[float, ...], ...
     ] = ()  # its functions of the step, at steps further on (`forecast.far_points`)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What the guard carries out for one rollback, from optimizer step `step` on."""
+
+    rollback: str
+    step: int
+    warmup: int = 0  # steps
+    skip: int = 0  # batches of the loader
+    reshuffle: bool = False
+    accumulation: int = 1  # batches of the loader an optimizer step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +110,9 @@ class Memory:
     frozen: str = ""  # how many parameters take no gradient, and which
     training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
-    honours: tuple[str, ...] = ()  # of a rollback's contract, what the trainer said that it carries out
+    honours: tuple[str, ...] = ()  # of a rollback's contract, what this run carries out: its script, or the guard
+    carried: tuple[Carried, ...] = ()  # what the guard has begun to carry out, oldest first
+    loader: int | None = None  # which of its loaders the training reads from
     ranks: tuple[RankDigest, ...] = ()
 
     def of_rank(self, rank: int) -> RankDigest | None:
@@ -128,6 +142,8 @@ class Memory:
             "ranks": [digest.to_json() for digest in self.ranks],
             "data": self.data,
             "honours": list(self.honours),
+            "carried": [asdict(one) for one in self.carried],
+            "loader": self.loader,
         }
 
     @classmethod
@@ -153,8 +169,21 @@ class Memory:
             training=None if modes is None else tuple(bool(mode) for mode in modes),
             data=record.get("data"),
             honours=tuple(str(name) for name in record.get("honours") or ()),
+            carried=tuple(_parse_carried(one) for one in record.get("carried") or ()),
+            loader=record.get("loader"),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
         )
+
+
+def _parse_carried(record: Mapping[str, Any]) -> Carried:
+    return Carried(
+        rollback=str(record["rollback"]),
+        step=int(record["step"]),
+        warmup=int(record.get("warmup") or 0),
+        skip=int(record.get("skip") or 0),
+        reshuffle=bool(record.get("reshuffle")),
+        accumulation=int(record.get("accumulation") or 1),
+    )
 
 
 def _group_json(group: Group) -> dict[str, Any]:

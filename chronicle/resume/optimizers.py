@@ -7,7 +7,7 @@ from chronicle.resume.forecast import raw_optimizer
 from chronicle.resume.memory import Group
 from chronicle.resume.tensors import digest, local_part, norm
 
-__all__ = ["collect_optimizers", "describe_group", "groups_of", "moments_of", "optimizer_steps", "order_of"]
+__all__ = ["collect_optimizers", "describe_group", "groups_of", "moments_of", "optimizer_steps", "order_of", "steppers_of"]
 
 MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
 COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
@@ -116,3 +116,14 @@ def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
         raw = raw_optimizer(optimizer)
         seen.setdefault(id(raw), raw)
     return tuple(seen.values())
+
+
+def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
+    """Those whose `step` is one optimizer step; none under a DeepSpeed optimizer, which steps the one inside by groups."""
+    found = tuple(optimizers)
+    for thing in found:
+        for _ in range(5):
+            if type(thing).__module__.startswith("deepspeed.runtime"):
+                return ()
+            thing = getattr(thing, "optimizer", None)
+    return collect_optimizers(found)

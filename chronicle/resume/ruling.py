@@ -6,12 +6,13 @@ failed check like any other.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.resume.contract import Expectation
+from chronicle.resume.memory import Carried
 from chronicle.resume.options import Mode, Options
 from chronicle.resume.ranks import Ranks
 from chronicle.resume.refusal import Check, ResumeRefused, failed, format_table
@@ -29,6 +30,7 @@ class Beginning:
     loaded_from: Path | None = None  # the checkpoint
     state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
     start_step: int | None = None  # optimizer steps completed when the first step of this launch began
+    carried: tuple[Carried, ...] = ()  # of rollbacks, what the guard carries out in this launch
 
 
 class Ruling:
@@ -89,6 +91,8 @@ class Ruling:
             data["accepted"] = dict(expectation.accepted)
         if self._options.fresh_start:
             data["fresh_start"] = True
+        if self._begun.carried:
+            data["carried"] = [asdict(one) for one in self._begun.carried]
         step = self._begun.start_step
         if step is None and expectation and expectation.memory:
             step = expectation.memory.step

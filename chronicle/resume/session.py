@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.resume.carrying import Carrying
 from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
 from chronicle.resume.data_watch import DataWatch
@@ -73,6 +74,7 @@ class GuardSession:
             self.options, self.story, self.sealer, self.begun, lambda: self.step, self._before_first_batch
         )
         self.batches = self.data.batches
+        self.carrying = Carrying(self.options.honours)
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
@@ -125,11 +127,13 @@ class GuardSession:
 
     def describe(self) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone."""
-        memory = fingerprint_memory(self._live(), lr_source=self._witness.source, recent_lrs=tuple(self._recent))
+        self.carrying.put_back()
+        live = self._live()
+        memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
-        return replace(memory, step=step, training=self._modes, honours=self.options.honours)
+        return self.carrying.add_to(replace(memory, step=step, training=self._modes), live)
 
     # ---- at load -------------------------------------------------------------------------------------------------
 
@@ -199,6 +203,7 @@ class GuardSession:
             objects_before=self._objects_before,
         )
         self.data.loaded(live.data)
+        self.carrying.loaded(self.begun.expectation, live)
         return check_memory(expectation, found, rank=live.rank)
 
     def _before_first_batch(self) -> None:
@@ -217,6 +222,12 @@ class GuardSession:
         contract, step = self._contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.begun.expectation = self._expectation(memory, bound)
+        self.carrying.loaded(self.begun.expectation, self._observe())
+
+    def prepared(self) -> None:
+        """The framework has new objects, maybe the loader that a rollback wants changed."""
+        if not self.off:
+            self.carrying.move_data(self._observe())
 
     # ---- the first step, and the fifty after it --------------------------------------------------------------------
 
@@ -259,6 +270,9 @@ class GuardSession:
     def _first_step(self, optimizer: Any) -> None:
         if self.off:
             self.ruling.record("off", (), "before the first step")
+            if (contract := self._contract()) is not None and (contract.warmup_steps or contract.moves_data):
+                asked = f"what rollback {contract.rollback} asked of warm-up and data is not carried out by it"
+                self.story.say("off", f"switched off: {asked}")
             return
         first_batches = self.data.gather_first()
         checks = guarded(lambda: self._check_first_step(optimizer, first_batches))
@@ -280,6 +294,8 @@ class GuardSession:
             checks += check_ranks(self._asked_ranks, self.ranks.world_size)
         if self.begun.loaded_from is None:
             checks += self._check_unseen_load(found)
+        checks += self.carrying.first_step(self.begun.expectation, live, self.begun.start_step)
+        self.begun.carried = self.carrying.carried
         if self.begun.expectation is None:
             return checks
         checks += check_memory(self.begun.expectation, found, rank=live.rank, at_first_step=True)
@@ -313,6 +329,7 @@ class GuardSession:
             is_main = self.ranks.rank == 0
             return check_fresh_start(found, history, pending) if is_main and not self.begun.state_loaded else []
         self.begun.loaded_from, self.begun.expectation = root, self._expect(root, memory, contract)
+        self.carrying.loaded(self.begun.expectation, self._observe())
         return [*check_files(root), *check_contract(contract, root, history)] if self.ranks.rank == 0 else []
 
     def _check_newest(self) -> list[Check]:
@@ -352,4 +369,5 @@ class GuardSession:
     def _expectation(self, memory: Memory | None, bound: Contract | None) -> Expectation:
         basis = "contract" if bound else ("manifest" if memory else "none")
         accepted = accepted_changes(bound, self.options.accept_change)
-        return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted)
+        honours = self.options.honours
+        return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted, by_script=honours)

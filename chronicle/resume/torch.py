@@ -5,7 +5,7 @@ load), so it lies in whatever file the script writes. Seen through torch's own h
 `load_state_dict` = a resume, the step hook = the first step. Generators are not compared: the script may not save them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +32,33 @@ def attach(
     data_state: Callable[[], Any] | None = None,
     step: Callable[[], int | None] | None = None,
     same_data: bool = False,
+    honours: Sequence[str] = (),
     fresh_start: bool = False,
     accept_change: Mapping[str, str] | None = None,
+    data: Any = None,
+    accumulation: int | None = None,
     averages: Mapping[str, Any] | None = None,
     scaler: Any = None,
     mode: str = "enforce",
 ) -> "AttachedRun":
     """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name.
 
-    `model`, `optimizer`, `scheduler` may be single objects or sequences of them. Other arguments as for `guard`.
+    `model`, `optimizer`, `scheduler` may be single objects or sequences of them. `data`: the DataLoader that is trained
+    from, so that `chronicle rollback --skip-batches` can be carried out, `accumulation` of its batches an optimizer step.
+    Other arguments as for `guard`.
     """
     options = Options(
         run_dir=run,
         data_state=data_state,
         step=step,
         same_data=same_data,
+        honours=tuple(honours),
         fresh_start=fresh_start,
         accept_change=dict(accept_change or {}),
         mode=Mode(mode),
     )
-    return AttachedRun(_many(model), _many(optimizer), _many(scheduler), dict(averages or {}), scaler, options)
+    kept = dict(averages or {})
+    return AttachedRun(_many(model), _many(optimizer), _many(scheduler), kept, scaler, options, data, accumulation)
 
 
 class AttachedRun:
@@ -65,7 +72,10 @@ class AttachedRun:
         averages: Mapping[str, Any],
         scaler: Any,
         options: Options,
+        data: Any = None,
+        accumulation: int | None = None,
     ) -> None:
+        self._data, self._accumulation = data, accumulation
         self._models, self._schedulers = models, schedulers
         self._optimizers = collect_optimizers(optimizers)
         self._averages, self._scaler = averages, scaler
@@ -89,9 +99,9 @@ class AttachedRun:
 
     def log(self, **values: Any) -> None:
         """One line in the launch's per-step log; the step is the guard's own count."""
-        step = self.session.step
+        step, used = self.session.step, self.session.carrying.used_lr
         if step is not None:
-            self._log.write(step, values)
+            self._log.write(step, values if used is None or "lr" not in values else {**values, "lr": used})
 
     def _on_save(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         session = self.session
@@ -100,7 +110,8 @@ class AttachedRun:
         memory = session.describe()
         if session.waits_for_first_step:
             return {**state, KEY: memory.to_json()}  # to be filled by a load: nothing has been trained yet
-        session.story.write("guard.saved", step=memory.step, title="state taken", data={"step": memory.step})
+        taken = {"step": memory.step, **({"honours": list(memory.honours)} if memory.honours else {})}
+        session.story.write("guard.saved", step=memory.step, title="state taken", data=taken)
         session.batches.after_save(f"step {memory.step}")
         return {**state, KEY: memory.to_json()}
 
@@ -120,7 +131,10 @@ class AttachedRun:
             topology={
                 "world_size": self.session.ranks.world_size,
                 "dtype": str(next(self._models[0].parameters()).dtype).removeprefix("torch."),
+                **({} if self._accumulation is None else {"accumulation": self._accumulation}),
             },
+            loaders=() if self._data is None else (self._data,),
+            reading=self._data,
         )
 
 

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.forecast import BoundScheduler, raw_scheduler
 from chronicle.resume.hooks import hook_optimizer_steps
-from chronicle.resume.optimizers import collect_optimizers
+from chronicle.resume.optimizers import collect_optimizers, steppers_of
 from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
 from chronicle.resume.step_log import StepLog
@@ -69,7 +69,10 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
         """One line in the launch's per-step log."""
         if state.is_world_process_zero:
-            self._log.write(state.global_step, {RENAMED.get(k, k): v for k, v in (logs or {}).items()})
+            values = {RENAMED.get(k, k): v for k, v in (logs or {}).items()}
+            if "lr" in values and (used := self.session.carrying.used_lr) is not None:
+                values["lr"] = used
+            self._log.write(state.global_step, values)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Manifests are complete before `train()` returns."""
@@ -79,6 +82,8 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         args, state = self._parts["args"], self._parts["state"]
         scheduler = raw_scheduler(self._parts.get("lr_scheduler"))
         optimizer, model = self._parts.get("optimizer"), self._parts.get("model")
+        # told to forget where it was, the Trainer has no place in the data from which something could be left out
+        loader = None if args.ignore_data_skip else self._parts.get("train_dataloader")
         topology = {
             "world_size": int(args.world_size),
             "accumulation": int(args.gradient_accumulation_steps),
@@ -91,6 +96,9 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             schedulers=(BoundScheduler(scheduler=scheduler, where="Trainer"),) if scheduler is not None else (),
             topology=topology,
             step=int(state.global_step),
+            steppers=() if optimizer is None else steppers_of((optimizer,)),
+            loaders=() if loader is None else (loader,),
+            reading=loader,
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal import compute_lineage
+from chronicle.journal import Entry, compute_lineage
 from chronicle.rollbacks.ground import Ground
 from chronicle.rollbacks.history import with_launches
 from chronicle.rollbacks.trainer_config import find_deepspeed_config
@@ -84,7 +84,7 @@ def make_plan(
         has_manifest=manifest is not None,
         pointers=_read_pointers(ground.root),
         links={path.name: os.readlink(path) for path in ground.root.iterdir() if path.is_symlink()},
-        honours=_honoured(memory),
+        honours=_honoured(chosen, memory, ground.journal.entries),
         config=config,
         newest_copies=list_newest_copies(ground.root) if chosen.single_file else (),
         cost=_cost(request.step, ground),
@@ -162,10 +162,18 @@ def _read_pointers(root: Path) -> dict[str, str]:
     return {name: text for name, text in said.items() if text is not None}
 
 
-def _honoured(memory: Any) -> frozenset[str]:
-    """What the trainer that saved the checkpoint has said that it carries out; nothing is concluded from anything else."""
+def _honoured(chosen: Checkpoint, memory: Any, entries: Sequence[Entry]) -> frozenset[str]:
+    """What the run said, when it saved the checkpoint, that it carries out; nothing is concluded from anything else.
+
+    In the manifest; of a checkpoint that is one file, in the journal, by its name or, where nobody told that, its step.
+    """
     said = memory.get("honours") if isinstance(memory, dict) else None
-    return frozenset(said) & frozenset(HONOURED) if isinstance(said, list) else frozenset()
+    if chosen.single_file:
+        saves = [entry for entry in entries if entry.kind in ("checkpoint", "guard.saved") and entry.step == chosen.step]
+        named = [entry for entry in saves if Path(str(entry.data.get("path") or "")).name == chosen.path.name]
+        found = named or [entry for entry in saves if entry.kind == "guard.saved"]
+        said = found[-1].data.get("honours") if found else None
+    return frozenset(map(str, said)) & frozenset(HONOURED) if isinstance(said, list) else frozenset()
 
 
 def _cost(step: int, ground: Ground) -> Cost:

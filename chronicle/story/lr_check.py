@@ -4,8 +4,10 @@ Two launches that both logged a step on the same schedule must differ by exactly
 scheduler, no framework and no checkpoint; where no step was logged twice, nothing is claimed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chronicle.journal import Entry
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story
 from chronicle.story.launches import LaunchStory
@@ -40,7 +42,8 @@ def check_lr(story: Story, paths: RunPaths) -> LrCheck:
         other = earlier.lr
         if other is None or other.factor is None or should is None or not _shares_steps(launch, earlier):
             continue
-        check = _compare(launch, earlier, should / other.factor, paths)
+        first = max(launch.span.start_step, _warm_until(story.entries, launch.span.start_step)) + 1
+        check = _compare(launch, earlier, should / other.factor, paths, first)
         if check is not None:
             return check
     return LrCheck()
@@ -51,8 +54,17 @@ def _shares_steps(launch: LaunchStory, earlier: LaunchStory) -> bool:
     return (earlier.span.start_step or 0) < first + LOOKED_AT and (earlier.span.last_step or 0) >= first
 
 
-def _compare(launch: LaunchStory, earlier: LaunchStory, ratio: float, paths: RunPaths) -> LrCheck | None:
-    first, last = (launch.span.start_step or 0) + 1, min(launch.span.last_step or 0, earlier.span.last_step or 0)
+def _warm_until(entries: Sequence[Entry], start: int) -> int:
+    """The last step of a warm-up that a rollback asked for and that a launch starting here is in; 0 without one."""
+    asked = [(e.step, e.data.get("warmup_steps")) for e in entries if e.kind == "rollback.receipt" and e.step is not None]
+    ends = [step + count for step, count in asked if isinstance(count, int) and step <= start < step + count]
+    return max(ends, default=0)
+
+
+def _compare(
+    launch: LaunchStory, earlier: LaunchStory, ratio: float, paths: RunPaths, first: int
+) -> LrCheck | None:
+    last = min(launch.span.last_step or 0, earlier.span.last_step or 0)
     step = min(last, first + LOOKED_AT)
     mine, theirs = _lrs(paths, launch.number, first, step), _lrs(paths, earlier.number, first, step)
     shared = sorted(set(mine) & set(theirs))

@@ -151,8 +151,8 @@ def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple
 
 
 def _honoured(entries: Sequence[Entry]) -> frozenset[str]:
-    """What the trainer said with its last checkpoint that it carries out of a rollback's contract."""
-    saved = [entry for entry in entries if entry.kind == "checkpoint"]
+    """What the run said with its last checkpoint that it carries out of a rollback's contract."""
+    saved = [entry for entry in entries if entry.kind in ("checkpoint", "guard.saved")]
     said = saved[-1].data.get("honours") if saved else None
     return frozenset(map(str, said)) if isinstance(said, list) else frozenset()
 

@@ -19,7 +19,7 @@ from chronicle.watch.advice import Adviser
 from chronicle.watch.hooks import Hooks
 from chronicle.watch.incidents import IncidentLog
 from chronicle.watch.past import kept_before, last_rows, read_past
-from chronicle.watch.promise import LrPromise, lr_ratio_of, read_promise
+from chronicle.watch.promise import LrPromise, lr_ratio_of, read_promise, warm_until
 from chronicle.watch.restart import LiveRestart
 from chronicle.watch.snapshots import SnapshotKeeper, load_snapshot
 from chronicle.watch.tail import Tail
@@ -116,6 +116,7 @@ class LiveWatch:
             last_rows(self.paths, kept, told if told is not None else first_step - 1),
             max((interval.last for interval in kept), default=0), first_step, resume_step=told,
             lr_ratio=lr_ratio_of(self.paths.contract_path, first_step),
+            warm_until=warm_until(self.paths.contract_path, first_step),
         )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1

@@ -23,12 +23,13 @@ class RestartCheck:
     """One restart: feed its rows, get what trips; `passed` when fifty have gone by and nothing did."""
 
     def __init__(
-        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float
+        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
+        warm_until: int = 0,
     ) -> None:
         """`before`: rows the launch continues; `head`: the last step that was reached, which may lie after them."""
         self._before = tuple(before)
         self._head = head
-        self._first, self._told, self._lr_ratio = first_step, resume_step, lr_ratio
+        self._first, self._told, self._lr_ratio, self._warm_until = first_step, resume_step, lr_ratio, warm_until
         self._rows: list[Row] = []
         self.failed: list[Check] = []
 
@@ -57,7 +58,9 @@ class RestartCheck:
         if len(self._rows) < LEAST_TO_JUDGE:
             return []
         known = {check.name for check in self.failed}
-        found = check_log(self._before, self._rows, resume_step=self.resume_step, lr_ratio=self._lr_ratio)
+        found = check_log(
+            self._before, self._rows, resume_step=self.resume_step, lr_ratio=self._lr_ratio, warm_until=self._warm_until
+        )
         fresh = [check for check in found if check.name not in known]
         self.failed += fresh
         return fresh
@@ -126,14 +129,17 @@ class LiveRestart:
         self._origin = ""
 
     def begin(
-        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float
+        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
+        warm_until: int = 0,
     ) -> None:
         """The launch's first point has come; a launch that continues nothing is no restart.
 
         `resume_step`: what the guard said, None where no guard spoke.
         """
         if before:
-            self._check = RestartCheck(before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio)
+            self._check = RestartCheck(
+                before, head, first_step, resume_step=resume_step, lr_ratio=lr_ratio, warm_until=warm_until
+            )
             self._origin = "log" if resume_step is None else "guard"
 
     def feed(self, point: Point) -> None:

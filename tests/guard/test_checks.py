@@ -172,10 +172,19 @@ def test_contract_alone_is_enough_for_a_checkpoint_without_manifest() -> None:
 
 
 def test_warm_up_of_a_contract_may_start_low_but_not_high() -> None:
-    expected = Expectation(basis="contract", memory=SAVED, contract=replace(HALF, warmup_steps=100))
+    warm = replace(HALF, warmup_steps=100)
+    expected = Expectation(basis="contract", memory=SAVED, contract=warm, by_script=("warmup",))
     low = replace(halved(SAVED), groups=(replace(halved(SAVED).groups[0], lr=1e-5),), next_lrs=None)
     assert failures(low, expected, at_first_step=True) == {}
     assert "learning rate of the warm-up" in failures(SAVED, expected, at_first_step=True)
+
+
+def test_a_warm_up_that_the_guard_carries_out_excuses_no_low_lr() -> None:
+    """The guard lowers the LR inside the step alone: memory must hold what the rollback promised."""
+    expected = Expectation(basis="contract", memory=SAVED, contract=replace(HALF, warmup_steps=100))
+    low = replace(halved(SAVED), groups=(replace(halved(SAVED).groups[0], lr=1e-5),), next_lrs=None)
+    assert failures(halved(SAVED), expected, at_first_step=True) == {}
+    assert "learning rate per group" in failures(low, expected, at_first_step=True)
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=30))

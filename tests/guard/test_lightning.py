@@ -14,7 +14,7 @@ from benchmarks.planted_bugs.causes_accelerate import reseal_file
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.lightning import ChronicleCallback, callbacks_factory
+from chronicle.resume.lightning import ChronicleCallback, EnteredCallback, callbacks_factory
 
 
 class Regression(pl.LightningModule):
@@ -50,7 +50,8 @@ def fit(
     torch.manual_seed(0)
     module = module or Regression()
     data = torch.utils.data.TensorDataset(torch.randn(64, 4))
-    callbacks = [callback or ChronicleCallback(run_dir)] if run_dir is not None else []
+    given = callback if isinstance(callback, list) else [callback or ChronicleCallback(run_dir)]
+    callbacks = given if run_dir is not None else []
     trainer = pl.Trainer(
         max_steps=max_steps,
         accelerator="cpu",
@@ -141,4 +142,14 @@ def test_factory_guards_every_trainer_under_chronicle_run_and_none_outside(
 ) -> None:
     assert callbacks_factory() == []
     monkeypatch.setenv("CHRONICLE_RUN_DIR", str(run_dir))
-    assert [type(callback) for callback in callbacks_factory()] == [ChronicleCallback]
+    assert [type(callback) for callback in callbacks_factory()] == [EnteredCallback]
+
+
+def test_own_callback_beside_the_one_of_the_entry_point(tmp_path: Path, run_dir: Path) -> None:
+    """As under `chronicle run`: Lightning wants the two told apart, one guards, and either reads what the other wrote."""
+    trainer = fit(tmp_path, run_dir, max_steps=6, callback=[EnteredCallback(run_dir)])
+    trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    trainer.callbacks[0].session.sealer.finish()
+    both = [ChronicleCallback(run_dir), EnteredCallback(run_dir)]
+    fit(tmp_path, run_dir, max_steps=8, ckpt_path=tmp_path / "step=6.ckpt", callback=both)
+    assert [(v["verdict"], v["basis"]) for v in verdicts(run_dir)] == [("passed", "fresh"), ("passed", "manifest")]
