@@ -23,13 +23,16 @@ class Format(StrEnum):
     """What can be written."""
 
     CSV = "csv"
-    JSON = "jsonl"
+    JSON = "json"
+    JSONL = "jsonl"
     PARQUET = "parquet"
     TENSORBOARD = "tensorboard"
 
 
 def export(
-    format_name: Annotated[Format, typer.Option("--format", "-f", help="What to write.")] = Format.CSV,
+    format_name: Annotated[
+        Format, typer.Option("--format", "-f", help="What to write; json is one array of rows, jsonl a row a line.")
+    ] = Format.CSV,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for TensorBoard [stdout].")] = None,
     every: Annotated[bool, typer.Option("--all", help="Abandoned steps too, marked `kept` 0.")] = False,
     run: RunOption = None,
@@ -57,7 +60,7 @@ def export(
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
     from chronicle.exports.canonical import canonical_rows, channel_names
-    from chronicle.exports.tables import write_csv, write_jsonl, write_parquet
+    from chronicle.exports.tables import write_csv, write_json, write_jsonl, write_parquet
 
     channels = channel_names(canonical_rows(paths, story.lineage, abandoned=every))
     rows = canonical_rows(paths, story.lineage, abandoned=every)
@@ -65,7 +68,8 @@ def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, eve
         assert out is not None
         return write_parquet(rows, channels, out), ""
     text = io.StringIO()
-    count = (write_csv if name is Format.CSV else write_jsonl)(rows, channels, text)
+    write = {Format.CSV: write_csv, Format.JSON: write_json, Format.JSONL: write_jsonl}[name]
+    count = write(rows, channels, text)
     if out is not None:
         write_page(out, text.getvalue())
     return count, text.getvalue()

@@ -1,4 +1,4 @@
-"""CSV, JSON lines and Parquet of rows. An empty cell is "not recorded"; NaN and infinities are words, as everywhere."""
+"""CSV, JSON, JSON lines and Parquet of rows. An empty cell is "not recorded"; NaN and infinities are words, as everywhere."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from chronicle.errors import ChronicleError
 from chronicle.exports.canonical import Row
 
-__all__ = ["write_csv", "write_jsonl", "write_parquet"]
+__all__ = ["write_csv", "write_json", "write_jsonl", "write_parquet"]
 
 LEADING = ("step", "launch", "time", "kept")
 PARQUET_ROWS = 1 << 16
@@ -32,13 +32,27 @@ def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> i
     """One object a row, like `metrics.jsonl` with `launch` and `kept`."""
     count = 0
     for row in rows:
-        record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
-        if row.time is not None:
-            record["t"] = row.time
-        record |= {name: _json(row.values[name]) for name in channels if name in row.values}
-        file.write(json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n")
+        file.write(_object(row, channels) + "\n")
         count += 1
     return count
+
+
+def write_json(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+    """One array of the objects that `write_jsonl` writes, one a line."""
+    count = 0
+    file.write("[")
+    for count, row in enumerate(rows, start=1):
+        file.write((",\n" if count > 1 else "\n") + _object(row, channels))
+    file.write("\n]\n")
+    return count
+
+
+def _object(row: Row, channels: Sequence[str]) -> str:
+    record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
+    if row.time is not None:
+        record["t"] = row.time
+    record |= {name: _json(row.values[name]) for name in channels if name in row.values}
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
 
 
 def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> int:

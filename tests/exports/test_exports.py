@@ -24,6 +24,7 @@ def test_csv_holds_every_step_of_the_lineage_once(tmp_path: Path, chronicle: Cli
 def test_all_adds_the_abandoned_steps_and_says_so(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     rows = [json.loads(line) for line in chronicle("export", "-f", "jsonl", "--all").out.splitlines()]
+    assert json.loads(chronicle("export", "-f", "json", "--all").out) == rows
     assert len(rows) == 13
     assert [(r["step"], r["loss"]) for r in rows if not r["kept"]] == [(6, 9.4), (7, 9.3), (8, 100.0), (9, 100.0), (10, 100.0)]
 
