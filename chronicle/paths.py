@@ -49,6 +49,11 @@ class RunPaths:
         return self.launch_dir(launch) / "supervisor.log"
 
     @property
+    def observed_dir(self) -> Path:
+        """What foreign loaders yielded, a launch and rank at a time: counts and hashed keys."""
+        return self.run_dir / "observed"
+
+    @property
     def objects_dir(self) -> Path:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"

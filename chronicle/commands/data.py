@@ -70,11 +70,19 @@ def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     """Tell what the lineage read: repeats, skips and re-reads of each restart, and what is still unseen.
 
     Example: chronicle data usage --run demo
+
+    Of a foreign loader under `chronicle.data.observe`: samples, repeats and shares of each launch.
     """
-    from chronicle.data.story import read_readings
+    from chronicle.data.observe import read_accounts
+    from chronicle.data.story import has_plan, read_readings
     from chronicle.data.usage import restart_lines, source_use
 
-    plan, readings = read_readings(settings_from(run, logs).paths)
+    paths = settings_from(run, logs).paths
+    accounts = read_accounts(paths.observed_dir)
+    if accounts and not has_plan(paths):
+        return CommandResult(text="\n".join(account.text() for account in accounts), data={
+            "observed": [{"launch": account.launch, **account.to_json()} for account in accounts]})
+    plan, readings = read_readings(paths)
     restarts, sources = restart_lines(plan, readings), source_use(plan, readings)
     lines = [line.text() for line in restarts] or ["no restart"]
     lines += [f"{use.name}: {use.drawn:,} windows read of {use.num_samples:,} ({use.epochs:.2f} epochs), "

@@ -1,24 +1,33 @@
 """The same accounting for loaders that are not ours: watch what they yield, count repeats and ratios after the fact.
 
-    for sample in observe(loader, directory, key=lambda s: s["__key__"], source=lambda s: s["__url__"].split("/")[-2]):
+    for sample in observe(loader, key=lambda s: s["__key__"], source=lambda s: s["__url__"].split("/")[-2]):
 
-Stock WebDataset reshuffles at every start and knows nothing of what was read before. `observe` appends the hash of every
-key to `<directory>/keys-<launch>.bin` and remembers the share of each source; after a restart it counts what came again
-and raises an alarm while a source's share in the first samples lies outside the band of the launches before (the
-image-to-text dip of seed 003). It passes every sample through unchanged.
+Stock WebDataset reshuffles at every start and knows nothing of what was read before; Hugging Face's iterable datasets lose
+what their shuffle buffer held. `observe` passes every sample through unchanged, appends the hash of its key to
+`keys-<launch>-rank-<r>.bin` and remembers the share of each source. After a restart it counts what came again and raises an
+alarm while a source's share in the first samples lies outside the band of the launches before (the image-to-text dip of seed
+003): one line on stderr and one journal entry, unless `alarm` is given. `chronicle data usage` tells the accounts of a run.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from chronicle.data.errors import DataError
 from chronicle.data.index import key_hash
+from chronicle.journal import JournalWriter
+from chronicle.paths import RunPaths
 
 T = TypeVar("T")
 
@@ -48,40 +57,62 @@ class RatioAlarm:
 class Observation:
     """Counts of one launch; `repeats` came in an earlier launch or earlier in this one."""
 
+    launch: int
     samples: int = 0
     repeats: int = 0
     by_source: Counter[str] = field(default_factory=Counter)
     alarms: list[RatioAlarm] = field(default_factory=list)
 
+    def add(self, counts: Mapping[str, Any]) -> None:
+        """Take in what `to_json` wrote."""
+        self.samples += int(counts["samples"])
+        self.repeats += int(counts["repeats"])
+        self.by_source.update({str(name): int(count) for name, count in counts["by_source"].items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as plain values."""
+        return {"samples": self.samples, "repeats": self.repeats, "by_source": dict(self.by_source)}
+
+    def text(self) -> str:
+        """Return the sentence for the journal and `chronicle data usage`."""
+        shares = ", ".join(f"{name} {count / self.samples:.1%}" for name, count in sorted(self.by_source.items()))
+        return f"launch {self.launch}: {self.samples:,} samples observed, {self.repeats:,} of them read before ({shares})"
+
 
 class Observer:
-    """Keeps the accounts of one launch in a directory that all launches of the run share."""
+    """Keeps the accounts of one rank in one launch, in a directory that all ranks and launches of the run share.
 
-    def __init__(self, directory: Path, *, launch: int = 0, watch_samples: int = 2048,
-                 alarm: Callable[[RatioAlarm], None] | None = None) -> None:
+    A second observer of the same rank and launch (another epoch) goes on counting where the first one ended. Above
+    `most_in_a_set` the keys of this launch join those of the others in a sorted array, eight bytes each.
+    """
+
+    def __init__(self, directory: Path, *, launch: int, rank: int = 0, watch_samples: int = 2048,
+                 most_in_a_set: int = 1_000_000, alarm: Callable[[RatioAlarm], None] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.now = Observation()
-        self._watch, self._alarm = watch_samples, alarm
-        self._summary = directory / f"observed-{launch:04d}.json"
-        self._keys = directory / f"keys-{launch:04d}.bin"
-        self._seen: set[int] = set()
+        self.now = Observation(launch=launch)
+        self._watch, self._alarm, self._most_in_a_set = watch_samples, alarm, most_in_a_set
+        self._summary = directory / f"observed-{launch:04d}-rank-{rank}.json"
+        self._keys = directory / f"keys-{launch:04d}-rank-{rank}.bin"
+        if self._summary.is_file():
+            self.now.add(json.loads(self._summary.read_text(encoding="utf-8")))
         self._before: Counter[str] = Counter()
-        for path in sorted(directory.glob("keys-*.bin")):
-            content = path.read_bytes()
-            self._seen.update(int.from_bytes(content[i:i + 8], "little") for i in range(0, len(content) // 8 * 8, 8))
-        for path in sorted(directory.glob("observed-*.json")):
-            self._before.update(json.loads(path.read_text(encoding="utf-8"))["by_source"])
-        self._pending = bytearray()
+        for account in read_accounts(directory):
+            if account.launch != launch:
+                self._before.update(account.by_source)
+        self._read = np.unique(np.concatenate([_read_keys(path) for path in directory.glob("keys-*.bin")]
+                                              or [np.empty(0, np.uint64)]))
+        self._new: set[int] = set()
+        self._pending: list[int] = []
 
     def take(self, key: str, source: str) -> None:
         """Count one sample."""
         number = key_hash(key)
         self.now.samples += 1
-        self.now.repeats += number in self._seen
-        self._seen.add(number)
+        self.now.repeats += number in self._new or self._was_read(number)
+        self._new.add(number)
         self.now.by_source[source] += 1
-        self._pending += number.to_bytes(8, "little")
-        if len(self._pending) >= 8 * _BUFFER:
+        self._pending.append(number)
+        if len(self._pending) >= _BUFFER:
             self.flush()
         if self.now.samples <= self._watch and self.now.samples % _CHECK_EVERY == 0:
             self._check()
@@ -89,10 +120,18 @@ class Observer:
     def flush(self) -> None:
         """Bring the accounts to disk; called by itself every 512 samples and at the end."""
         with self._keys.open("ab") as stream:
-            stream.write(bytes(self._pending))
+            stream.write(np.array(self._pending, dtype="<u8").tobytes())
         self._pending.clear()
-        summary = {"samples": self.now.samples, "repeats": self.now.repeats, "by_source": dict(self.now.by_source)}
-        self._summary.write_text(json.dumps(summary) + "\n", encoding="utf-8")
+        half = self._summary.with_suffix(".json.tmp")
+        half.write_text(json.dumps(self.now.to_json()) + "\n", encoding="utf-8")
+        half.replace(self._summary)
+        if len(self._new) > self._most_in_a_set:
+            self._read = np.union1d(self._read, np.fromiter(self._new, np.uint64, len(self._new)))
+            self._new.clear()
+
+    def _was_read(self, number: int) -> bool:
+        place = int(np.searchsorted(self._read, np.uint64(number)))
+        return place < len(self._read) and int(self._read[place]) == number
 
     def _check(self) -> None:
         total = sum(self._before.values())
@@ -110,13 +149,64 @@ class Observer:
                     self._alarm(found)
 
 
-def observe(iterable: Iterable[T], directory: str | Path, *, key: Callable[[T], str], source: Callable[[T], str],
-            launch: int = 0, **options: Any) -> Iterator[T]:
-    """Yield every sample of `iterable` unchanged, keeping the accounts in `directory`."""
-    observer = Observer(Path(directory), launch=launch, **options)
+def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: Callable[[T], str],
+            source: Callable[[T], str], launch: int | None = None, rank: int | None = None,
+            environ: Mapping[str, str] = os.environ, **options: Any) -> Iterator[T]:
+    """Yield every sample of `iterable` unchanged, keeping the accounts in `directory`.
+
+    Under `chronicle run` directory, launch and rank are known. Elsewhere name the directory; the launch is one more than the
+    last that this rank left there. Raises DataError where no directory is known.
+    """
+    run = RunPaths(Path(environ["CHRONICLE_RUN_DIR"])) if environ.get("CHRONICLE_RUN_DIR") else None
+    if directory is None:
+        if run is None:
+            raise DataError("observe does not know where to keep its accounts",
+                            "name a directory, or start with `chronicle run`")
+        directory = run.observed_dir
+    place = Path(directory)
+    number = int(environ.get("RANK") or 0) if rank is None else rank
+    if launch is None:
+        launch = int(environ.get("CHRONICLE_LAUNCH") or _next_launch(place, number))
+    options = {"alarm": lambda found: _tell(run, launch, "data.ratio", found.text()), **options}
+    return _pass_through(iterable, Observer(place, launch=launch, rank=number, **options), key, source, run)
+
+
+def read_accounts(directory: Path) -> list[Observation]:
+    """Return what was observed, a launch at a time, all ranks together; nothing where nothing was."""
+    found: dict[int, Observation] = {}
+    for path in sorted(directory.glob("observed-*-rank-*.json")):
+        launch = int(path.name.split("-")[1])
+        found.setdefault(launch, Observation(launch=launch)).add(json.loads(path.read_text(encoding="utf-8")))
+    return [found[launch] for launch in sorted(found)]
+
+
+def _pass_through(iterable: Iterable[T], observer: Observer, key: Callable[[T], str], source: Callable[[T], str],
+                  run: RunPaths | None) -> Iterator[T]:
     try:
         for sample in iterable:
             observer.take(key(sample), source(sample))
             yield sample
     finally:
         observer.flush()
+        if run is not None and observer.now.samples:
+            _journal(run, observer.now.launch, "data.observed", observer.now.text())
+
+
+def _next_launch(directory: Path, rank: int) -> int:
+    return 1 + max((int(path.name.split("-")[1]) for path in directory.glob(f"observed-*-rank-{rank}.json")), default=0)
+
+
+def _tell(run: RunPaths | None, launch: int | None, kind: str, text: str) -> None:
+    print(f"{kind}: {text}", file=sys.stderr)
+    if run is not None:
+        _journal(run, launch, kind, text)
+
+
+def _journal(run: RunPaths, launch: int | None, kind: str, text: str) -> None:
+    with JournalWriter(run) as journal:
+        journal.append(kind, launch=launch, title=text)
+
+
+def _read_keys(path: Path) -> NDArray[np.uint64]:
+    content = path.read_bytes()
+    return np.frombuffer(content[:len(content) // 8 * 8], dtype="<u8").astype(np.uint64)  # a crash may leave half a key

@@ -17,12 +17,17 @@ from chronicle.paths import RunPaths
 KIND = "data.start"
 
 
+def has_plan(paths: RunPaths) -> bool:
+    """Whether some launch told its data plan."""
+    return bool(list(read_journal(paths).of_kind(KIND)))
+
+
 def read_readings(paths: RunPaths) -> tuple[DataPlan, list[Reading]]:
     """Return the plan and what each launch read, oldest first. Raises DataError where no launch told its plan."""
     entries = list(read_journal(paths).of_kind(KIND))
     if not entries:
         raise DataError(f"run `{paths.run}` has no data plan in its journal",
-                        "only launches of bit_transformer and of `chronicle.data` tell theirs")
+                        "launches of bit_transformer and of `chronicle.data` tell theirs, `chronicle.data.observe` others")
     readings = []
     for entry in entries:
         first = int(entry.data["first_step"])

@@ -1,14 +1,18 @@
 """Accounting: what the lineage read, what a restart skipped or read again, and foreign loaders under watch."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chronicle.commands.main import main as chronicle
 from chronicle.data import DataError, DataPlan, RatioAlarm, Segments, SourceSpec, observe
+from chronicle.data.observe import read_accounts
 from chronicle.data.story import read_readings, write_start
 from chronicle.data.usage import Reading, keep_lineage, restart_lines, source_use
+from chronicle.journal import read_journal
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 
@@ -84,8 +88,57 @@ def test_foreign_loader_is_counted_and_passed_through(tmp_path: Path) -> None:
     assert _watch(_samples(first, 0.3), tmp_path, 1, alarms) == 2000
     assert _watch(_samples(second, 0.3), tmp_path, 2, alarms) == 2000
     assert not alarms
-    summary = (tmp_path / "observed-0002.json").read_text()
-    assert f'"repeats": {len(set(first.tolist()) & set(second.tolist()))}' in summary
+    account = read_accounts(tmp_path)[-1]
+    assert (account.launch, account.repeats) == (2, len(set(first.tolist()) & set(second.tolist())))
+
+
+def test_ranks_and_epochs_of_a_launch_are_one_account(tmp_path: Path) -> None:
+    """Two ranks, one of them with a second epoch: nothing is overwritten, and what came twice is counted."""
+    samples = _samples(np.arange(1200), 0.3)
+    for rank, part in ((0, samples[:600]), (1, samples[600:]), (0, samples[:600])):
+        assert len(list(observe(part, tmp_path, key=lambda s: s["key"], source=lambda s: s["source"], launch=3,
+                                rank=rank, environ={}))) == 600
+    account, = read_accounts(tmp_path)
+    assert (account.samples, account.repeats, account.by_source) == (1800, 600, {"image": 540, "text": 1260})
+
+
+def test_launch_rank_and_place_are_known_under_chronicle_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No argument beside the two functions: counts in the run, alarm on stderr and in the journal, told by `data usage`."""
+    paths = RunPaths(tmp_path / "logs" / "run")
+    words = {"key": lambda s: s["key"], "source": lambda s: s["source"]}
+    samples = _samples(np.random.default_rng(0).permutation(1000), 0.3)
+    for launch, part in ((1, samples), (2, [s for s in samples if s["source"] == "text"])):
+        environ = {"CHRONICLE_RUN_DIR": str(paths.run_dir), "CHRONICLE_LAUNCH": str(launch), "RANK": "1"}
+        list(observe(part, environ=environ, **words))
+    assert capsys.readouterr().err.startswith("data.ratio: share of `")
+    told = read_journal(paths).entries
+    assert [(entry.kind, entry.launch) for entry in told] == [
+        ("data.observed", 1), ("data.ratio", 2), ("data.ratio", 2), ("data.observed", 2)]
+    assert told[-1].title == "launch 2: 700 samples observed, 700 of them read before (text 100.0%)"
+    with pytest.raises(SystemExit, match="^0$"):
+        chronicle(["data", "usage", "--run", "run", "--logs", str(tmp_path / "logs")])
+    assert capsys.readouterr().out.splitlines() == [
+        "launch 1: 1,000 samples observed, 0 of them read before (image 30.0%, text 70.0%)", told[-1].title]
+
+
+def test_without_a_run_the_launch_is_the_next_and_a_place_is_asked_for(tmp_path: Path) -> None:
+    """A restart of a script that names only a directory is a new launch; without one it is a sentence, not a guess."""
+    for _ in range(2):
+        list(observe(_samples(np.arange(10), 0.3), tmp_path, key=lambda s: s["key"], source=lambda s: s["source"], environ={}))
+    assert [(one.launch, one.repeats) for one in read_accounts(tmp_path)] == [(1, 0), (2, 10)]
+    with pytest.raises(DataError, match="does not know where to keep its accounts"):
+        observe([], key=str, source=str, environ={})
+
+
+def test_keys_of_many_launches_stay_small_and_exact(tmp_path: Path) -> None:
+    """Above a bound the keys of this launch go into the sorted array as well; no repeat is lost, half a key is no key."""
+    samples = _samples(np.arange(2000), 0.3)
+    assert len(list(observe([*samples, *samples[:700]], tmp_path, key=lambda s: s["key"], source=lambda s: s["source"],
+                            launch=1, most_in_a_set=600))) == 2700
+    with (tmp_path / "keys-0001-rank-0.bin").open("ab") as stream:
+        stream.write(b"abc")
+    assert _watch(samples[:50], tmp_path, 2, []) == 50
+    assert [account.repeats for account in read_accounts(tmp_path)] == [700, 50]
 
 
 def test_dip_of_a_sources_share_after_a_restart_raises_one_alarm(tmp_path: Path) -> None:
@@ -113,5 +166,58 @@ def test_stock_webdataset_is_watched(tmp_path: Path) -> None:
         seen = list(observe(loader, tmp_path / "accounts", key=lambda s: s["__key__"],
                             source=lambda s: Path(s["__url__"]).parent.name, launch=launch))
         assert len(seen) == 100
-        account = json.loads((tmp_path / f"accounts/observed-{launch:04d}.json").read_text())
+        account = json.loads((tmp_path / f"accounts/observed-{launch:04d}-rank-0.json").read_text())
         assert account == {"samples": 100, "repeats": expected, "by_source": {"text": 70, "image": 30}}
+
+
+def _rows(count: int) -> dict[str, list[object]]:
+    return {"id": [f"row{number}" for number in range(count)],
+            "source": ["text" if number < count * 0.7 else "image" for number in range(count)]}
+
+
+def _observe_rows(rows: object, directory: Path, launch: int, alarms: list[RatioAlarm]) -> list[str]:
+    return [row["id"] for row in observe(rows, directory, key=lambda row: row["id"], source=lambda row: row["source"],  # type: ignore[var-annotated, arg-type]
+                                         launch=launch, alarm=alarms.append)]
+
+
+def test_hugging_face_dataset_with_random_access_is_watched(tmp_path: Path) -> None:
+    """Another shuffle seed after a restart, as a script without a saved one has it: repeats are counted exactly, no alarm."""
+    datasets = pytest.importorskip("datasets")
+    rows, alarms = datasets.Dataset.from_dict(_rows(1000)), list[RatioAlarm]()
+    first = _observe_rows(rows.shuffle(seed=1).select(range(600)), tmp_path, 1, alarms)
+    second = _observe_rows(rows.shuffle(seed=2).select(range(600)), tmp_path, 2, alarms)
+    repeats = len({*first} & {*second})
+    assert [account.repeats for account in read_accounts(tmp_path)] == [0, repeats] and 250 < repeats < 450
+    assert not alarms
+
+
+def test_hugging_face_iterable_that_resumes_loses_its_shuffle_buffer_and_that_is_seen(tmp_path: Path) -> None:
+    """State saved after 300 rows and loaded in a new dataset: what the buffer held is gone, the accounts show how much."""
+    datasets = pytest.importorskip("datasets")
+    source, alarms = datasets.Dataset.from_dict(_rows(1000)).shuffle(seed=0), list[RatioAlarm]()
+
+    def stream() -> object:
+        return source.to_iterable_dataset(num_shards=4).shuffle(seed=5, buffer_size=100)
+
+    before = stream()
+    first = _observe_rows(islice(before, 300), tmp_path, 1, alarms)  # type: ignore[call-overload]
+    after = stream()
+    after.load_state_dict(before.state_dict())  # type: ignore[attr-defined]
+    second = _observe_rows(after, tmp_path, 2, alarms)
+    accounts = read_accounts(tmp_path)
+    assert [account.samples for account in accounts] == [300, len(second)]
+    assert [account.repeats for account in accounts] == [0, len({*first} & {*second})]
+    lost = 1000 - len({*first} | {*second})
+    assert lost + accounts[1].repeats > 0, "the dataset resumed exactly: nothing to see any more"
+    assert not alarms
+
+
+def test_hugging_face_iterable_that_starts_in_the_order_of_its_files_raises_the_alarm(tmp_path: Path) -> None:
+    """A small shuffle buffer over sources that lie one after the other: each start begins with one of them alone."""
+    datasets = pytest.importorskip("datasets")
+    stream, alarms = datasets.Dataset.from_dict(_rows(1000)).to_iterable_dataset().shuffle(seed=5, buffer_size=50), []
+    assert len(_observe_rows(stream, tmp_path, 1, alarms)) == 1000 and not alarms
+    _observe_rows(islice(stream, 200), tmp_path, 2, alarms)  # type: ignore[call-overload]
+    assert {alarm.source for alarm in alarms} == {"text", "image"}
+    image = next(alarm for alarm in alarms if alarm.source == "image")
+    assert image.share == 0.0 and image.expected == 0.3
