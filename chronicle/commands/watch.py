@@ -24,7 +24,10 @@ __all__ = ["watch"]
 
 
 def watch(
-    target: Annotated[str | None, typer.Argument(help="A run or a log file.", metavar="[RUN|FILE]")] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(help="A run, or a log: file, mlflow.db#RUN, TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Look once at what is there and stop.")] = False,
     on_notice: Annotated[str | None, typer.Option(help="Command for a notice.", metavar="COMMAND")] = None,
     on_warn: Annotated[str | None, typer.Option(help="Command for a warning.", metavar="COMMAND")] = None,
@@ -44,7 +47,7 @@ def watch(
     given = {"on_notice": on_notice, "on_warn": on_warn, "on_propose": on_propose}
     hooks = Hooks({**commands, **{name: command for name, command in given.items() if command}}, say_on_stderr)
     events: dict[int, Event] = {}
-    told = 0
+    told, said = 0, False
     live = sys.stderr.isatty() and not once
     while True:
         for event in follower.look():
@@ -57,6 +60,9 @@ def watch(
         for step, check in follower.trips[told:] if not once else ():
             print(("\r\033[K" if live else "") + describe_trip(step, check), file=sys.stderr, flush=True)
         told = len(follower.trips)
+        if not once and not live and not said:
+            print(f"watching {target or 'the run'}: {follower.status_line()}", file=sys.stderr, flush=True)
+            said = True  # without a terminal nothing moves until there is something to say
         if once or follower.ended():
             break
         if live:
@@ -75,8 +81,10 @@ def watch(
 
 
 def _is_log(path: Path) -> bool:
-    """A file, or a directory that holds the event files or the metrics of one run."""
-    return path.is_file() or (path.is_dir() and (any(path.glob("*tfevents*")) or is_file_store_run(path)))
+    """A file, `mlflow.db#RUN`, or a directory that holds the event files or the metrics of one run."""
+    if path.is_dir():
+        return is_file_store_run(path) or any(path.rglob("*tfevents*"))
+    return path.is_file() or Path(str(path).partition("#")[0]).is_file()
 
 
 def _follower(

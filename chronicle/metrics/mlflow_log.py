@@ -7,6 +7,7 @@ under a run are launches of it. A store behind a server is asked by `chronicle.i
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
 
 SQLITE_HEAD = b"SQLite format 3\0"
+LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
 Measurement = tuple[int, float, str, float]  # step, seconds, name, value
 
 
@@ -46,10 +48,14 @@ def read_file_store(path: Path) -> Iterator[Point]:
 
 def read_database(path: Path, run: str | None) -> Iterator[Point]:
     """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
         try:
             members = _members(path, store, run)
             measured = [list(_measured(store, member)) for member in members]
+        except sqlite3.OperationalError as problem:
+            if "locked" in str(problem):
+                raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
+            raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
         except sqlite3.DatabaseError as problem:
             raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
     row = 0
@@ -68,6 +74,8 @@ def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
 def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str]:
     """The run that is meant, with the runs nested under it in the order of their start; only those with metrics."""
     measured = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
+    if not measured:
+        return []  # a run that has just begun
     tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     nested = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
     parent = dict(store.execute(nested).fetchall()) if "tags" in tables else {}

@@ -90,7 +90,8 @@ class Reread:
         self._state = state
         try:
             points = list(read_log(self.path))
-        except (UnknownLog, OSError):
+        except (UnknownLog, OSError):  # nothing yet, or just being written: it may read at the next look
+            self._state = (-1, -1)
             return []
         if self._hold_last:
             del points[-1:]
@@ -99,7 +100,9 @@ class Reread:
 
 
 def _state_of(path: Path) -> tuple[int, int]:
-    """Bytes and newest change of a file or of all files below a directory."""
+    """Bytes and newest change of a file (`mlflow.db#RUN`: the database) or of all files below a directory."""
+    if not path.exists():
+        path = Path(str(path).partition("#")[0])
     found = [path] if path.is_file() else [child for child in path.rglob("*") if child.is_file()]
     seen = [child.stat() for child in found]
     return sum(item.st_size for item in seen), max((item.st_mtime_ns for item in seen), default=0)

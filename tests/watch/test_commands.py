@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -161,6 +162,62 @@ def test_watch_reads_again_what_does_not_grow_by_lines(tmp_path: Path) -> None:
     assert follower.look() == [] and follower.rows == 150
     save(300)
     assert [event.onset_row for event in follower.look()] == [200] and follower.rows == 300
+
+
+def test_watch_follows_event_files_as_tensorboard_writes_them(tmp_path: Path) -> None:
+    """Named by the run's directory or by one above it; the newest step waits until its last channel is there."""
+    writing = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+
+    writer = writing.EventFileWriter(str(tmp_path / "runs" / "first"))
+
+    def write_until(first: int, last: int) -> None:
+        for step in range(first, last):
+            for tag, value in (("train/loss", SPIKE[step]), ("train/lr", 1e-3)):
+                summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag=tag, simple_value=value)])
+                writer.add_event(event_pb2.Event(wall_time=float(step), step=step, summary=summary))
+        writer.flush()
+
+    write_until(0, 150)
+    result = watch(str(tmp_path / "runs"), once=True)
+    assert isinstance(result.data, dict) and result.data["rows"] == 150
+    follower = follow_file(tmp_path / "runs")
+    assert follower.look() == [] and follower.rows == 149
+    write_until(150, 300)
+    assert [event.onset_row for event in follower.look()] == [200] and follower.rows == 299
+    assert follower.last is not None and follower.last.values.keys() == {"loss", "lr"}
+    writer.close()
+
+
+def test_watch_follows_a_store_of_mlflow_that_is_empty_first_and_locked_at_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chronicle.metrics.mlflow_log.LOCK_SECONDS", 0.05)
+    path = tmp_path / "mlflow.db"
+    store = sqlite3.connect(path, isolation_level=None)
+    store.execute("CREATE TABLE metrics(key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER, is_nan INTEGER)")
+
+    def write_until(first: int, last: int, run: str = "abc") -> None:
+        rows = [("loss", SPIKE[step], 1000 * step, run, step, 0) for step in range(first, last)]
+        store.execute("BEGIN")
+        store.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
+        store.execute("COMMIT")
+
+    follower = follow_file(path, once=True)
+    assert follower.look() == [] and follower.rows == 0
+    write_until(0, 150)
+    store.execute("BEGIN EXCLUSIVE")
+    assert follower.look() == [] and follower.rows == 0
+    store.execute("COMMIT")
+    assert follower.look() == [] and follower.rows == 150
+    write_until(150, 300)
+    assert [event.onset_row for event in follower.look()] == [200] and follower.rows == 300
+    write_until(0, 20, "def")
+    with pytest.raises(ChronicleError, match="holds 2 runs with metrics: abc, def"):
+        follower.look()
+    result = watch(f"{path}#abc", once=True)
+    assert isinstance(result.data, dict) and result.data["rows"] == 300
+    store.close()
 
 
 def test_hook_of_the_tier_is_called_with_the_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
