@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 from rollback.bounded_read import open_bounded
 from rollback.errors import UnreadableFile
 from rollback.json_stream import JsonPart, json_parts, put_part
-from rollback.layout import Entry, EntryKind, scan_entries
+from rollback.layout import MAX_ENTRIES, Entry, EntryKind, scan_entries
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
@@ -102,6 +102,10 @@ def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
         if part.keys[0] == "files":
             files = files or []
             files += _listed_files(part, where)
+            if len(files) > MAX_ENTRIES:
+                raise UnreadableFile(
+                    f"`{where}` lists more than {MAX_ENTRIES} files: no checkpoint has as many", WRITE_ANEW
+                )
             continue
         left -= part.num_bytes
         if left < 0:

@@ -12,9 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollback.findings import Finding, Severity
+from rollback.findings import Finding
 from rollback.formats.dcp import dcp_findings, missing_in_dcp, read_dcp_state
 from rollback.formats.format import RoleAndRank
+from rollback.formats.missing import gaps, missing_file
 from rollback.formats.torch_state import (
     counters_in,
     is_optimizer,
@@ -106,13 +107,15 @@ class AccelerateFormat:
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
         found: list[Finding] = []
         if not any(file.role is Role.MODEL for file in files):
-            found.append(_absent("model.safetensors", "no model weights"))
+            found.append(missing_file("model.safetensors", "no model weights"))
         if not any(file.role is Role.OPTIMIZER for file in files):
-            found.append(_absent("optimizer.bin", "no optimizer state"))
+            found.append(missing_file("optimizer.bin", "no optimizer state"))
         for role, stem in ((Role.RNG, "random_states_{}.pkl"), (Role.CUSTOM, "custom_checkpoint_{}.pkl")):
             found += _gaps(files, role, stem)
         if not any(file.role is Role.RNG for file in files):
-            found.append(_absent("random_states_0.pkl", "no random states: Accelerate would go on with fresh ones"))
+            found.append(
+                missing_file("random_states_0.pkl", "no random states: Accelerate would go on with fresh ones")
+            )
         return found + [finding for folder in _dcp_folders(files) for finding in missing_in_dcp(files, folder)]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
@@ -138,25 +141,13 @@ def _dcp_folders(files: Sequence[StateFile]) -> list[str]:
     return sorted(folder for folder in folders if FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
 
 
-def _absent(name: str, what: str) -> Finding:
-    return Finding(
-        check="F2",
-        severity=Severity.ERROR,
-        path=name,
-        message=f"`{name}` is missing: {what}",
-        remedy="go back to a complete checkpoint, or restore the file",
-    )
-
-
 def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
     """Numbered files must be contiguous from 0: Accelerate loads by count and index."""
     pattern = re.compile(re.escape(stem).replace(r"\{\}", r"(\d+)"))
     numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.path.rpartition("/")[2]))}
-    absent = sorted(set(range(max(numbers, default=-1))) - numbers)
-    return [
-        _absent(stem.format(number), f"there are {len(numbers)} of them, up to number {max(numbers)}")
-        for number in absent
-    ]
+    highest = max(numbers, default=-1)
+    what = f"there are {len(numbers)} of them, up to number {highest}"
+    return list(gaps(numbers, stem.format, lambda number: what, highest))
 
 
 def read_accelerate_state(

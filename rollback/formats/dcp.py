@@ -16,6 +16,7 @@ from rollback.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
 from rollback.errors import RollbackError
 from rollback.findings import Finding, Severity
 from rollback.formats.format import RoleAndRank
+from rollback.formats.missing import missing_file
 from rollback.formats.torch_state import (
     counters_in,
     find_states,
@@ -104,16 +105,7 @@ def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
         found.append((METADATA_NAME, "it is written last: the save was cut off"))
     if not any(PART.fullmatch(name) for name in names):
         found.append(("__0_0.distcp", "no part holds any data"))
-    return [
-        Finding(
-            check="F2",
-            severity=Severity.ERROR,
-            path=f"{folder}/{name}" if folder else name,
-            message=f"`{name}` is missing: {why}",
-            remedy="go back to a complete checkpoint",
-        )
-        for name, why in found
-    ]
+    return [missing_file(name, why, f"{folder}/{name}" if folder else name) for name, why in found]
 
 
 class DcpFormat:

@@ -17,13 +17,13 @@ from rollback.formats.accelerate import AccelerateFormat, read_accelerate_state
 from rollback.formats.deepspeed_engine import (
     MODEL_STATES,
     EngineState,
-    absent,
     missing_in_tag,
     read_engine,
     read_optim_states,
     role_in_tag,
 )
 from rollback.formats.format import RoleAndRank
+from rollback.formats.missing import missing_file
 from rollback.formats.pointers import pointer_findings
 from rollback.formats.torch_state import (
     last_epoch_of,
@@ -159,7 +159,7 @@ class UniversalFormat(DeepSpeedFormat):
         names = {path.rpartition("/")[0] for path in paths if path.endswith("/fp32.pt")}
         kinds = {path.rpartition("/")[2] for path in paths if path.rpartition("/")[0] in names}
         return missing_in_tag(files) + [
-            absent(f"{name}/{kind}", "the other parameters have it")
+            missing_file(f"{name}/{kind}", "the other parameters have it")
             for name in sorted(names)
             for kind in sorted(kinds)
             if f"{name}/{kind}" not in paths

@@ -7,12 +7,13 @@ File names after deepspeed/runtime/engine.py (0.19): `mp_rank_MM_model_states.pt
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollback.findings import Finding, Severity
 from rollback.formats.format import RoleAndRank
+from rollback.formats.missing import gaps, missing_file
 from rollback.formats.torch_state import (
     as_mapping,
     find_states,
@@ -173,26 +174,19 @@ def missing_in_tag(files: Sequence[StateFile]) -> list[Finding]:
     named = [(MODEL_STATES.fullmatch(_name(f)) or OPTIM_STATES.fullmatch(_name(f)), f) for f in files]
     found: list[Finding] = []
     if not any(match and "model_states" in match[0] for match, _ in named):
-        found.append(absent("mp_rank_00_model_states.pt", "no model states"))
+        found.append(missing_file("mp_rank_00_model_states.pt", "no model states"))
     for kind in ("model_states", "optim_states"):
-        here = [(m, f) for m, f in named if m is not None and m[0].endswith(f"{kind}.pt") and m["rank"] is not None]
-        present = {(int(m["mp"]), int(m["rank"])) for m, _ in here}
-        highest = max((rank for _, rank in present), default=-1)
-        for mp in sorted({mp for mp, _ in present}):
-            for rank in range(highest + 1):
-                if (mp, rank) not in present:
-                    example = here[0][0]
-                    name = example[0].replace(f"rank_{example['rank']}_mp_rank_{example['mp']}",
-                                              f"rank_{rank}_mp_rank_{mp:02d}")  # fmt: skip
-                    found.append(absent(name, f"rank {rank} of 0–{highest}"))
+        parts = [m for m, _ in named if m is not None and m[0].endswith(f"{kind}.pt") and m["rank"] is not None]
+        highest = max((int(part["rank"]) for part in parts), default=-1)
+        for mp in sorted({part["mp"] for part in parts}):
+            found += _missing_ranks([part for part in parts if part["mp"] == mp], highest)
     return found
 
 
-def absent(name: str, what: str) -> Finding:
-    return Finding(
-        check="F2",
-        severity=Severity.ERROR,
-        path=name,
-        message=f"`{name}` is missing: {what}",
-        remedy="go back to a complete checkpoint, or restore the file",
+def _missing_ranks(parts: Sequence[re.Match[str]], highest: int) -> Iterator[Finding]:
+    """The gaps among the data-parallel ranks of one model-parallel rank, named after a part that is there."""
+    name, start, end = parts[0][0], *parts[0].span("rank")
+    ranks = {int(part["rank"]) for part in parts}
+    return gaps(
+        ranks, lambda rank: f"{name[:start]}{rank}{name[end:]}", lambda rank: f"rank {rank} of 0–{highest}", highest
     )

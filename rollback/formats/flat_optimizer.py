@@ -42,4 +42,3 @@ def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
     for name, fields in values.items():
         groups.setdefault(repr(sorted(fields.items())), (fields, []))[1].append(name)
     return FlatOptimizer(tuple((fields, tuple(names)) for fields, names in groups.values()), states)
-

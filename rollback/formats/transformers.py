@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from rollback.findings import Finding, Severity
+from rollback.findings import Finding
 from rollback.formats.deepspeed_engine import read_engine, role_in_tag
 from rollback.formats.format import RoleAndRank
+from rollback.formats.missing import gaps, missing_file
 from rollback.formats.pointers import pointer_findings
 from rollback.formats.torch_state import (
     as_mapping,
@@ -99,21 +100,9 @@ class TransformersFormat:
         if not any(file.role is Role.RNG for file in files):
             found.append(("rng_state.pth", "no random states: they start anew in silence"))
         ranks = {file.rank for file in files if file.role is Role.RNG and file.rank is not None}
-        found += [
-            (f"rng_state_{rank}.pth", f"rank {rank} of 0–{max(ranks)}")
-            for rank in range(max(ranks, default=-1) + 1)
-            if rank not in ranks
-        ]
-        return [
-            Finding(
-                check="F2",
-                severity=Severity.ERROR,
-                path=name,
-                message=f"`{name}` is missing: {why}",
-                remedy="restore the file, or go back to a complete checkpoint",
-            )
-            for name, why in found
-        ]
+        highest = max(ranks, default=-1)
+        absent = gaps(ranks, "rng_state_{}.pth".format, lambda rank: f"rank {rank} of 0–{highest}", highest)
+        return [*(missing_file(name, why) for name, why in found), *absent]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         here = {file.path for file in checkpoint.files}

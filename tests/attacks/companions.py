@@ -99,6 +99,12 @@ COMPANIONS: dict[str, Callable[[Path], object]] = {
     "a history of anything": _write(
         "trainer_state.json", b'{"global_step": 10, "log_history": [null, 1, {"step": {}}]}'
     ),
+    "a rank of eleven digits": lambda path: (path / "rng_state_99999999999.pth").touch(),
+    "a data-parallel rank of eleven digits": lambda path: [
+        (path / "global_step10").mkdir(),
+        (path / "global_step10" / "mp_rank_00_model_states.pt").touch(),
+        (path / "global_step10" / "zero_pp_rank_99999999999_mp_rank_00_optim_states.pt").touch(),
+    ],
     "arguments that are garbage": _write("training_args.bin", b"\x80\x02garbage"),
     "a device under another name": lambda path: (path / "notes.bin").symlink_to("/dev/zero"),
     "a device that the manifest lists": lambda path: [

@@ -124,6 +124,9 @@ FILESYSTEM: dict[str, Callable[[Path], object]] = {
     "name with escapes": lambda p: (p / "optimizer\x1b[2J.bin").touch(),
     "name that is not UTF-8": lambda p: open(os.fsencode(p) + b"/optimizer\xff\xfe.bin", "w").close(),
     "thousands of names": _many_names,
+    "a number of eleven digits": lambda p: [
+        (p / name.format(99_999_999_999)).touch() for name in ("custom_checkpoint_{}.pkl", "random_states_{}.pkl")
+    ],
     "directories a hundred deep": lambda p: (p / "/".join("d" * 100)).mkdir(parents=True),
     "manifest that leads outside": lambda p: (p / "chronicle-manifest.json").write_text(
         json.dumps({"v": 1, "files": [{"path": "../../../etc/passwd", "size": 1, "sha256": "x", "crc32": "y"}]})

@@ -16,6 +16,7 @@ import torch
 from rollback.checkpoint import list_checkpoints, open_checkpoint
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
 from rollback.findings import Severity
+from rollback.formats.missing import gaps
 from rollback.plan_lr import plan_lr_edits
 from rollback.request import RollbackRequest
 from rollback.state import CheckpointState, read_state
@@ -52,7 +53,10 @@ def trainer_root(checkpoints: CheckpointFactory, root: Path) -> Path:
 
 def test_trainer_checkpoint(trainer_root: Path) -> None:
     found = list_checkpoints(trainer_root)
-    assert [(c.step, c.step_source, c.format) for c in found] == [(5, "name", "transformers"), (10, "name", "transformers")]
+    assert [(c.step, c.step_source, c.format) for c in found] == [
+        (5, "name", "transformers"),
+        (10, "name", "transformers"),
+    ]
     state = read_state(found[0])
     assert state.counters["trainer_state.json:global_step"] == 5
     assert (state.optimizer_step, state.scheduler_unit, state.rng_ranks) == (5, 1, (0,))
@@ -114,7 +118,9 @@ def test_lightning_checkpoint(lightning_root: Path) -> None:
     old = torch.load(last.path, weights_only=True)
     for part, field in (("lr_schedulers", "_last_lr"), ("lr_schedulers", "base_lrs")):
         assert new[part][0][field] == [lr / 2 for lr in old[part][0][field]]
-    assert new["optimizer_states"][0]["param_groups"][0]["lr"] == old["optimizer_states"][0]["param_groups"][0]["lr"] / 2
+    assert (
+        new["optimizer_states"][0]["param_groups"][0]["lr"] == old["optimizer_states"][0]["param_groups"][0]["lr"] / 2
+    )
     assert torch.equal(new["state_dict"]["layer.weight"], old["state_dict"]["layer.weight"])
 
 
@@ -187,3 +193,26 @@ def test_lfs_pointer_is_named_with_the_way_to_fetch_it(root: Path) -> None:
     with pytest.raises(UnknownFormat, match="Git LFS pointer to sha256:4d7a of 123456 bytes") as caught:
         read_state(open_checkpoint(path))
     assert caught.value.remedy == "fetch it with `git lfs pull`"
+
+
+@pytest.mark.parametrize(
+    ("present", "named"),
+    [
+        ({0, 2}, ["f1"]),
+        ({3}, ["f0", "f1", "f2"]),
+        ({0, 1}, []),
+        (set(), []),
+        ({40, 5}, [f"f{n}" for n in range(34) if n != 5]),
+    ],
+)
+def test_gaps_in_numbered_files_are_named_one_by_one_up_to_a_number(present: set[int], named: list[str]) -> None:
+    found = list(gaps(present, "f{}".format, lambda number: "why", max(present, default=-1)))
+    assert [finding.path for finding in found] == named
+    assert all("why" in finding.message for finding in found[:32])
+    assert len(found) <= 32 or "the first of 7 more below number 40" in found[-1].message
+
+
+def test_a_file_called_after_a_huge_number_is_counted_not_reached() -> None:
+    """Seen: one empty file of that name took 1.5 GB."""
+    found = list(gaps({0, 99_999_999_999}, "random_states_{}.pkl".format, lambda number: "why", 99_999_999_999))
+    assert len(found) == 33 and "99999999966 more" in found[-1].message
