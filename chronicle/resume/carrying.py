@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from chronicle.resume.contract import Expectation
-from chronicle.resume.data_order import MovedBatches, can_reshuffle, can_skip, move_batches, reads_from, take_out
+from chronicle.resume.data_order import MovedBatches, can_move, can_reshuffle, move_batches, reads_from, take_out
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.memory import Carried, Memory
 from chronicle.resume.refusal import Check, failed
@@ -28,7 +28,6 @@ class Carrying:
         self.carried: tuple[Carried, ...] = ()
         self._loader: int | None = None  # which of the loaders the training reads from
         self._moved: list[tuple[Any, MovedBatches]] = []
-        self._asked: Carried | None = None  # what this launch begins: the last of `carried`
         self._undone: list[Carried] = []  # moves of the data that wait for their loader
         self._warm_ups: list[WarmUp] = []
 
@@ -62,15 +61,17 @@ class Carrying:
         self._moved.clear()
         memory = expectation.memory if expectation else None
         self.carried, self._loader = (memory.carried, memory.loader) if memory else ((), None)
-        self._asked = None if expectation is None else self._ask(expectation, live)
-        self.carried = self.carried if self._asked is None else (*self.carried, self._asked)
+        asked = None if expectation is None else self._asked(expectation, live)
+        if asked is not None:
+            older = [replace(one, warmup=0) if asked.warmup else one for one in self.carried]
+            self.carried = (*older, asked)
         self._undone = [one for one in self.carried if one.skip or one.reshuffle]
         self.move_data(live)
 
     def move_data(self, live: LiveState) -> None:
         """Change the order of the training's loader, when it is there."""
         loader = self._find_loader(live)
-        while loader is not None and self._undone and can_skip(loader):
+        while loader is not None and self._undone and can_move(loader, reshuffle=self._undone[0].reshuffle):
             one = self._undone.pop(0)
             seed = one.rollback if one.reshuffle else ""
             moved = move_batches(loader, skip=one.skip, seed=seed, step=one.step, accumulation=one.accumulation)
@@ -79,15 +80,13 @@ class Carrying:
     def first_step(self, expectation: Expectation | None, live: LiveState, start_step: int) -> list[Check]:
         """Right before the first step: begin the warm-up; failed checks for what was asked and is not done."""
         self._find_loader(live)
-        if self._asked is not None:  # counted as the optimizer counts, which a checkpoint's name may not
-            self.carried = (*self.carried[:-1], replace(self._asked, step=start_step))
         warmups = [(one.step, one.warmup) for one in self.carried if start_step < one.step + one.warmup]
         checks = [] if expectation is None else self._left_out(expectation, live, bool(warmups))
         if warmups and not checks and can_warm_up(live.stepping):
             self._warm_ups = [WarmUp(optimizer, warmups, start_step) for optimizer in live.stepping]
         return checks
 
-    def _ask(self, expectation: Expectation, live: LiveState) -> Carried | None:
+    def _asked(self, expectation: Expectation, live: LiveState) -> Carried | None:
         """What the contract asks of the guard, if this is its checkpoint."""
         contract = expectation.contract
         if contract is None or any(one.rollback == contract.rollback for one in self.carried):
@@ -124,7 +123,7 @@ class Carrying:
     def _can(self, live: LiveState, step: int | None) -> set[str]:
         can = {WARMUP} if can_warm_up(live.stepping) else set()
         loader = self._find_loader(live)
-        if loader is not None and can_skip(loader):
+        if loader is not None and can_move(loader):
             can.add(SKIP)
             if can_reshuffle(loader, step, int(live.topology.get("accumulation", 1))):
                 can.add(RESHUFFLE)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import chain, islice
 from typing import Any
 
-__all__ = ["MovedBatches", "can_reshuffle", "can_skip", "move_batches", "reads_from", "take_out"]
+__all__ = ["MovedBatches", "can_move", "can_reshuffle", "move_batches", "reads_from", "take_out"]
 
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
 ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it turns to the next epoch
@@ -79,8 +79,8 @@ class MovedBatches:
             super().__setattr__(name, value)
 
 
-def can_skip(loader: Any) -> bool:
-    """Whether this loader's order is a function of the epoch, and nothing but its batch sampler decides it."""
+def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
+    """Whether this loader's order is a function of the epoch alone; to `reshuffle`, its epochs must be told apart."""
     base = _base(loader)
     if type(base).__name__ != "DataLoader" or type(loader).__name__ == "DataLoaderDispatcher":
         return False
@@ -88,13 +88,16 @@ def can_skip(loader: Any) -> bool:
         return False
     sampler = _sampler_of(base.batch_sampler)
     name = type(sampler).__name__
-    return name == "SequentialSampler" or (name in BY_EPOCH and not getattr(sampler, "replacement", False))
+    if name == "SequentialSampler":
+        return not reshuffle
+    return name in BY_EPOCH and not getattr(sampler, "replacement", False)
 
 
 def can_reshuffle(loader: Any, step: int | None, accumulation: int) -> bool:
     """Whether, besides, this loader stands in the epoch in which the steps say that it must be."""
-    if step is None or not can_skip(loader) or (epoch := epoch_of(_base(loader).batch_sampler)) is None:
+    if step is None or not can_move(loader, reshuffle=True):
         return False
+    epoch = epoch_of(_base(loader).batch_sampler) or 0
     by_steps, begin = place_of(loader, step, accumulation)
     return epoch == by_steps or (begin == 0 and epoch == by_steps - 1)
 

@@ -17,8 +17,8 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
     The newest counts: one that began before it is given up.
     """
     for first, count in reversed(warmups):
-        if first <= step < first + count:
-            return value * (step - first + 1) / count
+        if first <= step:
+            return value * (step - first + 1) / count if step < first + count else value
     return value
 
 

@@ -64,6 +64,11 @@ def test_rewarm_rises_to_the_full_rate() -> None:
     assert [factor(step) for step in (9, 10, 11, 12, 13, 14)] == [1, 0.25, 0.5, 0.75, 1, 1]
 
 
+def test_newer_rewarm_ends_the_older_one_for_good() -> None:
+    factor = with_rewarms(plan_schedule(ScheduleConfig(shape="constant")), lambda: [(0, 100), (10, 2)])
+    assert [factor(step) for step in (9, 10, 11, 12, 50)] == [0.1, 0.5, 1, 1, 1]
+
+
 @pytest.mark.parametrize(("change", "sentence"), [
     ({"shape": "saw"}, "shape `saw` is unknown"), ({"decay_steps": 17}, "4 warm-up and 17 decay steps do not fit"),
     ({"total_steps": 0}, "total_steps is 0"), ({"raise_ramp_steps": 0}, "raise_ramp_steps is 0")])

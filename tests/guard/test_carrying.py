@@ -19,7 +19,10 @@ from chronicle import ResumeRefused
 from chronicle.commands.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.watch.facts import collect_history
 from rollback.manifest import read_manifest
+from rollback.propose import CandidateCheckpoint, propose
+from tests.detect.test_propose import event
 from tests.guard.carrying_runs import GAMMA, LR, OnAccelerate, Weight, samples
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,16 @@ def test_a_second_rollback_leaves_out_more(run_dir: Path, root: Path) -> None:
     assert roll_back(run_dir, root, 10, "--skip-batches", "9") == 0
     told = OnAccelerate(run_dir).load(root / "opt_step-10").train(10, 6)
     assert ids(told) == stream[21:27]
+
+
+def test_a_second_warm_up_ends_the_first(run_dir: Path, root: Path) -> None:
+    OnAccelerate(run_dir).train(0, 3, root / "opt_step-3")
+    assert roll_back(run_dir, root, 3, "--warmup", "10") == 0
+    OnAccelerate(run_dir).load(root / "opt_step-3").train(3, 2, root / "opt_step-5")
+    assert roll_back(run_dir, root, 5, "--warmup", "2") == 0
+    told = OnAccelerate(run_dir).load(root / "opt_step-5").train(5, 3, root / "opt_step-8")
+    told += OnAccelerate(run_dir).load(root / "opt_step-8").train(8, 2)
+    assert lrs(told) == pytest.approx([scheduled(5 + k) * (0.5, 1, 1, 1, 1)[k] for k in range(5)], rel=1e-12)
 
 
 @pytest.mark.parametrize(("option", "own"), [("--skip-batches", "skip_first_batches"), ("--reshuffle", "set_seed")])
@@ -223,6 +236,21 @@ class Loop:
         for part in ("model", "optimizer", "scheduler"):
             getattr(self, part).load_state_dict(state[part])
         return self
+
+
+def test_proposal_prints_what_the_guard_of_this_run_carries_out(run_dir: Path, root: Path) -> None:
+    """The newest save decides: with an order that a seed fixes the batches are skipped, without one nothing is printed."""
+
+    def proposed() -> str:
+        history = collect_history(read_journal(RunPaths(run_dir)).entries, run=None, launch=None, last_step=20)
+        proposal = propose([event(15)], [CandidateCheckpoint(step=5, verified=True)], history)
+        return str(proposal and proposal.command)
+
+    launch = OnAccelerate(run_dir)
+    launch.train(0, 5, root / "opt_step-5")
+    assert proposed() == "chronicle rollback --to 5 --skip-batches 210"
+    OnAccelerate(run_dir, seedable=False, fresh_start=True).train(0, 5, root / "opt_step-5")
+    assert proposed() == "chronicle rollback --to 5"
 
 
 @pytest.mark.parametrize("tensor_lr", [False, True])
