@@ -96,10 +96,11 @@ def loaders() -> dict[str, tuple[Any, bool, bool]]:
     numbers: Any = range(24)
     twice = SeedableRandomSampler(numbers, replacement=True, num_samples=24, data_seed=1)
     PartialState()
+    shuffled = DataLoader(numbers, 4, shuffle=True)
     return {
         "in order": (DataLoader(numbers, 4), True, False),
         "seeded by epoch": (DataLoader(numbers, 4, sampler=sampler("distributed")), True, True),
-        "prepared, seedable": (prepare_data_loader(DataLoader(numbers, 4, shuffle=True), use_seedable_sampler=True), True, True),
+        "prepared, seedable": (prepare_data_loader(shuffled, use_seedable_sampler=True), True, True),
         "prepared, shuffled": (prepare_data_loader(DataLoader(numbers, 4, shuffle=True)), False, False),
         "dispatched": (prepare_data_loader(DataLoader(numbers, 4), dispatch_batches=True, put_on_device=True), False, False),
         "shuffled": (DataLoader(numbers, 4, shuffle=True), False, False),

@@ -1,5 +1,8 @@
 """Lightning: memory travels inside the checkpoint file, and is compared when training starts."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +156,36 @@ def test_own_callback_beside_the_one_of_the_entry_point(tmp_path: Path, run_dir:
     both = [ChronicleCallback(run_dir), EnteredCallback(run_dir)]
     fit(tmp_path, run_dir, max_steps=8, ckpt_path=tmp_path / "step=6.ckpt", callback=both)
     assert [(v["verdict"], v["basis"]) for v in verdicts(run_dir)] == [("passed", "fresh"), ("passed", "manifest")]
+
+
+ZERO_LINES = """
+import lightning.pytorch as pl
+import torch
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 4)), batch_size=4)
+trainer = pl.Trainer(max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False)
+trainer.fit(Module(), loader)
+"""
+
+
+@pytest.mark.slow
+def test_script_without_a_line_of_ours_is_guarded_under_a_run(tmp_path: Path, run_dir: Path) -> None:
+    """Through the entry point of the installed package, in a process of its own."""
+    script = tmp_path / "train.py"
+    script.write_text(ZERO_LINES, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CHRONICLE_RUN_DIR": str(run_dir)}
+    words = [sys.executable, str(script)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [(v["verdict"], v["basis"]) for v in verdicts(run_dir)] == [("passed", "fresh")]
