@@ -25,7 +25,7 @@ Opcode: TypeAlias = "Callable[[Machine], None]"
 class Limits:
     """What one pickle may take in memory, bytes and values together, as estimated opcode by opcode."""
 
-    num_bytes: int = 56 * 2**20
+    num_bytes: int = 48 * 2**20
 
     def less(self, num_bytes: int) -> Limits:
         """What is left once so many bytes are taken; UnreadableFile when they are too many."""

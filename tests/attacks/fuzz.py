@@ -6,6 +6,7 @@ seed and number that reproduce it. Mutations know the opcodes, so most inputs ge
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -21,9 +22,10 @@ from rollback.errors import RollbackError
 from rollback.formats.torch_state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
 from rollback.inspection import plain
 from rollback.integrity import check_file
+from rollback.manifest import read_manifest
 from rollback.pickles.reader import TABLE, Limits, read_pickle
 from rollback.torch_file import read_torch_file
-from rollback.torch_tree import walk_leaves
+from rollback.torch_tree import place_of, walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
 
 SMALL = Limits(num_bytes=2**22)
@@ -98,6 +100,51 @@ def use_pickle(data: bytes) -> None:
         (optimizer_state if kind == "optimizer" else scheduler_state)("f", prefix, value, owner="x")
 
 
+def json_corpus() -> list[tuple[str, bytes]]:
+    """(file name, content) of JSON that is read: counters, a manifest, the header of a safetensors file."""
+    counters = {
+        "epoch": 1.5,
+        "global_step": 5,
+        "log_history": [{"loss": 1e-3, "é": '\\ "},{'}, {"step": [1, None]}],
+        "x": True,
+    }
+    files = [{"path": "a/é.pt", "size": 12, "sha256": "ab" * 32, "crc32": "0000000f"}, {"path": "b", "size": 0}]
+    manifest = {"v": 1, "step": 5, "digests": "complete", "files": files, "memory": {"groups": [{"lr": 1e-3}]}}
+    tensors = {"__metadata__": {"format": "pt"}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    header = json.dumps(tensors).encode()
+    return [
+        ("trainer_state.json", json.dumps(counters, indent=2).encode()),
+        ("trainer_state.json", json.dumps(counters, ensure_ascii=False).encode()),
+        ("chronicle-manifest.json", json.dumps(manifest, indent=1).encode()),
+        ("model.safetensors", struct.pack("<Q", len(header)) + header + bytes(8)),
+    ]
+
+
+def use_json(folder: Path, name: str) -> Callable[[bytes], None]:
+    """Read it as what its name says; numbers must lie where they are said to, and every reader must agree with `json`."""
+    path = folder / name
+
+    def use(data: bytes) -> None:
+        path.write_bytes(data)
+        check_file(path, name, full=True)
+        if name == "chronicle-manifest.json":
+            read_manifest(folder)
+        elif name == "trainer_state.json":
+            tree = read_torch_file(path).tree
+            assert isinstance(tree, dict | list)
+            for value in tree.values() if isinstance(tree, dict) else tree:
+                place = place_of(value)
+                assert (
+                    place is None
+                    or float(data[place.offset : place.offset + place.width]) == float(value)
+                    or value != value
+                )
+            parsed = json.loads(data)
+            assert repr(tree) == repr(parsed), "another reading than that of json"
+
+    return use
+
+
 def use_file(path: Path) -> Callable[[bytes], None]:
     def use(data: bytes) -> None:
         path.write_bytes(data)
@@ -112,12 +159,15 @@ def fuzz(count: int, seed: int, folder: Path) -> Counter[str]:
     """Feed `count` inputs to the readers; returns how often each outcome came, raises on the first defect."""
     seeds, outcomes = corpus(), Counter[str]()
     zips = [content for content in seeds if content.startswith(b"PK")] + [torch_zip(s) for s in seeds[:6]]
-    as_file = use_file(folder / "fuzzed.pt")
+    as_file, texts = use_file(folder / "fuzzed.pt"), json_corpus()
     for number in range(count):
         chance = random.Random(f"{seed}-{number}")
         kind = chance.randrange(10)
+        name, text = chance.choice(texts)
         data, use = (
             (opcodes_only(chance), use_pickle)
+            if kind < 2
+            else (mutate(text, chance), use_json(folder, name))
             if kind < 3
             else (mutate(chance.choice(seeds), chance), use_pickle)
             if kind < 8

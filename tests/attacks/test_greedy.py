@@ -66,5 +66,5 @@ def test_a_hole_in_a_file_earns_no_memory(tmp_path: Path) -> None:
         file.write(pickled(b"](" + b"]" * 990_000 + b"e"))
         file.truncate(2**40)
     code, printed, memory_mb = run("inspect", str(checkpoint))
-    assert code == 1 and "more than 56 MB of memory" in printed.replace("\n", " ")
+    assert code == 1 and "more than 48 MB of memory" in printed.replace("\n", " ")
     assert memory_mb <= MEMORY_MB
