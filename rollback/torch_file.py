@@ -119,21 +119,27 @@ def describe_foreign(head: bytes, size_bytes: int) -> tuple[str, str | None]:
     return f"begins with {head[:8]!r}: no torch zip, legacy stream, pickle or JSON", None
 
 
+def _torch_file(
+    path: Path, container: Container, content: PickleContent, segment: Segment, size_bytes: int, limits: Limits
+) -> TorchFile:
+    return TorchFile(
+        path=path,
+        container=container,
+        tree=content.value,
+        segments=(segment,),
+        size_bytes=size_bytes,
+        limits=limits,
+        globals=content.globals,
+        tensors=content.tensors,
+    )
+
+
 # --- torch zip
 
 
 def _read_zip(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFile:
     content, segment = read_zip_segment(fd, 0, size_bytes, index=0, limits=limits)
-    return TorchFile(
-        path=path,
-        container=Container.ZIP,
-        limits=limits,
-        tree=content.value,
-        segments=(segment,),
-        size_bytes=size_bytes,
-        globals=content.globals,
-        tensors=content.tensors,
-    )
+    return _torch_file(path, Container.ZIP, content, segment, size_bytes, limits)
 
 
 def read_zip_segment(
@@ -216,16 +222,8 @@ def _read_plain(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFi
     content = _read_window(fd, size_bytes, limits, lambda data: read_pickle(data, limits=limits))
     if content.end != size_bytes:
         raise UnreadableFile(f"{size_bytes - content.end} bytes follow the end of the pickle at {content.end}")
-    return TorchFile(
-        path=path,
-        container=Container.PICKLE,
-        limits=limits,
-        tree=content.value,
-        segments=(Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames),),
-        size_bytes=size_bytes,
-        globals=content.globals,
-        tensors=content.tensors,
-    )
+    segment = Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames)
+    return _torch_file(path, Container.PICKLE, content, segment, size_bytes, limits)
 
 
 def _read_legacy(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFile:
@@ -241,16 +239,7 @@ def _read_legacy(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchF
     little = not (isinstance(system.value, dict) and system.value.get("little_endian") is False)
     _fill_legacy_scalars(fd, size_bytes, content, keys, little_endian=little)
     segment = Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames, big_endian=not little)
-    return TorchFile(
-        path=path,
-        container=Container.LEGACY,
-        limits=limits,
-        tree=content.value,
-        segments=(segment,),
-        size_bytes=size_bytes,
-        globals=content.globals,
-        tensors=content.tensors,
-    )
+    return _torch_file(path, Container.LEGACY, content, segment, size_bytes, limits)
 
 
 def _fill_legacy_scalars(

@@ -13,7 +13,9 @@ from rollback.lr.configured import table
 from rollback.lr.oracle import LrTable, Unknown
 
 Factor: TypeAlias = Callable[[int], float]
-Maker: TypeAlias = Callable[..., Factor]  # (warm-up steps, horizon, LR the optimizer was created with, **its own arguments)
+Maker: TypeAlias = Callable[
+    ..., Factor
+]  # (warm-up steps, horizon, LR the optimizer was created with, **its own arguments)
 
 
 def transformers_lrs(
@@ -109,7 +111,7 @@ def _floor(lr: float, min_lr: float | None, min_lr_rate: float | None) -> float:
     return min_lr_rate if min_lr_rate is not None else float(min_lr or 0.0) / lr
 
 
-def _cosine_with_min_lr(
+def _floored_wave(
     warmup: int,
     horizon: int,
     lr: float,
@@ -117,19 +119,17 @@ def _cosine_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> Factor:
-    return _warmed(warmup, _wave(warmup, horizon, num_cycles, _floor(lr, min_lr, min_lr_rate)))
+    return _wave(warmup, horizon, num_cycles, _floor(lr, min_lr, min_lr_rate))
+
+
+def _cosine_with_min_lr(warmup: int, horizon: int, lr: float, **own: Any) -> Factor:
+    return _warmed(warmup, _floored_wave(warmup, horizon, lr, **own))
 
 
 def _cosine_warmup_with_min_lr(
-    warmup: int,
-    horizon: int,
-    lr: float,
-    num_cycles: float = 0.5,
-    min_lr: float | None = None,
-    min_lr_rate: float | None = None,
-    warmup_lr_rate: float | None = None,
+    warmup: int, horizon: int, lr: float, warmup_lr_rate: float | None = None, **own: Any
 ) -> Factor:
-    after = _wave(warmup, horizon, num_cycles, _floor(lr, min_lr, min_lr_rate))
+    after = _floored_wave(warmup, horizon, lr, **own)
 
     def factor(n: int) -> float:
         if n >= warmup:

@@ -11,37 +11,22 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from rollback.plan import digest_of
 from rollback.torch_file import read_torch_file, write_edited_copy
 from tests.rollback.accelerate_runs import make_run
+from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
-from tests.rollback.lr_cases import COMPUTED, FUNCTIONS
+from tests.rollback.lr_cases import FUNCTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    top = tmp_path_factory.mktemp("pristine")
-    make_run(top / "checkpoints", COMPUTED["cosine"], "registered", (10, 15, 20))
-    return top
 
 
 @pytest.fixture
 def top(pristine: Path, tmp_path: Path) -> Path:
     subprocess.run(["cp", "-a", str(pristine / "checkpoints"), str(tmp_path)], check=True)
     return tmp_path
-
-
-def places(top: Path) -> list[str]:
-    return ["--run", "r", "--logs", str(top / "logs"), "--checkpoints", str(top / "checkpoints")]
-
-
-def chronicle(top: Path, *words: str) -> int:
-    return run([*words, *places(top)])
 
 
 def test_step_between_two_checkpoints_is_an_error_naming_both(top: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,18 +17,10 @@ from chronicle.commands.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from rollback.stamp import stamp_of
-from tests.rollback.accelerate_runs import make_run
+from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
-from tests.rollback.lr_cases import COMPUTED
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    top = tmp_path_factory.mktemp("pristine")
-    make_run(top / "checkpoints", COMPUTED["cosine"], "registered", (10, 15, 20))
-    return top
 
 
 @pytest.fixture
@@ -43,14 +35,6 @@ def top(pristine: Path, tmp_path: Path) -> Path:
     writer.append("launch.end", launch=1, data={"exit_code": 0, "last_step": 20})
     writer.close()
     return tmp_path
-
-
-def places(top: Path) -> list[str]:
-    return ["--run", "r", "--logs", str(top / "logs"), "--checkpoints", str(top / "checkpoints")]
-
-
-def chronicle(top: Path, *words: str) -> int:
-    return run([*words, *places(top)])
 
 
 def verdicts(top: Path) -> list[tuple[int | None, int | None, bool, bool]]:
