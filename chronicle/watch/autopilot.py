@@ -20,6 +20,7 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
 
 ENTRY_KIND = "autopilot"
+WAY_OUT = 'look, then: chronicle note "what you found and why it may fly again"'
 REFUSED_BY_GUARD = 78
 STOPPED_BY_PROPOSAL = "proposal"
 
@@ -87,7 +88,7 @@ def require_note_after_halt(entries: Sequence[Entry]) -> None:
     if halted is not None:
         raise Refusal(
             f"the autopilot halted ({halted.title}) and nobody has written a note since",
-            'look, then: chronicle note "what you found and why it may fly again"',
+            WAY_OUT,
         )
 
 
@@ -118,15 +119,18 @@ def fly(
         say(f"autopilot: {decision.step.value}: {decision.reason}")
         _record(paths, end.launch, decision)
         if decision.step is Step.HALT:
+            say(f"autopilot: it does not fly again before a person has spoken: {WAY_OUT}")
             return end
         code = type_command(decision.command)
         if code != 0:
             failed = Decision(step=Step.HALT, reason=f"`chronicle {shlex.join(decision.command)}` ended with code {code}")
-            say(f"autopilot: {failed.reason}")
+            say(f"autopilot: {failed.reason}; {WAY_OUT}")
             _record(paths, end.launch, failed)
             return end
         if decision.step is Step.UNDO:
-            _record(paths, end.launch, Decision(step=Step.HALT, reason="its own rollback was refused and taken back"))
+            halted = Decision(step=Step.HALT, reason="its own rollback was refused and taken back")
+            say(f"autopilot: {halted.reason}; {WAY_OUT}")
+            _record(paths, end.launch, halted)
             return end
         rolled_back = True
 
