@@ -8,32 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 from chronicle.journal.entries import Entry
+from chronicle.journal.interruptions import (
+    Cause,
+    Interruption,
+    interruptions_of,
+    seconds_of,
+    seconds_to_decide,
+    seconds_to_detect,
+    seconds_to_resume,
+)
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.nodes import drop_preflights, merge_nodes
 
 __all__ = ["Cause", "Costs", "Interruption", "LostWork", "compute_costs"]
-
-HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
-PLANNED_CODES = (0, None)
-
-
-class Cause(Enum):
-    """Why steps were lost or a launch ended."""
-
-    CRASH = "crash"
-    DELIBERATE = "deliberate rollback"
-    EXPERIMENT = "failed experiment"
-    HARDWARE = "hardware"
-    PREEMPTED = "preempted"
-    PLANNED = "planned"
-    SOFTWARE = "software"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +38,6 @@ class LostWork:
     steps: int | None
     seconds: float | None
     entry: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
-    """One end of a launch that was not the end of the run. `recovered_seconds`: from there to the next first step."""
-
-    launch: int
-    cause: Cause
-    time: str
-    recovered_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +83,7 @@ def compute_costs(
     wall = _wall(entries, series, now)
     productive = _productive(lineage, step_seconds)
     lost = tuple(_lost_work(entries, lineage, step_seconds))
-    interruptions = tuple(_interruptions(entries, series))
+    interruptions = tuple(interruptions_of(entries, series))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
     saves = [_number(e.data.get("save_seconds")) for e in entries if e.kind == "checkpoint"]
@@ -115,9 +96,9 @@ def compute_costs(
         recomputed_seconds=_sum(row.seconds for row in lost),
         repeated_steps=repeated,
         repeated_samples=round(repeated * samples_per_step) if repeated is not None and samples_per_step else None,
-        detect_seconds=tuple(_detect(entries, series)),
-        decide_seconds=tuple(_decide(entries)),
-        resume_seconds=tuple(_resume(entries, series)),
+        detect_seconds=tuple(seconds_to_detect(entries, series)),
+        decide_seconds=tuple(seconds_to_decide(entries)),
+        resume_seconds=tuple(seconds_to_resume(entries, series)),
         mtbf_seconds=wall / len(unplanned) if wall and unplanned else None,
         mttr_seconds=_mean(one.recovered_seconds for one in unplanned),
         checkpoint_tax_fraction=sum(s for s in saves if s) / wall if wall and saves and None not in saves else None,
@@ -199,80 +180,6 @@ def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float 
     return sum(times) if times else None
 
 
-def _interruptions(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
-) -> Iterable[Interruption]:
-    ends = [entry for entry in entries if entry.kind == "launch.end" and entry.launch is not None]
-    numbers = sorted({entry.launch for entry in entries if entry.kind == "launch.start" and entry.launch is not None})
-    for entry in ends:
-        assert entry.launch is not None
-        later = [number for number in numbers if number > entry.launch]
-        completed = entry.data.get("exit_code") == 0 and entry.data.get("stopped_by") is None
-        if completed and not later:
-            continue
-        points = series.get(later[0], ()) if later else ()
-        recovered = points[0][1] - _seconds(entry.ts) if points else None
-        yield Interruption(
-            launch=entry.launch,
-            cause=_cause_of_end(entry, entries),
-            time=entry.ts,
-            recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
-        )
-
-
-def _cause_of_end(end: Entry, entries: Sequence[Entry]) -> Cause:
-    """From what was recorded alone; a supervisor that vanished leaves the cause unknown."""
-    when = _seconds(end.ts)
-    for entry in entries:
-        if entry.kind == "hardware" and entry.data.get("serious") is True:
-            happened = entry.data.get("time") or entry.ts
-            if 0 <= when - _seconds(str(happened)) <= HARDWARE_WINDOW_SECONDS:
-                return Cause.HARDWARE
-    if end.data.get("inferred"):
-        return Cause.UNKNOWN
-    if end.data.get("stopped_by") == "proposal":
-        return Cause.DELIBERATE
-    if end.data.get("stopped_by") == "signal":
-        return Cause.PREEMPTED if end.data.get("signal") == "SIGUSR1" else Cause.PLANNED
-    return Cause.PLANNED if end.data.get("exit_code") == 0 else Cause.SOFTWARE
-
-
-def _detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
-    """Onset of an event to the entry that first says it; one value per event."""
-    seen: set[Any] = set()
-    for entry in entries:
-        if entry.kind != "incident" or entry.data.get("tier") == "notice":
-            continue
-        key = (entry.launch, entry.data.get("id"), entry.data.get("onset_step"))
-        onset = entry.data.get("onset_step")
-        if key in seen or not isinstance(onset, int):
-            continue
-        seen.add(key)
-        moment = next((time for step, time in series.get(entry.launch or 0, ()) if step >= onset), None)
-        yield None if moment is None else max(0.0, _seconds(entry.ts) - moment)
-
-
-def _decide(entries: Sequence[Entry]) -> Iterable[float | None]:
-    """First alarm of a launch to the rollback that answers it; one value per rollback."""
-    alarm: float | None = None
-    for entry in entries:
-        if entry.kind in ("incident", "note") and alarm is None:
-            alarm = _seconds(entry.ts)
-        elif entry.kind == "rollback.receipt":
-            yield None if alarm is None else max(0.0, _seconds(entry.ts) - alarm)
-            alarm = None
-        elif entry.kind == "launch.start":
-            alarm = None
-
-
-def _resume(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
-    """Start of a launch to its first logged step; one value per launch."""
-    for entry in entries:
-        if entry.kind == "launch.start":
-            points = series.get(entry.launch or 0, ())
-            yield max(0.0, points[0][1] - _seconds(entry.ts)) if points else None
-
-
 def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
     """Launches that continued from a step without a guard saying that all was restored."""
     passed = {e.launch for e in entries if e.kind == "guard.verdict" and e.data.get("verdict") == "passed"}
@@ -282,17 +189,13 @@ def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
 def _wall(
     entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], now: float | None
 ) -> float | None:
-    starts = [_seconds(entry.ts) for entry in entries if entry.kind == "launch.start"]
+    starts = [seconds_of(entry.ts) for entry in entries if entry.kind == "launch.start"]
     if not starts:
         return None
-    ends = [_seconds(entry.ts) for entry in entries if entry.kind in ("launch.end", "rollback.receipt")]
+    ends = [seconds_of(entry.ts) for entry in entries if entry.kind in ("launch.end", "rollback.receipt")]
     ends += [points[-1][1] for points in series.values() if points]
     ends += [now] if now is not None else []
     return max(ends) - min(starts) if ends else None
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp).timestamp()
 
 
 def _number(value: object) -> float | None:
