@@ -38,12 +38,16 @@ LR_SCALES = {Action.LR_75: 0.75, Action.LR_50: 0.5, Action.STABILISE: 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateCheckpoint:
-    """A checkpoint that exists. `verified` None: nobody has looked yet, `chronicle rollback` will."""
+    """A checkpoint that exists. `verified` None: nobody has looked yet, `chronicle rollback` will.
+
+    `honours`: what the run said with it that it carries out (`plan_honours`); None: no save of it is on record.
+    """
 
     step: int
     launch: int | None = None
     verified: bool | None = None
     healthy: bool = True
+    honours: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

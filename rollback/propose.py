@@ -82,6 +82,9 @@ def propose(
         limit = _newest_target(onset, low, interval)
         older = _before_onset(usable, onset, low, interval, reasons)
     target = older[-1] if older else None
+    honours = history.honours if target is None or target.honours is None else target.honours
+    if action is Action.SKIP:
+        reasons.append(_data_action(honours))
     lr_scale = LR_SCALES.get(action, 1.0)
     if history.lr_factor * lr_scale < MIN_LR_FACTOR:
         lr_scale, action = 1.0, Action.STOP
@@ -94,7 +97,7 @@ def propose(
         cost_steps=max(0, history.last_step - target.step) if target else None,
         cost_hours=_hours(history, target), alternatives=tuple(_alternative(history, c) for c in older[-3:-1][::-1]),
         reasons=tuple(reasons), exhausted=exhausted,
-        command=_command(target, checkpoints, action, lr_scale, history, onset) if target else None,
+        command=_command(target, checkpoints, action, lr_scale, history, onset, honours) if target else None,
     )  # fmt: skip
 
 
@@ -197,16 +200,16 @@ def _choose_action(
     if near:
         reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data, a relapse clears it")
         return Action.HARDWARE
-    reasons.append(f"first time in this region: same LR, {_data_action(history.honours)}")
+    reasons.append("first time in this region: same LR, other data")
     return Action.SKIP
 
 
 def _data_action(honours: frozenset[str]) -> str:
     if SKIP in honours:
-        return "skip the data around the onset"
+        return "data: those around the onset are skipped"
     if RESHUFFLE in honours:
-        return "other data order"
-    return "other data, by the trainer's own means: it has not said that it can skip or reshuffle"
+        return "data: in another order"
+    return "data: by the trainer's own means, the run has not said that it can skip or reshuffle"
 
 
 def _slower_nodes(events: Sequence[Event]) -> list[tuple[int, str]]:
@@ -259,7 +262,7 @@ def _alternative(history: History, candidate: CandidateCheckpoint) -> Alternativ
 
 def _command(
     target: CandidateCheckpoint, checkpoints: Sequence[CandidateCheckpoint], action: Action, lr_scale: float,
-    history: History, onset: int,
+    history: History, onset: int, honours: frozenset[str],
 ) -> str | None:  # fmt: skip
     """The line to type. STOP has none: no knob on the ladder is left."""
     if action is Action.STOP:
@@ -269,9 +272,9 @@ def _command(
     parts = ["chronicle rollback", f"--to {where}"]
     if lr_scale != 1.0:
         parts.append(f"--lr-scale {lr_scale:g}")
-    elif action is Action.SKIP and SKIP in history.honours:
+    elif action is Action.SKIP and SKIP in honours:
         parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
-    elif action is Action.SKIP and RESHUFFLE in history.honours:
+    elif action is Action.SKIP and RESHUFFLE in honours:
         parts.append("--reshuffle")
     elif action is Action.FIX_LR and history.lr_expected is not None:
         parts.append(f"--lr {history.lr_expected:.6g}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rollback.checkpoint import Checkpoint
 
 VERIFIED_AT_MOST = 6
+SAVES = ("checkpoint", "guard.saved")  # entries of saves; the second where only the optimizer's state was seen to be taken
 
 
 def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
@@ -58,7 +59,9 @@ def collect_candidates(
         if step <= before and looked < VERIFIED_AT_MOST:
             verified = is_verified(checkpoint, entries)
             looked += verified
-        candidates.append(CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified))
+        honours = _said_with(checkpoint, entries)
+        candidate = CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified, honours=honours)
+        candidates.append(candidate)
     return tuple(reversed(candidates))
 
 
@@ -152,8 +155,22 @@ def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple
 
 def _honoured(entries: Sequence[Entry]) -> frozenset[str]:
     """What the run said with its last checkpoint that it carries out of a rollback's contract."""
-    saved = [entry for entry in entries if entry.kind in ("checkpoint", "guard.saved")]
-    said = saved[-1].data.get("honours") if saved else None
+    return next((_said_in(entry) for entry in reversed(entries) if entry.kind in SAVES), frozenset())
+
+
+def _said_with(checkpoint: Checkpoint, entries: Sequence[Entry]) -> frozenset[str] | None:
+    """What it said with this one."""
+    name = checkpoint.path.name
+    for entry in reversed(entries):
+        if entry.kind in SAVES and entry.step == checkpoint.step:
+            path = Path(str(entry.data.get("path") or name))
+            if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is told of as `opt_step-7`
+                return _said_in(entry)
+    return None
+
+
+def _said_in(entry: Entry) -> frozenset[str]:
+    said = entry.data.get("honours")
     return frozenset(map(str, said)) if isinstance(said, list) else frozenset()
 
 

@@ -118,12 +118,14 @@ def test_command_carries_exactly_what_the_rung_asks() -> None:
     neither = propose(one, grid(0, 1_000), History(run="r"))
     first = propose(one, grid(0, 1_000), History(run="r", honours=frozenset({"reshuffle"})))
     skip = propose(one, grid(0, 1_000), History(honours=frozenset({"skip", "reshuffle"})))
+    older = propose(one, grid(0, 1_000, honours=frozenset()), History(honours=frozenset({"skip"})))
     raised = propose(one, grid(0, 1_000), History(lr_raised=2.0))
     twins = propose(one, [*grid(0, 750, launch=1), *grid(750, 750, launch=2)], History())
     assert neither and neither.command == "chronicle rollback --to 750 --run r"
     assert any("by the trainer's own means" in reason for reason in neither.reasons)
     assert first and first.command == "chronicle rollback --to 750 --reshuffle --run r"
     assert skip and skip.command == "chronicle rollback --to 750 --skip-batches 450"
+    assert older and older.command == "chronicle rollback --to 750"  # that one was saved before the run could skip
     assert raised and raised.command == "chronicle rollback --to 750 --lr-scale 0.5"
     assert twins and twins.command is not None and "--to 750@" in twins.command
 

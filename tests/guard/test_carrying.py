@@ -19,9 +19,9 @@ from chronicle import ResumeRefused
 from chronicle.commands.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.watch.facts import collect_history
+from chronicle.watch.facts import collect_candidates, collect_history
 from rollback.manifest import read_manifest
-from rollback.propose import CandidateCheckpoint, propose
+from rollback.propose import propose
 from tests.detect.test_propose import event
 from tests.guard.carrying_runs import GAMMA, LR, OnAccelerate, Weight, samples
 
@@ -242,8 +242,9 @@ def test_proposal_prints_what_the_guard_of_this_run_carries_out(run_dir: Path, r
     """The newest save decides: with an order that a seed fixes the batches are skipped, without one nothing is printed."""
 
     def proposed() -> str:
-        history = collect_history(read_journal(RunPaths(run_dir)).entries, run=None, launch=None, last_step=20)
-        proposal = propose([event(15)], [CandidateCheckpoint(step=5, verified=True)], history)
+        entries = read_journal(RunPaths(run_dir)).entries
+        history = collect_history(entries, run=None, launch=None, last_step=20)
+        proposal = propose([event(15)], collect_candidates([root], before=15, entries=entries), history)
         return str(proposal and proposal.command)
 
     launch = OnAccelerate(run_dir)

@@ -152,3 +152,20 @@ def test_lr_is_put_back_after_a_step_that_raised() -> None:
         optimizer.step(closure)
     warm_up.restore()
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_tensor_lr_stays_the_same_tensor() -> None:
+    """What was captured once (a graph, a compiled step) goes on reading it."""
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    lr = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([{"params": [w], "lr": lr} for w in weights], lr=lr)
+    warm_up = WarmUp(optimizer, [(0, 4)], 0)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append([float(group["lr"]) for group in optimizer.param_groups]))
+    held = [group["lr"] for group in optimizer.param_groups]
+    for weight in weights:
+        weight.grad = torch.ones(1)
+    optimizer.step()
+    assert seen == [[0.125, 0.125]] and warm_up.used == 0.125
+    assert all(group["lr"] is tensor for group, tensor in zip(optimizer.param_groups, held, strict=True))
+    assert [float(tensor) for tensor in held] == [0.5, 0.5] and float(weights[1]) == -0.125
