@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from chronicle.preflight.expectation import find_plan
 __all__ = ["StepLog", "open_output", "print_error"]
 
 _KEPT_FRAMES = 16
+_SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
 
 
 def bits_per_byte(nats_per_bit: float) -> float:
@@ -189,10 +191,13 @@ class StepLog:
                                    title=f"plan changed: {kind} doubled at a plateau, as the recipe says",
                                    data={"declared": {**plan.data["declared"], "params": after}, "reason": "growth"})
 
-    def summary(self, model: BitTransformer, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
+    def summary(self, model: BitTransformer | None, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
                 progress: Progress, *, averaged: bool) -> None:
-        """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write."""
-        if not self._is_main:
+        """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write.
+
+        `model` is whole, on the main rank; the others need none.
+        """
+        if not self._is_main or model is None:
             return
         found = evaluate(model, held_out, rank=0, world_size=1)
         rows = {"averaged weights" if averaged else "model": {name: held.bpb for name, held in found.items()}}
@@ -221,14 +226,26 @@ class StepLog:
             self.notice(step, Notice(kind="export", text=small, data={"rows": [row.to_json() for row in rows]}))
 
     def _sample(self, model: BitTransformer, monitor: Monitor, floors: Floors) -> None:
-        judged = sample_under_gate(model, "The ", 64, count=4, floors=floors, frequencies_9=monitor.frequencies_9,
-                                   config=monitor.config)
+        self._say(f"samples: drawing 4 texts of {_SAMPLE_BYTES} bytes, a pass through the model for every bit")
+        judged = sample_under_gate(model, "The ", _SAMPLE_BYTES, count=4, floors=floors, config=monitor.config,
+                                   frequencies_9=monitor.frequencies_9, after_byte=self._tell_of_bytes())
         for text in judged.samples.texts:
             self._say(f"sample: {judged.samples.prompt + text!r}")
         told = judged.telemetry
         verdict = f"outside the floors: {', '.join(judged.verdict.tripped)}" if judged.verdict.tripped else "within the floors"
         self._say(f"samples: {judged.samples.num_repairs} of {judged.samples.num_bytes} parity bits repaired; K {told.k:.3f}, "
                   f"C {told.c:.3f}, S {told.s:.3f}, {verdict} of the data (draw {judged.draws})")
+
+    def _tell_of_bytes(self, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
+        """Return what says every ten seconds how far the samples are."""
+        told = [clock()]
+
+        def after_byte(done: int) -> None:
+            if clock() - told[0] >= _TELL_SECONDS:
+                told[0] = clock()
+                self._say(f"samples: {done} of {_SAMPLE_BYTES} bytes")
+
+        return after_byte
 
     def end(self, progress: Progress, *, stopped: bool) -> None:
         """Say how the launch ended."""

@@ -5,7 +5,7 @@ Windows begin on byte boundaries, so a text longer than the model's window is co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +50,11 @@ class Judged:
 
 @torch.no_grad()
 def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int = 1, seed: int = 0,
-                 temperature: float = 0.8) -> Samples:
-    """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts."""
+                 temperature: float = 0.8, after_byte: Callable[[int], None] = lambda done: None) -> Samples:
+    """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts.
+
+    `after_byte` hears how many bytes of each text are done.
+    """
     if model.config.vocab != 2:
         raise ValueError("sampling is for bit models")
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +64,7 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
     bits_BT, num_repairs = encode_text(prompt).repeat(count, 1), 0
     logits = []
     begin, window = bits_BT.shape[1], model.config.max_bits - BITS_PER_BYTE
-    for _ in range(num_bytes):
+    for done in range(num_bytes):
         for _ in range(BITS_PER_BYTE):
             start = max(0, -(-(bits_BT.shape[1] - window) // BITS_PER_BYTE)) * BITS_PER_BYTE
             logits.append(model(bits_BT[:, start:].to(device)).logits_BTV[:, -1].cpu())
@@ -71,6 +74,7 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
         repaired, wrong = repair_parity(bits_BT[:, -BITS_PER_BYTE:])
         bits_BT = torch.cat([bits_BT[:, :-BITS_PER_BYTE], repaired], 1)
         num_repairs += wrong
+        after_byte(done + 1)
     model.train(was_training)
     return Samples(prompt=prompt, texts=tuple(decode_text(row[begin:]) for row in bits_BT), num_bytes=num_bytes * count,
                    num_repairs=num_repairs, bits_BT=bits_BT[:, begin:], logits_BT2=torch.stack(logits, 1))
@@ -86,7 +90,8 @@ def measure_samples(samples: Samples, frequencies_9: Sequence[float]) -> Telemet
 
 
 def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, floors: Floors,
-                      frequencies_9: Sequence[float], config: GateConfig) -> Judged:
+                      frequencies_9: Sequence[float], config: GateConfig,
+                      after_byte: Callable[[int], None] = lambda done: None) -> Judged:
     """Draw samples until C and S are within the floors of the data, at most `1 + config.redraws` times.
 
     Each draw is judged by itself: smoothing over redraws would let a bad one condemn the next. Raises GateTripped at the
@@ -96,7 +101,7 @@ def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, cou
               "S of the samples": Limit(floor=floors.s_floor)}
     gate = Gate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
     for draw in range(1 + config.redraws):
-        samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw)
+        samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw, after_byte=after_byte)
         telemetry = measure_samples(samples, frequencies_9)
         verdict = gate.observe({"C of the samples": telemetry.c, "S of the samples": telemetry.s})
         if not verdict.retry:

@@ -8,6 +8,7 @@ files whatever the number of ranks. Every rank must save and load together.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -62,6 +63,33 @@ class ShardedAdamW(AdamW):
         cut = {index: {name: cut_like(value, parameters[index]) if name != "step" else value
                        for name, value in moments.items()} for index, moments in state_dict["state"].items()}
         super().load_state_dict({**state_dict, "state": cut})
+
+
+def gather_whole(model: BitTransformer, *, keep: bool) -> BitTransformer | None:
+    """Return a plain model with the whole weights of a sharded one, a parameter at a time; None where not to `keep` it.
+
+    FSDP2 and every stage of ZeRO. Every rank must call it.
+    """
+    state = {}
+    for name, parameter in model.named_parameters():
+        with _gathered(parameter):
+            value = whole(parameter).detach()
+            if keep:
+                state[name] = value.clone()
+    if not keep:
+        return None
+    result = BitTransformer(model.config).to(next(iter(state.values())).device)
+    result.load_state_dict(state)
+    return result
+
+
+def _gathered(parameter: Tensor) -> AbstractContextManager[Any]:
+    if not hasattr(parameter, "ds_tensor"):
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    context: AbstractContextManager[Any] = GatheredParameters([parameter])
+    return context
 
 
 def whole(value: Any) -> Any:

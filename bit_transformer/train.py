@@ -44,7 +44,7 @@ from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.resume import checkpoint_path, find_resume_point
 from bit_transformer.room import measure_room
 from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
-from bit_transformer.sharding import ShardedAdamW, shard_model
+from bit_transformer.sharding import ShardedAdamW, gather_whole, shard_model
 from bit_transformer.tally import StepTally
 from bit_transformer.topology import measure_topology, require_all_ranks
 from bit_transformer.trial import open_trial
@@ -261,9 +261,11 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         if experiments is not None:
             check(experiments=experiments)
         return
-    if recipe.summary and progress.step == recipe.schedule.total_steps and recipe.sharding == "ddp":
+    if recipe.summary and progress.step == recipe.schedule.total_steps:
         final_model = bare_model if ema is None else ema.averaged(bare_model)
-        log.summary(final_model, stores, held_out, progress, averaged=ema is not None)
+        whole_model = (final_model if recipe.sharding == "ddp" else
+                       gather_whole(bare_model, keep=accelerator.is_main_process))
+        log.summary(whole_model, stores, held_out, progress, averaged=ema is not None)
     log.end(progress, stopped=bool(stop_asked))
 
 
