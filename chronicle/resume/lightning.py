@@ -121,11 +121,19 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
                 "world_size": int(trainer.world_size),
                 "accumulation": int(trainer.accumulate_grad_batches),
                 "precision": str(trainer.precision),
+                "sharding": type(trainer.strategy).__name__,
+                **_batch_size(trainer.train_dataloader),
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
             },
             step=int(trainer.global_step),
             steppers=steppers_of(trainer.optimizers),
         )
+
+
+def _batch_size(loader: Any) -> dict[str, int]:
+    """Of a single loader that makes its batches itself; several have none in common."""
+    size = getattr(loader, "batch_size", None)
+    return {"batch_size": size} if isinstance(size, int) else {}
 
 
 def _bind(config: Any) -> BoundScheduler:

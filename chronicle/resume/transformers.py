@@ -88,6 +88,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             "world_size": int(args.world_size),
             "accumulation": int(args.gradient_accumulation_steps),
             "batch_size": int(args.train_batch_size),
+            "sharding": _sharding(args),
             "dtype": "" if model is None else str(next(model.parameters()).dtype).removeprefix("torch."),
         }
         return LiveState(
@@ -103,6 +104,14 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
 
 
 RENAMED = {"learning_rate": "lr"}
+
+
+def _sharding(args: Any) -> str:
+    """zero<stage>, fsdp or replicated."""
+    config = getattr(getattr(args, "hf_deepspeed_config", None), "config", None)
+    if config is not None:
+        return f"zero{(config.get('zero_optimization') or {}).get('stage', 0)}"
+    return "fsdp" if getattr(args, "fsdp", None) else "replicated"
 
 
 def find_resumed(args: Any, state: Any, known: tuple[tuple[int | None, str], ...]) -> Path:

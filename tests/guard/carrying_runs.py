@@ -58,7 +58,7 @@ class OnAccelerate:
     """One launch. It finds its place in the data by its own step count, as scripts do."""
 
     def __init__(self, run_dir: Path | None, *, accumulation: int = 1, shuffle: bool = True, seedable: bool = True,
-                 zero: int = 0, **options: Any) -> None:  # fmt: skip
+                 zero: int = 0, late: bool = False, **options: Any) -> None:  # fmt: skip
         for state in (AcceleratorState._reset_state, GradientState._reset_state, PartialState._reset_state):
             state()
         torch.manual_seed(0)
@@ -76,13 +76,16 @@ class OnAccelerate:
         ranks = self.accelerator.num_processes
         loader = DataLoader(samples(ranks), batch_size=4, shuffle=shuffle)
         held_out = DataLoader(samples(ranks), batch_size=4)
-        parts = self.accelerator.prepare(self.weight, optimizer, held_out, loader)
-        self.model, self.optimizer, self.held_out, self.loader = parts
+        parts = self.accelerator.prepare(self.weight, optimizer, held_out, *([] if late else [loader]))
+        self.model, self.optimizer, self.held_out, *prepared = parts
+        self.loader: Any = loader if late else prepared[0]
         self.accelerator.register_for_checkpointing(scheduler)  # unprepared: it counts optimizer steps on any ranks
         self.scheduler, self.accumulation = scheduler, accumulation
 
     def load(self, checkpoint: Path) -> "OnAccelerate":
         self.accelerator.load_state(str(checkpoint))
+        if type(self.loader) is DataLoader:
+            self.loader = self.accelerator.prepare(self.loader)
         return self
 
     def train(self, begin: int, num_steps: int, checkpoint: Path | None = None) -> Told:

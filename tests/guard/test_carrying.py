@@ -19,6 +19,7 @@ from chronicle import ResumeRefused
 from chronicle.commands.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.resume.optimizers import steppers_of
 from chronicle.watch.facts import collect_candidates, collect_history
 from rollback.manifest import read_manifest
 from rollback.propose import propose
@@ -116,6 +117,14 @@ def test_a_second_rollback_leaves_out_more(run_dir: Path, root: Path) -> None:
     assert roll_back(run_dir, root, 10, "--skip-batches", "9") == 0
     told = OnAccelerate(run_dir).load(root / "opt_step-10").train(10, 6)
     assert ids(told) == stream[21:27]
+
+
+def test_loader_that_is_prepared_after_the_load_is_changed_then(run_dir: Path, root: Path) -> None:
+    stream = ids(OnAccelerate(None).train(0, 16))
+    OnAccelerate(run_dir).train(0, 5, root / "opt_step-5")
+    assert roll_back(run_dir, root, 5, "--skip-batches", "2") == 0
+    told = OnAccelerate(run_dir, late=True).load(root / "opt_step-5").train(5, 6)
+    assert ids(told) == stream[7:13]
 
 
 def test_a_second_warm_up_ends_the_first(run_dir: Path, root: Path) -> None:
@@ -442,6 +451,7 @@ def train_with_deepspeed(run_dir: Path, root: Path, stage: int, num_steps: int, 
     }  # fmt: skip
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config)
     chronicle.guard(engine, run_dir=run_dir)
+    assert bool(steppers_of((engine.optimizer,))) is (stage == 0)  # as Lightning and the Trainer would meet it
     if load:
         engine.load_checkpoint(str(root))
     used = []

@@ -168,4 +168,4 @@ def test_tensor_lr_stays_the_same_tensor() -> None:
     optimizer.step()
     assert seen == [[0.125, 0.125]] and warm_up.used == 0.125
     assert all(group["lr"] is tensor for group, tensor in zip(optimizer.param_groups, held, strict=True))
-    assert [float(tensor) for tensor in held] == [0.5, 0.5] and float(weights[1]) == -0.125
+    assert [float(tensor) for tensor in held] == [0.5, 0.5] and float(weights[1].detach()) == -0.125

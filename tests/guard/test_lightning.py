@@ -49,6 +49,7 @@ def fit(
     ckpt_path: Path | None = None,
     module: Any = None,
     callback: Any = None,
+    batch_size: int = 4,
 ) -> Any:
     torch.manual_seed(0)
     module = module or Regression()
@@ -67,7 +68,7 @@ def fit(
         callbacks=callbacks,
     )
     trainer.fit(
-        module, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=None if ckpt_path is None else str(ckpt_path)
+        module, torch.utils.data.DataLoader(data, batch_size=batch_size), ckpt_path=None if ckpt_path is None else str(ckpt_path)
     )
     return trainer
 
@@ -132,6 +133,15 @@ def test_file_saved_again_under_the_same_name_is_held_to_its_newest_digest(
     for steps, path in ((8, saved), (10, last), (12, last)):
         trainer = fit(tmp_path, run_dir, max_steps=steps, ckpt_path=path)
         trainer.save_checkpoint(last)
+    assert verdicts(run_dir)[-1]["verdict"] == "passed"
+
+
+def test_another_batch_size_is_refused_until_it_is_meant(saved: Path, tmp_path: Path, run_dir: Path) -> None:
+    with pytest.raises(ResumeRefused):
+        fit(tmp_path, run_dir, max_steps=8, ckpt_path=saved, batch_size=8)
+    assert "batch size" in [check["name"] for check in verdicts(run_dir)[-1]["checks"]]
+    meant = ChronicleCallback(run_dir, accept_change={"batch_size": "twice the memory", "data": "other batches"})
+    fit(tmp_path, run_dir, max_steps=8, ckpt_path=saved, batch_size=8, callback=meant)
     assert verdicts(run_dir)[-1]["verdict"] == "passed"
 
 
