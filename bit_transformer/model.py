@@ -43,7 +43,7 @@ class ModelConfig:
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.d_model % self.num_heads or self.d_model % 2:
+        if self.num_heads < 1 or self.d_model % self.num_heads or self.d_model % 2:
             raise BadRecipe(f"d_model {self.d_model} does not divide into {self.num_heads} heads of even width")
         if self.byte_phase and self.d_model <= PHASE_CHANNELS:
             raise BadRecipe(f"d_model {self.d_model} leaves no room beside {PHASE_CHANNELS} byte-phase channels")

@@ -49,6 +49,8 @@ def list_steps(root: Path) -> list[int]:
 
 def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) -> ResumePoint:
     """Return where to start. Raises CannotResume where that is open or the named checkpoint is not there."""
+    if root.exists() and not root.is_dir():
+        raise CannotResume(f"`{root}` is a file, expected a directory for checkpoints", "name another with --checkpoints")
     contract = _read_contract(environ)
     path = _named_path(requested, root, environ, contract)
     if path is None:
@@ -64,6 +66,12 @@ def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) ->
     data = contract.get("data") or {}
     return ResumePoint(path=path, skip_batches=int(data.get("skip_batches") or 0),
                        reshuffle=bool(data.get("reshuffle")), warmup_steps=int(contract.get("warmup_steps") or 0))
+
+
+def require_later(stop_at: int | None, step: int) -> None:
+    """Raise CannotResume where a launch is to stop after a step that it begins at or behind."""
+    if stop_at is not None and stop_at <= step:
+        raise CannotResume(f"--stop-at is {stop_at}, this launch starts after step {step}", "name a later step")
 
 
 def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract: Mapping[str, Any] | None) -> Path | None:

@@ -41,7 +41,7 @@ from bit_transformer.monitor import CALIBRATION_WINDOWS, Monitor, telemetry_rows
 from bit_transformer.progress import Progress, saved_growths
 from bit_transformer.quantization import prepare_qat, set_qat
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
-from bit_transformer.resume import checkpoint_path, find_resume_point
+from bit_transformer.resume import checkpoint_path, find_resume_point, require_later
 from bit_transformer.room import measure_room
 from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
 from bit_transformer.sharding import ShardedAdamW, gather_whole, shard_model
@@ -162,6 +162,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             set_learning_rates(optimizer, scheduler)
         progress.segments = progress.segments.resumed(
             progress.step, skip_batches=point.skip_batches, reshuffle=point.reshuffle)
+    require_later(stop_at, progress.step)
     dataset = StepDataset(plan, progress.segments, stores, rank=rank, world_size=world_size,
                           compress=data.compress_probability, as_bytes=recipe.model.vocab == 256)
     if trial is not None:

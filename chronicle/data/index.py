@@ -115,7 +115,7 @@ def open_shard(shard: str) -> Iterator[IO[bytes]]:
         else:
             opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller is done
     except OSError as problem:
-        raise ShardProblem(f"shard `{shard}` cannot be opened: {problem.strerror or problem}",
+        raise ShardProblem(f"shard `{shard}` cannot be opened: {_reason(problem)}",
                            "build it with `chronicle data build`, or correct the path") from problem
     with opened as stream:
         yield stream
@@ -145,7 +145,10 @@ class ShardReader:
         """Return `size` bytes from `offset`. Raises ShardProblem where the shard ends before."""
         if is_remote(self.shard):
             filesystem, path = _filesystem(self.shard)
-            content = bytes(filesystem.cat_file(path, start=offset, end=offset + size))
+            try:
+                content = bytes(filesystem.cat_file(path, start=offset, end=offset + size))
+            except OSError as problem:
+                raise ShardProblem(f"shard `{self.shard}` cannot be read: {_reason(problem)}") from problem
         else:
             if self._descriptor < 0 or self._process != os.getpid():  # a forked worker opens its own
                 try:
@@ -159,10 +162,19 @@ class ShardReader:
         return content
 
 
+def _reason(problem: OSError) -> str:
+    """What the system said; fsspec calls everything "not found", and what it was about is the error behind it."""
+    return str(problem.__cause__ or problem.strerror or problem)
+
+
 def _filesystem(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError as problem:
         raise ShardProblem(f"remote shard `{url}` needs fsspec", "pip install fsspec") from problem
-    filesystem, path = url_to_fs(url)
+    try:
+        filesystem, path = url_to_fs(url)
+    except (ImportError, ValueError) as problem:  # the package for this protocol is missing, or there is no such protocol
+        raise ShardProblem(f"remote shard `{url}` cannot be opened: {problem}",
+                           "install what fsspec names, or correct the address") from problem
     return filesystem, path

@@ -103,6 +103,9 @@ def read_manifest(location: str) -> SourceManifest:
         with open_shard(path) as stream:
             return SourceManifest.from_json(json.loads(stream.read()))
     except ShardProblem as problem:
+        cause = problem.__cause__
+        if not isinstance(cause, FileNotFoundError | NotADirectoryError) or cause.__cause__ is not None:
+            raise
         raise DataError(f"`{location}` holds no built source: {MANIFEST} is missing",
                         "build it with `chronicle data build`") from problem
     except (ValueError, KeyError, TypeError) as problem:

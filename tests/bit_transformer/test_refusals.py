@@ -39,6 +39,10 @@ REFUSED = {
     "window": "a window of 999 bytes has 8991 symbols, model.max_bits is 216",
     "held out": "holds out",
     "scaleup": "recipe `scaleup` has",
+    "stop in the past": "--stop-at is 0, this launch starts after step 0",
+    "checkpoints in a file": "is a file, expected a directory for checkpoints",
+    "no such protocol": "remote shard `foo://x/lines/manifest.json` cannot be opened: Protocol not known: foo",
+    "nobody answers": "cannot be opened: Cannot connect to host 127.0.0.1:9",
     "too large": "preflight PF31 memory: a rank needs 7,487.91 GB",
 }
 
@@ -77,6 +81,10 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str
     cases["window"] = case("window_bytes=999")
     cases["held out"] = case("eval_windows=1000000")
     cases["scaleup"] = case(recipe="scaleup")
+    cases["stop in the past"] = [*case(), "--stop-at", "0"]
+    cases["checkpoints in a file"] = [*case(), "--checkpoints", str(text / "a.txt")]
+    cases["no such protocol"] = case("data_dir=foo://x")
+    cases["nobody answers"] = case("data_dir=http://127.0.0.1:9/x")
     cases["too large"] = case(*LARGE)
     cases["one shard, three readers"] = case("num_workers=3")
     cases["no workers"] = case()

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bit_transformer.errors import BadRecipe
@@ -37,6 +37,7 @@ def test_raise_multiplies_from_its_step_on() -> None:
     assert [ramped(s) / plain(s) for s in (7, 8, 9, 10)] == pytest.approx([1, 2, 3, 3])
 
 
+@settings(deadline=None)
 @given(restart=st.integers(0, 20))
 def test_rebuilt_schedule_goes_on_as_if_never_rebuilt(restart: int) -> None:
     """A scheduler rebuilt through the planner at any step and loaded gives the LRs of the one that never stopped."""
