@@ -7,7 +7,7 @@ function layout(extra) {
   const out = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, family: "system-ui, DejaVu Sans, sans-serif", size: 12 },
-    margin: { l: 60, r: 16, t: extra.height > 250 ? 28 : 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") }, dragmode: "zoom",
+    margin: { l: 60, r: 16, t: extra.height > 250 ? 28 : 10, b: 42 }, hovermode: "closest", modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, dragmode: "zoom",
     legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 }, ...extra,
   };
   for (const key of Object.keys(out)) if (/^[xy]axis\d*$/.test(key)) out[key] = { ...axis, ...out[key] };
