@@ -67,9 +67,8 @@ def fit(
         default_root_dir=str(root),
         callbacks=callbacks,
     )
-    trainer.fit(
-        module, torch.utils.data.DataLoader(data, batch_size=batch_size), ckpt_path=None if ckpt_path is None else str(ckpt_path)
-    )
+    loader = torch.utils.data.DataLoader(data, batch_size=batch_size)
+    trainer.fit(module, loader, ckpt_path=None if ckpt_path is None else str(ckpt_path))
     return trainer
 
 
