@@ -15,7 +15,7 @@ import subprocess
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from chronicle.data.errors import CorpusMissing, DataError
@@ -42,10 +42,15 @@ def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
 
 def read_folder(folder: Path) -> bytes:
     """Return all text files below a folder, sorted by name, joined. Raises DataError for none or for no UTF-8."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    files = _each_once(path for path in folder.rglob("*") if path.is_file() and path.suffix in TEXT_SUFFIXES)
     if not files:
         raise DataError(f"folder `{folder}` holds no text files ({', '.join(sorted(TEXT_SUFFIXES))})")
     return b"\n".join(_checked(path) for path in files)
+
+
+def _each_once(paths: Iterable[Path]) -> list[Path]:
+    """Return the files behind the paths, sorted: a text under two names would stand in training and held out alike."""
+    return sorted({path.resolve() for path in paths})
 
 
 def _checked(path: Path) -> bytes:
@@ -84,7 +89,7 @@ def _gcide(root: Path) -> bytes:
 
 
 def _python_doc(root: Path) -> bytes:
-    files = sorted(root.glob(_DOC_GLOB))
+    files = _each_once(root.glob(_DOC_GLOB))  # Debian links python3.11-doc/html to python3.11/html
     if not files:
         raise CorpusMissing(f"corpus `python-doc` needs `{root / _DOC_GLOB}`, which is not installed",
                             "apt-get install python3-doc, or name a downloaded python3.*-doc .deb")

@@ -185,9 +185,13 @@ def test_installed_package_and_package_file_give_the_same_text(tmp_path: Path) -
     source = tmp_path / "root" / relative
     source.parent.mkdir(parents=True)
     source.write_text("os — operating system\n", encoding="utf-8")
+    link = tmp_path / "root/usr/share/doc/python3.11-doc/html"  # as Debian's package has it
+    link.parent.mkdir()
+    link.symlink_to("../python3.11/html")
     tar_path = tmp_path / "data.tar"
     with tarfile.open(tar_path, "w") as tar:
-        tar.add(source, arcname=f"./{relative}")
+        for path in (source, link):
+            tar.add(path, arcname=f"./{path.relative_to(tmp_path / 'root')}")
     members = {"debian-binary": b"2.0\n", "data.tar.xz": lzma.compress(tar_path.read_bytes())}
     content = b"!<arch>\n"
     for name, body in members.items():
@@ -195,7 +199,14 @@ def test_installed_package_and_package_file_give_the_same_text(tmp_path: Path) -
         content += head + body + b"\n" * (len(body) % 2)
     package = tmp_path / "python3.11-doc_1.deb"
     package.write_bytes(content)
-    assert read_text(str(package)) == read_text("python-doc", root=tmp_path / "root")
+    assert read_text(str(package)) == read_text("python-doc", root=tmp_path / "root") == source.read_bytes()
+
+
+def test_text_under_two_names_is_read_once(tmp_path: Path) -> None:
+    """Twice, and what is held out would be trained on."""
+    (tmp_path / "a.txt").write_text("once")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    assert read_text(str(tmp_path)) == b"once"
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb here")
