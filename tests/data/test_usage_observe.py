@@ -115,7 +115,7 @@ def test_launch_rank_and_place_are_known_under_chronicle_run(tmp_path: Path, cap
     assert [(entry.kind, entry.launch) for entry in told] == [
         ("data.observed", 1), ("data.ratio", 2), ("data.ratio", 2), ("data.observed", 2)]
     assert told[-1].title == "launch 2: 700 samples observed, 700 of them read before (text 100.0%)"
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         chronicle(["data", "usage", "--run", "run", "--logs", str(tmp_path / "logs")])
     assert capsys.readouterr().out.splitlines() == [
         "launch 1: 1,000 samples observed, 0 of them read before (image 30.0%, text 70.0%)", told[-1].title]
