@@ -14,6 +14,7 @@ from typing import Any
 from chronicle.story.assemble import Story, loss_of
 from chronicle.story.launches import LaunchStory
 from chronicle.story.plain import format_factor, plain
+from chronicle.story.resumes import would_have_resumed_at
 from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
 
 __all__ = ["PALETTE", "draw_lineage"]
@@ -198,7 +199,7 @@ def _tree(panels: _Panels, story: Story) -> None:
     for launch in story.launches:
         start, last = launch.span.start_step, launch.span.last_step
         if start is None or not launch.span.has_steps:
-            _refused(strokes, axes, launch, rows[launch.number], wide)
+            _refused(strokes, axes, launch, would_have_resumed_at(story, launch), rows[launch.number], wide=wide)
             continue
         row, limit = rows[launch.number], launch.span.abandoned_after
         last = start if last is None else max(last, start)
@@ -220,9 +221,8 @@ def _tree(panels: _Panels, story: Story) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.7)
 
 
-def _refused(strokes: _Strokes, axes: Any, launch: LaunchStory, row: int, wide: bool) -> None:
+def _refused(strokes: _Strokes, axes: Any, launch: LaunchStory, step: int | None, row: int, *, wide: bool) -> None:
     """A launch that took no step: a cross where it would have resumed."""
-    step = launch.verdict_entry.step if launch.verdict_entry is not None else launch.span.start_step
     if step is None:
         return
     strokes.add(axes, [step], [row], markersize=6, color=ALARM, markeredgewidth=1.6, zorder=3, **CROSS)

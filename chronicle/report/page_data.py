@@ -18,7 +18,7 @@ from chronicle.story.clocks import Clock, flops_are_estimated, tell_clocks
 from chronicle.story.launches import LaunchStory
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.progress import Progress, tell_progress
-from chronicle.story.resumes import ResumeWindow, resume_windows
+from chronicle.story.resumes import ResumeWindow, resume_windows, would_have_resumed_at
 from chronicle.story.series import LaunchSeries, shown_range
 
 __all__ = ["build_page_data", "drawn"]
@@ -43,7 +43,7 @@ def build_page_data(
         "head": {"step": story.headline.step, "launch": story.headline.launch},
         "loss": next((n for n in LOSS_NAMES if n in names), None),
         "channels": names,
-        "launches": [_launch(launch) for launch in story.launches],
+        "launches": [_launch(story, launch) for launch in story.launches],
         "every": math.ceil(len(story.launches) / MOST_BRANCHES) or 1,
         "curves": {name: channel_curves(story, series, name) for name in names},
         "clocks": [_clock(c) for c in clocks],
@@ -63,7 +63,7 @@ def build_page_data(
 
 # of the rows that the tables show, what the script needs: of 10^4 launches the rest is megabytes
 DRAWN: Mapping[str, Sequence[str]] = {
-    "launches": ("number", "start", "last", "keptTo", "parent", "lr", "why", "outcome", "colour"),
+    "launches": ("number", "start", "last", "keptTo", "parent", "stood", "lr", "why", "outcome", "colour"),
     "rollbacks": ("launch", "to"),
     "incidents": ("launch", "onset", "title"),
 }
@@ -84,7 +84,7 @@ def _names(series: Sequence[LaunchSeries]) -> list[str]:
     return (first + rest)[:CHANNELS]
 
 
-def _launch(launch: LaunchStory) -> dict[str, Any]:
+def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:
     span = launch.span
     return {
         "number": launch.number,
@@ -92,6 +92,7 @@ def _launch(launch: LaunchStory) -> dict[str, Any]:
         "last": span.last_step,
         "keptTo": span.last_step if span.abandoned_after is None else span.abandoned_after,
         "parent": span.parent,
+        "stood": None if span.has_steps or launch.alive else would_have_resumed_at(story, launch),
         "lr": "" if launch.lr is None else format_factor(launch.lr.factor),
         "why": "" if launch.lr is None else plain(launch.lr.reason),
         "outcome": plain(launch.outcome),

@@ -45,6 +45,12 @@ function lineage(element) {
     ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
   ];
   const rows = new Map(data.launches.map((l, row) => [l.number, row]));
+  const stopped = data.launches.map((l, row) => ({ l, row })).filter(({ l, row }) => l.stood !== null && row % data.every === 0);
+  if (stopped.length) traces.push({
+    type: "scatter", mode: "markers", name: "took no step", x: stopped.map(({ l }) => place(l.parent ?? owner({}), l.stood)), y: stopped.map(({ row }) => row),
+    xaxis: "x", yaxis: "y", marker: { symbol: "x", size: 8, color: ALARM }, hoverinfo: "text",
+    text: stopped.map(({ l }) => `launch ${l.number} took no step: ${escape(l.outcome)}`),
+  });
   data.launches.forEach((l, row) => {
     if (l.start === null || row % data.every) return;
     const draw = (from, to, colour, width, name) => traces.push({

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from chronicle.story.assemble import LOSS_NAMES, Story
+from chronicle.story.launches import LaunchStory
 from chronicle.story.series import Curve, LaunchSeries
 
-__all__ = ["MOST_WINDOWS", "ResumeWindow", "Shift", "resume_windows"]
+__all__ = ["MOST_WINDOWS", "ResumeWindow", "Shift", "resume_windows", "would_have_resumed_at"]
 
 WINDOW_STEPS = 200
 MOST_WINDOWS = 100
@@ -136,3 +137,12 @@ def _shifts(
         sigmas = (fmean(after) - fmean(old)) / _noise(old)
         found.append(Shift(channel=name, before=fmean(old), after=fmean(after), sigmas=sigmas))
     return tuple(sorted(found, key=lambda shift: -abs(shift.sigmas)))
+
+
+def would_have_resumed_at(story: Story, launch: LaunchStory) -> int | None:
+    """Where a launch that took no step stood: what its guard or its start says, else where the rollback before it went."""
+    verdict = launch.verdict_entry
+    known = launch.span.start_step if verdict is None or verdict.step is None else verdict.step
+    if known is not None or verdict is None:
+        return known
+    return next((mark.to_step for mark in reversed(story.lineage.rollbacks) if mark.entry_id < verdict.id), None)

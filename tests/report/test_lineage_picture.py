@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from chronicle.report.lineage_picture import GREY, _curve, _Strokes, draw_lineage
+from chronicle.report.page_data import build_page_data
 from chronicle.story import read_story
+from chronicle.story.resumes import would_have_resumed_at
 from chronicle.story.series import Curve, read_series, robust_range, thin
 from tests.builders.story_runs import StoryRun, toy_run
 
@@ -37,6 +39,22 @@ def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path) -> None
     assert list(kept.get_xdata()) == [1, 2, 3, 4, 5]
     assert list(abandoned.get_xdata()) == [6, 7, 8, 9, 10]
     assert abandoned.get_color() == GREY and kept.get_color() != GREY
+
+
+def test_a_refused_launch_stands_where_the_rollback_before_it_went(tmp_path: Path) -> None:
+    """A guard that found the wrong schedule does not know the step; the contract of the rollback does."""
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.metrics(1, {step: {"loss": 1.0} for step in range(1, 31)})
+    run.end(1, 30)
+    run.rollback(20, 0.5, from_step=30)
+    run.add("launch.start", launch=2, data={"argv": ["train"]})
+    run.add("guard.verdict", launch=2, title="refused", data={"verdict": "refused", "checks": []})
+    run.add("launch.end", launch=2, data={"exit_code": 78})
+    story = read_story(run.paths, signs_of_life=False)
+    assert [would_have_resumed_at(story, launch) for launch in story.launches] == [0, 20]
+    stood = [launch["stood"] for launch in build_page_data(story, read_series(run.paths, [1, 2]), {})["launches"]]
+    assert stood == [None, 20]
 
 
 def test_thinning_keeps_a_spike_of_one_step() -> None:
