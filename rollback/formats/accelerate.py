@@ -43,8 +43,9 @@ ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (rf"sampler{INDEX}\.bin", Role.DATA),
         (rf"dl_state_dict{INDEX}\.bin", Role.DATA),
         (r"scaler\.pt", Role.OTHER),
-        (rf"pytorch_model_fsdp{INDEX}(?:_rank\d+)?\.bin", Role.MODEL),
-        (rf"optimizer{INDEX}_rank(?P<rank>\d+)\.bin", Role.OPTIMIZER),
+        (rf"pytorch_model_fsdp{INDEX}\.bin", Role.MODEL),
+        (r"pytorch_model_fsdp(?:_\d+)?_rank(?P<rank>\d+)\.bin", Role.MODEL),
+        (r"optimizer(?:_\d+)?_rank(?P<rank>\d+)\.bin", Role.OPTIMIZER),
         (r"pytorch_model_fsdp_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.MODEL),
         (r"optimizer_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.OPTIMIZER),
         (rf"(?:model{INDEX}|model{INDEX}-\d{{5}}-of-\d{{5}})\.safetensors(?:\.index\.json)?", Role.MODEL),
@@ -158,7 +159,7 @@ def read_accelerate_state(
 ) -> CheckpointState:
     """Everything but the weights, plus what an engine underneath (DeepSpeed, FSDP) has stored elsewhere."""
     optimizers = [
-        optimizer_state(file.path, (), read_torch_file(checkpoint.path / file.path).tree)
+        optimizer_state(file.path, (), read_torch_file(checkpoint.path / file.path).tree, rank=file.rank)
         for file in checkpoint.with_role(Role.OPTIMIZER)
         if file.path.endswith(".bin")
     ]

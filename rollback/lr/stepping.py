@@ -59,6 +59,10 @@ def _step_sequential(state: State, groups: Groups, metrics: Iterator[float]) -> 
     index = bisect_right(state["_milestones"], state["last_epoch"])
     child = state["_schedulers"][index]
     if index > 0 and state["_milestones"][index - 1] == state["last_epoch"]:
+        if "_schedulers" in child:  # `_update_lr(0)` of a composite: NotImplementedError, a TypeError before 2.13
+            raise CannotCompute(
+                f"torch itself raises at milestone {state['last_epoch']} of this SequentialLR: what follows it is a composite"
+            )
         child["last_epoch"] = 0  # torch starts the next scheduler by its closed form at zero
         write_lrs(child, groups, closed_form(child, groups))
         child["_last_lr"] = [group["lr"] for group in groups]
@@ -103,23 +107,45 @@ def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]
     if name is SchedulerClass.PLATEAU:
         return None
     if name is SchedulerClass.CHAINED:
-        return _replay_chain(state["_schedulers"], groups)
+        return _replay_chain(state["_schedulers"], groups, _base_lrs(state))
     if name is SchedulerClass.SEQUENTIAL:
-        active = state["_schedulers"][bisect_right(state["_milestones"], state["last_epoch"])]
-        return lr_from_scratch(active, groups)
+        index = bisect_right(state["_milestones"], state["last_epoch"])
+        active = state["_schedulers"][index]
+        return lr_from_scratch(active, groups) if index else _first_of_sequence(active, groups)
     return closed_form(state, groups)
 
 
-def _replay_chain(children: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`."""
+def _first_of_sequence(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """A SequentialLR starts its first scheduler from `initial_lr`, which a OneCycleLR further on may have changed."""
+    initial = [group.get("initial_lr") for group in groups]
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.CHAINED:
+        bases: Sequence[Any] = _base_lrs(state) if None in initial else initial
+        return _replay_chain(state["_schedulers"], groups, bases, stepped=True)
+    if "base_lrs" not in state or None in initial:
+        return lr_from_scratch(state, groups)
+    return lr_from_scratch({**state, "base_lrs": initial}, groups)
+
+
+def _replay_chain(
+    children: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+    bases: Sequence[float],
+    *,
+    stepped: bool = False,
+) -> list[float]:
+    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`.
+
+    `stepped`: begun by a SequentialLR, which steps the chain once instead of constructing it.
+    """
     live = [copy.deepcopy(dict(child)) for child in children]
     steps = max(map(_last_epoch, live))
     if steps > _REPLAY_LIMIT_STEPS:
         raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
     live_groups = [dict(group) for group in groups]
-    write_lrs({}, live_groups, _base_lrs(live[0]))
+    write_lrs({}, live_groups, bases)
     for child in live:
-        _restart(child, live_groups)
+        _restart(child, live_groups, stepped=stepped)
     for _ in range(steps):
         for child in live:
             step_once(child, live_groups, iter(()))
@@ -136,23 +162,26 @@ def _base_lrs(state: Mapping[str, Any]) -> Sequence[float]:
     return _base_lrs(inner[0]) if inner else state["base_lrs"]
 
 
-def _restart(state: State, groups: Groups) -> None:
-    """As the constructors leave a scheduler and the LRs; those of a SequentialLR that come later have not begun."""
+def _restart(state: State, groups: Groups, *, stepped: bool = False) -> None:
+    """As the constructors leave a scheduler and the LRs; those of a SequentialLR that come later have not begun.
+
+    Where a SequentialLR has begun a chain (`stepped`), its members have made a step like any other, not their initial one.
+    """
     name = infer_scheduler_class(state)
     if name is SchedulerClass.SEQUENTIAL:
         write_lrs(state, groups, _base_lrs(state))
         for child in state["_schedulers"][1:]:
             child.update(last_epoch=-1, _step_count=1)
         state["last_epoch"] = 0
-        _restart(state["_schedulers"][0], groups)
+        _restart(state["_schedulers"][0], groups, stepped="_schedulers" in state["_schedulers"][0])
     elif name is SchedulerClass.CHAINED:
         for child in state["_schedulers"]:
-            _restart(child, groups)
+            _restart(child, groups, stepped=stepped)
     else:
         state.update(last_epoch=0, _step_count=1)
         if name is SchedulerClass.WARM_RESTARTS:
             state.update(T_cur=0, T_i=state["T_0"])
-        write_lrs(state, groups, _initial(state, groups))
+        write_lrs(state, groups, rule_of(name)(state, groups) if stepped else _initial(state, groups))
 
 
 def _initial(child: State, groups: Groups) -> list[float]:

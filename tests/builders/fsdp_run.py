@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate import state as accelerate_state
-from accelerate.utils import DistributedType, InitProcessGroupKwargs
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, save_fsdp_model, save_fsdp_optimizer
 
 
 def admit_cpu() -> None:
@@ -35,6 +36,23 @@ def admit_cpu() -> None:
     accelerate_state.AcceleratorState.__init__ = patched  # type: ignore[method-assign]
 
 
+def let_full_states_leave_the_cpu() -> None:
+    """Let FSDP1 gather a full state dict on a CPU: it moves the gathered parameter "to the CPU" and frees the original.
+
+    Where it lies on the CPU already, `to` copies nothing, and what is freed is what is to be saved ("setStorage … out of
+    bounds for storage of size 0"). A copy before the move is what happens on a GPU.
+    """
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    original = FlatParamHandle.flat_param_to
+
+    def copied(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.flat_param.data = self.flat_param.data.clone()
+        original(self, *args, **kwargs)
+
+    FlatParamHandle.flat_param_to = copied  # type: ignore[method-assign]
+
+
 def fsdp_accelerator(options: dict[str, Any]) -> Accelerator:
     """An Accelerator that really shards, or no run at all."""
     plugin = FullyShardedDataParallelPlugin(
@@ -49,8 +67,21 @@ def fsdp_accelerator(options: dict[str, Any]) -> Accelerator:
     return accelerator
 
 
+def save_per_rank(accelerator: Accelerator, model: Any, optimizer: Any, state: Path) -> None:
+    """What a script with thousands of ranks does instead: Accelerate's own functions, one file a rank."""
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
+            shutil.rmtree(state / folder)
+    accelerator.wait_for_everyone()
+    plugin = accelerator.state.fsdp_plugin
+    save_fsdp_model(plugin, accelerator, model, str(state), use_dcp=False)
+    save_fsdp_optimizer(plugin, accelerator, optimizer, model, str(state), use_dcp=False)
+
+
 def main(out: Path, options: dict[str, Any]) -> None:
     admit_cpu()
+    let_full_states_leave_the_cpu()
     os.environ["ACCELERATE_USE_FSDP"] = "true"
     torch.manual_seed(0)
     accelerator = fsdp_accelerator(options)
@@ -74,6 +105,8 @@ def main(out: Path, options: dict[str, Any]) -> None:
         optimizer.zero_grad()
     if not options.get("resume"):
         accelerator.save_state(str(state))
+        if options.get("per_rank"):
+            save_per_rank(accelerator, model, optimizer, state)
     elif accelerator.is_main_process:
         (out.parent / "used.json").write_text(json.dumps(used))
 

@@ -34,9 +34,12 @@ def findings(path: Path) -> set[tuple[str, str, str]]:
     [
         {"version": 2, "state_dict": "SHARDED_STATE_DICT"},
         pytest.param({"version": 1, "state_dict": "SHARDED_STATE_DICT"}, marks=pytest.mark.slow),
+        pytest.param({"version": 1, "state_dict": "FULL_STATE_DICT"}, marks=[pytest.mark.slow, pytest.mark.sample]),
         pytest.param({"version": 2, "state_dict": "FULL_STATE_DICT"}, marks=pytest.mark.slow),
+        pytest.param({"version": 1, "state_dict": "SHARDED_STATE_DICT", "per_rank": True}, marks=pytest.mark.slow),
+        pytest.param({"version": 2, "state_dict": "SHARDED_STATE_DICT", "per_rank": True}, marks=pytest.mark.slow),
     ],
-    ids=lambda o: f"fsdp{o['version']}-{o['state_dict'][:5].lower()}",
+    ids=lambda o: f"fsdp{o['version']}-{o['state_dict'][:5].lower()}{'-per-rank' if 'per_rank' in o else ''}",
 )
 def test_fsdp_under_accelerate(checkpoints: CheckpointFactory, root: Path, options: dict[str, object]) -> None:
     checkpoints.fsdp(root, processes=2, **options)
@@ -44,10 +47,12 @@ def test_fsdp_under_accelerate(checkpoints: CheckpointFactory, root: Path, optio
     assert findings(path) == set()
     state = halve_lr(path)
     assert (state.optimizer_step, state.world_size, state.scheduler_unit, state.rng_ranks) == (10, 2, 2, (0, 1))
-    (optimizer,) = state.optimizers
-    assert optimizer.num_states == 4 and optimizer.moments == ("exp_avg", "exp_avg_sq")
+    assert [o.rank for o in state.optimizers] == ([0, 1] if "per_rank" in options else [None])
     after = read_state(open_checkpoint(path))
-    assert after.optimizers[0].groups[0]["lr"] == optimizer.groups[0]["lr"] / 2  # type: ignore[operator]
+    for optimizer, edited in zip(state.optimizers, after.optimizers, strict=True):
+        assert optimizer.num_states == 4
+        assert optimizer.moments == ("exp_avg", "exp_avg_sq") or "per_rank" in options
+        assert edited.groups[0]["lr"] == optimizer.groups[0]["lr"] / 2  # type: ignore[operator]
     assert findings(path) == set()
 
 

@@ -27,6 +27,34 @@ CORNERS: dict[str, Any] = {
     "chained_in_chained": lambda o: L.ChainedScheduler(
         [L.ChainedScheduler([L.StepLR(o, 7, 0.5), L.ConstantLR(o, 0.3, 12)]), L.ExponentialLR(o, 0.98)]
     ),
+    "chained_first_in_sequential": lambda o: L.SequentialLR(
+        o, [L.ChainedScheduler([L.ConstantLR(o, 0.5, 3), L.ExponentialLR(o, 0.98)]), L.CosineAnnealingLR(o, 60)], [9]
+    ),
+    "polynomial_and_cosine_chained_first": lambda o: L.SequentialLR(
+        o,
+        [L.ChainedScheduler([L.PolynomialLR(o, 50, 2.0), L.CosineAnnealingLR(o, 30, 1e-5)]), L.StepLR(o, 6, 0.5)],
+        [14],
+    ),
+    "sequential_first_in_sequential": lambda o: L.SequentialLR(
+        o, [L.SequentialLR(o, [L.LinearLR(o, 0.1, 1.0, 8), L.StepLR(o, 3, 0.5)], [4]), L.CosineAnnealingLR(o, 60)], [9]
+    ),
+    "two_sequentials_chained": lambda o: L.ChainedScheduler(
+        [
+            L.SequentialLR(o, [L.LinearLR(o, 0.1, 1.0, 8), L.StepLR(o, 3, 0.5)], [4]),
+            L.SequentialLR(o, [L.ConstantLR(o, 0.5, 3), L.ExponentialLR(o, 0.98)], [6]),
+        ]
+    ),
+    "one_cycle_after_a_milestone": lambda o: L.SequentialLR(  # its constructor moves everybody's initial_lr
+        o, [L.LinearLR(o, 0.1, 1.0, 8), L.OneCycleLR(o, [1e-3, 2e-3], total_steps=200)], [8]
+    ),
+    "cyclic_after_a_milestone": lambda o: L.SequentialLR(
+        o, [L.LinearLR(o, 0.1, 1.0, 8), L.CyclicLR(o, 1e-4, 1e-3, 6, cycle_momentum=False)], [8]
+    ),
+    "milestone_at_zero_and_twice": lambda o: L.SequentialLR(
+        o,
+        [L.LinearLR(o, 0.1, 1.0, 8), L.StepLR(o, 3, 0.5), L.ConstantLR(o, 0.5, 4), L.ExponentialLR(o, 0.9)],
+        [0, 7, 7],
+    ),
     "sequential_of_one": lambda o: L.SequentialLR(o, [L.StepLR(o, 7, 0.5)], []),
     "multi_step_without_milestones": lambda o: L.MultiStepLR(o, [], 0.3),
     "polynomial_past_its_end": lambda o: L.PolynomialLR(o, 9, 1.5),
@@ -56,6 +84,27 @@ def test_next_hundred_lrs_are_bit_identical_to_torch(name: str, saved_at: int) -
         train_step(model, optimizer, scheduler)
         expected.append(lrs(optimizer))
     assert next_lrs(state, groups, 100) == tuple(expected)
+
+
+@pytest.mark.parametrize("inner", ["chained", "sequential"])
+def test_a_composite_behind_a_milestone_is_known_up_to_where_torch_raises(inner: str) -> None:
+    def case(o: Any) -> Any:
+        parts = [L.StepLR(o, 3, 0.5), L.ExponentialLR(o, 0.98)]
+        composite = L.ChainedScheduler(parts) if inner == "chained" else L.SequentialLR(o, parts, [4])
+        return L.SequentialLR(o, [L.LinearLR(o, 0.1, 1.0, 8), composite], [5])
+
+    model, optimizer, scheduler = build(case)
+    train_step(model, optimizer, scheduler)
+    state, groups = _saved(optimizer, scheduler)
+    expected = [lrs(optimizer)]
+    for _ in range(3):
+        train_step(model, optimizer, scheduler)
+        expected.append(lrs(optimizer))
+    with pytest.raises((NotImplementedError, TypeError)):
+        train_step(model, optimizer, scheduler)
+    assert next_lrs(state, groups, 4) == tuple(expected)
+    answer = next_lrs(state, groups, 5)
+    assert isinstance(answer, Unknown) and "torch itself raises at milestone 5" in answer.reason
 
 
 def test_one_cycle_past_its_end_is_unknown_as_torch_raises_there() -> None:

@@ -36,7 +36,9 @@ SLOW: dict[str, tuple[str, dict[str, Any], int]] = {
     "deepspeed zero3": ("deepspeed", {"stage": 3, "processes": 2}, 4),
     "accelerate deepspeed": ("deepspeed", {"stage": 2, "processes": 2, "accelerate": True}, 3),
     "fsdp2 sharded": ("fsdp", {"processes": 2}, 2),
+    "fsdp1 full": ("fsdp", {"processes": 2, "version": 1, "state_dict": "FULL_STATE_DICT"}, 2),
     "fsdp2 full": ("fsdp", {"processes": 2, "state_dict": "FULL_STATE_DICT"}, 2),
+    "fsdp2, a file a rank": ("fsdp", {"processes": 2, "per_rank": True}, 3),
     "accelerate ddp": ("accelerate", {"processes": 2, "folder": "opt_step-{step}/accelerator_state"}, 2),
 }
 
@@ -109,6 +111,7 @@ def _used(root: Path, script: str, options: dict[str, Any], processes: int = 1) 
 RESUMED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fsdp1 sharded": ("fsdp", {"processes": 2, "version": 1}, {}),
     "fsdp2 sharded": ("fsdp", {"processes": 2}, {}),
+    "fsdp1 full": ("fsdp", {"processes": 2, "version": 1, "state_dict": "FULL_STATE_DICT"}, {}),
     "fsdp2 full": ("fsdp", {"processes": 2, "state_dict": "FULL_STATE_DICT"}, {}),
     "trainer": ("framework", {"writer": "trainer", "max_steps": 14}, {"resume": "checkpoint-10"}),
     "trainer, polynomial": (
