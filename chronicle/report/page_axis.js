@@ -2,10 +2,11 @@
 // one module, joined in the order of `SCRIPTS` in html.py: what one file declares the next may use, and nothing else sees it.
 const data = JSON.parse(document.getElementById("data").textContent);
 const launches = new Map(data.launches.map((l) => [l.number, l]));
-const GREY = "#a9afb8", AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
+const AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
 const state = { axis: "step" };
 const plots = new Map(); // element -> draw function
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const grey = () => css("--gone"); // what was abandoned steps back, on either paper
 const begin = Math.min(...data.clocks.flatMap((c) => c.time[1].slice(0, 1)), Infinity);
 const end = Math.max(...data.clocks.flatMap((c) => c.time[1].slice(-1)), -Infinity);
 const [unit, seconds] = [["s", 1], ["min", 60], ["h", 3600], ["d", 86400]].findLast(([, size]) => end - begin >= 3 * size) || ["s", 1];

@@ -10,7 +10,7 @@ function lines(name, axes, options = {}) {
       traces.push({
         type: "scatter", mode: few || curve[part].s.length === 1 ? "lines+markers" : "lines", ...axes,
         x: placeAll(l.number, curve[part].s), y: curve[part].v, customdata: curve[part].s, connectgaps: false,
-        line: { color: abandoned ? GREY : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.45 : 1,
+        line: { color: abandoned ? grey() : l.colour, width: abandoned || drift ? 1 : 1.4 }, marker: { size: 4 }, opacity: drift ? 0.45 : 1,
         name: abandoned ? `launch ${l.number}, abandoned` : `launch ${l.number} ${l.lr}`,
         legendgroup: `launch ${l.number}`, showlegend: Boolean(options.legend) && !abandoned && !drift,
         hovertemplate: `launch ${l.number}${abandoned ? " (abandoned)" : ""}<br>step %{customdata}<br>${escape(name)} %{y:.5g}<extra></extra>`,
@@ -32,7 +32,7 @@ function marks() {
     shapes.push({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: colour, width, dash }, opacity: 0.75, layer: "above" });
   };
   for (const r of data.rollbacks) rule(owner(r), r.to, AMBER, "dash");
-  for (const r of data.restarts) rule(r.launch, r.step, GREY, "dot");
+  for (const r of data.restarts) rule(r.launch, r.step, grey(), "dot");
   for (const h of data.hardware) rule(owner(h), h.step, VIOLET, "solid");
   for (const i of data.incidents) if (i.onset !== null) rule(i.launch, i.onset, ALARM, "solid", 0.6);
   return apart(shapes, (s) => s.x0, (s) => s.line.color);
@@ -58,12 +58,12 @@ function lineage(element) {
       line: { color: colour, width }, hoverinfo: "text", text: name, showlegend: false, legendgroup: `launch ${l.number}`,
     });
     const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}`;
-    if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, GREY, 3, `${about}, abandoned after ${l.keptTo}`);
+    if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, grey(), 3, `${about}, abandoned after ${l.keptTo}`);
     if (l.keptTo !== null && l.keptTo > l.start) draw(l.start, l.keptTo, l.colour, 7, about);
     const parent = rows.get(l.parent);
     if (parent !== undefined) traces.push({
       type: "scatter", mode: "lines", x: [place(l.parent, l.start), place(l.number, l.start)], y: [parent, row], xaxis: "x", yaxis: "y",
-      line: { color: GREY, width: 1 }, hoverinfo: "skip", showlegend: false,
+      line: { color: grey(), width: 1 }, hoverinfo: "skip", showlegend: false,
     });
   });
   const pin = (name, found, marker) => {
@@ -130,7 +130,7 @@ function staircase(element) {
       type: "scatter", mode: "lines", x: hours.slice(from, to), y: steps.slice(from, to), line: { color: colour, width: 2 }, name,
     });
     draw(0, end, l.colour, `launch ${l.number}`);
-    if (end < steps.length) draw(Math.max(0, end - 1), steps.length, GREY, `launch ${l.number}, lost`);
+    if (end < steps.length) draw(Math.max(0, end - 1), steps.length, grey(), `launch ${l.number}, lost`);
   }
   react(element, traces, { height: 320, xaxis: { title: { text: `${unit} since the first logged step` } }, yaxis: { title: { text: "step" } }, showlegend: false });
 }

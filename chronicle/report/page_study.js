@@ -16,7 +16,7 @@ function study(element, panel, channel) {
       line: { color: colour, width: 1.8 }, marker: { size: 4 }, hovertemplate: `${escape(c.arm)}<br>%{x}: %{y:.5g}<extra></extra>`,
     });
   }
-  const shapes = panel.marks.map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: GREY, width: 1, dash: "dot" }, layer: "between" }));
+  const shapes = panel.marks.map((x) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: grey(), width: 1, dash: "dot" }, layer: "between" }));
   if (channel === "difference" && panel.margin) for (const y of [panel.margin, -panel.margin])
     shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: AMBER, width: 1, dash: "dash" }, layer: "between" });
   react(element, traces, { height: 320, xaxis: { title: { text: escape(panel.x) } }, yaxis: { title: { text: escape(panel.unit) } }, shapes });
