@@ -217,6 +217,11 @@ def test_watch_follows_a_store_of_mlflow_that_is_empty_first_and_locked_at_times
         follower.look()
     result = watch(f"{path}#abc", once=True)
     assert isinstance(result.data, dict) and result.data["rows"] == 300
+    named = follow_file(Path(f"{path}#abc"), once=True)
+    assert named.look() != [] and named.rows == 300
+    write_until(300, 320)
+    named.look()
+    assert named.rows == 320
     store.close()
 
 
