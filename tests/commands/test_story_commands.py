@@ -46,6 +46,19 @@ def test_status_says_when_the_logged_lr_does_not_follow_the_ledger(tmp_path: Pat
     assert "does NOT follow" in chronicle("status").out
 
 
+def test_a_warm_up_that_was_asked_for_is_judged_when_it_is_over(tmp_path: Path, chronicle: Cli) -> None:
+    run = StoryRun(tmp_path)
+    run.start(1, 0)
+    run.metrics(1, {s: {"loss": 2.0, "lr": 5e-5} for s in range(1, 60)})
+    run.end(1, 59)
+    run.rollback(30, 0.5, warmup_steps=10)
+    run.start(2, 30)
+    run.metrics(2, {s: {"loss": 2.0, "lr": 2.5e-5 * (s - 30) / 10} for s in range(31, 38)})
+    assert chronicle("status", "--json").json["lr"]["follows"] is None
+    run.metrics(2, {s: {"loss": 2.0, "lr": 2.5e-5} for s in range(40, 50)})
+    assert chronicle("status", "--json").json["lr"]["follows"] is True
+
+
 def test_status_of_a_healthy_rollback_says_that_the_lr_follows(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     assert chronicle("status", "--json").json["lr"]["follows"] is True

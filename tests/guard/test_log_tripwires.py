@@ -41,6 +41,14 @@ def test_lr_of_a_rollback_is_no_accident() -> None:
     assert check_log(BEFORE, curve(201, 260, lr=5e-4), resume_step=200, lr_ratio=0.5) == []
 
 
+def test_warm_up_of_a_rollback_is_no_schedule_that_starts_again() -> None:
+    after = [(s, v | {"lr": 1e-3 * min(1.0, (s - 200) / 20)}) for s, v in curve(201, 260)]
+    assert check_log(BEFORE, after, resume_step=200, warm_until=220) == []
+    assert [check.code for check in check_log(BEFORE, after, resume_step=200)] == ["L1"]
+    low = [(s, v | {"lr": 1e-5}) for s, v in curve(201, 260)]  # it never rises: after the warm-up that counts
+    assert [check.code for check in check_log(BEFORE, low, resume_step=200, warm_until=220)] == ["L1"]
+
+
 def test_logging_every_tenth_step_is_no_missing_step() -> None:
     before, after = BEFORE[9::10], curve(201, 300, seed=3)[9::10]
     assert check_log(before, after, resume_step=200) == []

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
 from chronicle.watch.promise import LrPromise, parse_promise
@@ -27,6 +29,13 @@ def test_lr_logged_after_the_scheduler_has_moved_on_is_as_promised() -> None:
     """Two habits of logging, one schedule: step 201 with its own LR or with that of step 202."""
     promise = LrPromise(*parse_promise(CONTRACT, 201))
     assert promise.add_to(201, {"lr": 0.4})["lr/expected"] == 0.4
+
+
+def test_in_a_warm_up_the_lr_of_scheduler_and_of_step_are_both_as_promised() -> None:
+    promise = LrPromise(*parse_promise(CONTRACT, 201), 4)
+    said = [(201, 0.125), (202, 0.2), (203, 0.225), (201, 0.5), (202, 0.4), (203, 0.3)]
+    assert [promise.add_to(step, {"lr": lr})["lr/expected"] for step, lr in said] == pytest.approx([lr for _, lr in said])
+    assert promise.add_to(201, {"lr": 1e-8})["lr/expected"] == 0.125
 
 
 def test_contract_of_another_start_promises_nothing() -> None:
