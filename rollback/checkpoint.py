@@ -75,7 +75,9 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
 def list_newest_copies(root: Path | str) -> list[Checkpoint]:
     """Lightning's `last.ckpt`, `last-v1.ckpt` in `root` that are files of their own: copies that the list leaves out."""
     root = Path(os.path.abspath(root))
-    names = [entry.name for entry in _entries_of(root) if entry.kind is EntryKind.FILE and is_copy_of_newest(entry.name)]
+    names = [
+        entry.name for entry in _entries_of(root) if entry.kind is EntryKind.FILE and is_copy_of_newest(entry.name)
+    ]
     described = [_describe(root / name, abandoned=None) for name in names]
     return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
 
@@ -262,9 +264,17 @@ def _not_there(path: Path) -> tuple[str, str | None]:
 
 def _what_is_there(path: Path) -> tuple[str, str | None]:
     if path.is_file():
-        return f"`{path}` is no checkpoint file of a known writer", None
+        return (
+            f"`{path}` is no checkpoint file of a known writer",
+            "known are torch's and Lightning's own, by their endings",
+        )
     entries = _entries_of(path)
     names = ", ".join(entry.name for entry in entries[:8]) or "nothing"
     inner = [c.path.name for c in _checkpoints_in(path, None)][:3]
-    remedy = f"it holds checkpoints: name one of them, e.g. `{path / inner[0]}`" if inner else None
+    writers = ", ".join(known.name for known in FORMATS)
+    remedy = (
+        f"it holds checkpoints: name one of them, e.g. `{path / inner[0]}`"
+        if inner
+        else f"name the directory that the trainer saved; known writers are {writers}"
+    )
     return f"`{path}` is no checkpoint of a known writer: it holds {names}", remedy

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from rollback.findings import Finding, Severity
+from rollback.findings import GO_BACK, WRONG_FILE, Finding, Severity
 from rollback.formats.torch_state import last_epoch_of
 from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
 
 LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
-GO_BACK = "go back to another checkpoint"
 
 
 def check_state(state: CheckpointState) -> list[Finding]:
@@ -39,7 +38,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
         for file, step in newest.items():
             if step != usual:
                 yield _finding("F4", Severity.ERROR, file, f"its optimizer is at step {step}, the others at {usual}: "
-                               "a part of another checkpoint", "restore the right file, or " + GO_BACK)  # fmt: skip
+                               "a part of another checkpoint", WRONG_FILE)  # fmt: skip
     for file, (low, high) in by_file.items():
         if low != high:
             yield _finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
@@ -57,7 +56,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
     for name, value in counters:
         if named is not None and value != named:
             yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
-                           f"the checkpoint is of step {named}", "restore the right file, or " + GO_BACK)  # fmt: skip
+                           f"the checkpoint is of step {named}", WRONG_FILE)  # fmt: skip
 
 
 def _are_parts(optimizers: Sequence[OptimizerState]) -> bool:
@@ -145,7 +144,7 @@ def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterat
             continue
         if len(stored) != len(optimizer.groups):
             yield _finding("F5", Severity.ERROR, scheduler.file, f"{field} has {len(stored)} values, `{optimizer.file}` "
-                           f"{len(optimizer.groups)} groups", "restore the right file, or " + GO_BACK)  # fmt: skip
+                           f"{len(optimizer.groups)} groups", WRONG_FILE)  # fmt: skip
             return
         for index, (value, group) in enumerate(zip(stored, optimizer.groups, strict=True)):
             if key in group and _differ(value, group[key]):

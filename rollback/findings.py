@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+GO_BACK = "go back to another checkpoint"
+WRONG_FILE = f"restore the right file, or {GO_BACK}"  # it is of another step or run: no edit of numbers mends that
+
 
 class Severity(Enum):
     """How much a finding matters: an ERROR forbids resuming, a WARN deserves a look, an INFO explains."""

@@ -40,7 +40,7 @@ def inspect(
 
 def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
     """The checkpoints directory of the settings; not asked for when the checkpoint is given by its path."""
-    if Path(named).exists():
+    if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
         return None
     return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
 

@@ -14,7 +14,7 @@ from chronicle.verified import Verdict, find_verdict
 from rollback.apply import read_inputs
 from rollback.checkpoint import list_checkpoints, list_newest_copies, select_checkpoint
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
-from rollback.findings import Finding, Severity
+from rollback.findings import WRONG_FILE, Finding, Severity
 from rollback.layout import Checkpoint
 from rollback.manifest import MANIFEST_NAME, read_manifest
 from rollback.plan import Plan, plan_rollback
@@ -32,7 +32,7 @@ FATAL = (
     "F1",
     "F2",
     "F3",
-)  # what makes a checkpoint unusable; disagreements inside it are shown, a rollback may mend them
+)  # what makes a checkpoint unusable, and a file of another step (F4); other disagreements a rollback may mend: shown
 
 
 def _here(checkpoint: Checkpoint) -> list[Finding]:
@@ -57,6 +57,7 @@ def make_plan(
     """
     listed = with_launches(list_checkpoints(ground.root), ground.journal.entries)
     found = [c for c in listed if not c.path.is_symlink()]  # a link to a checkpoint is a pointer, not another one
+    _refuse_link(listed, found, request.step)
     chosen = _select(found, request, abandoned_by) if path is None else _at(found, path)
     request = request if chosen.step is None else replace(request, step=chosen.step)
     refuse_strays(chosen)
@@ -95,6 +96,17 @@ def make_plan(
     return plan
 
 
+def _refuse_link(listed: Sequence[Checkpoint], found: Sequence[Checkpoint], step: int | None) -> None:
+    """A step that is there only as a link to somewhere else."""
+    links = [c.path for c in listed if c.step == step and c not in found]
+    if links and step not in {c.step for c in found}:
+        raise CheckpointNotFound(
+            f"step {step} is there only as `{links[0]}`, a symbolic link to `{os.readlink(links[0])}`: a rollback needs the "
+            "checkpoint itself in this directory, since it moves it",
+            remedy="move the checkpoint to where the link is, or name its own directory with --checkpoints",
+        )
+
+
 def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by: str | None) -> Checkpoint:
     if abandoned_by is None:
         return select_checkpoint(found, request.step, request.launch)
@@ -125,11 +137,12 @@ def _at(found: Sequence[Checkpoint], path: Path) -> Checkpoint:
 
 
 def _refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None:
-    errors = [f for f in findings if f.severity is Severity.ERROR and f.check in FATAL]
+    errors = [f for f in findings if f.severity is Severity.ERROR and (f.check in FATAL or f.remedy == WRONG_FILE)]
     if errors:
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        named = "" if errors[0].message.startswith(f"`{errors[0].path}`") else f"`{errors[0].path}`: "
         raise Incomplete(
-            f"checkpoint `{checkpoint.path}`: `{errors[0].path}`: {errors[0].message}{more}",
+            f"checkpoint `{checkpoint.path}`: {named}{errors[0].message}{more}",
             remedy=errors[0].remedy or "`chronicle verify` says more; go back to another checkpoint",
         )
 
@@ -169,7 +182,9 @@ def _honoured(chosen: Checkpoint, memory: Any, entries: Sequence[Entry]) -> froz
     """
     said = memory.get("honours") if isinstance(memory, dict) else None
     if chosen.single_file:
-        saves = [entry for entry in entries if entry.kind in ("checkpoint", "guard.saved") and entry.step == chosen.step]
+        saves = [
+            entry for entry in entries if entry.kind in ("checkpoint", "guard.saved") and entry.step == chosen.step
+        ]
         named = [entry for entry in saves if Path(str(entry.data.get("path") or "")).name == chosen.path.name]
         found = named or [entry for entry in saves if entry.kind == "guard.saved"]
         said = found[-1].data.get("honours") if found else None

@@ -147,8 +147,8 @@ def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
     pattern = re.compile(re.escape(stem).replace(r"\{\}", r"(\d+)"))
     numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.path.rpartition("/")[2]))}
     highest = max(numbers, default=-1)
-    what = f"there are {len(numbers)} of them, up to number {highest}"
-    return list(gaps(numbers, stem.format, lambda number: what, highest))
+    what = f"it is number {{}} of 0–{highest}, of which {len(numbers)} are there"
+    return list(gaps(numbers, stem.format, what.format, highest))
 
 
 def read_accelerate_state(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollback.findings import Finding, Severity
+from rollback.findings import WRONG_FILE, Finding, Severity
 from rollback.formats.format import RoleAndRank
 from rollback.formats.missing import gaps, missing_file
 from rollback.formats.torch_state import (
@@ -139,7 +139,7 @@ def _other_step(first: Mapping[str, int | float], other: Mapping[str, int | floa
             path=file.path,
             message=f"global_steps is {other.get('global_steps')}, rank 0 says {first.get('global_steps')}: "
             "a part of another checkpoint",
-            remedy="restore the right file, or go back to another checkpoint",
+            remedy=WRONG_FILE,
         )
     ]
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from chronicle.commands.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from rollback.plan import digest_of
 from rollback.torch_file import read_torch_file, write_edited_copy
+from tests.attacks.companions import healthy
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
@@ -339,3 +341,30 @@ def test_nothing_is_decided_on_a_journal_that_cannot_be_read_whole(
     assert chronicle(top, *words, *([] if words == ["recover"] else ["--yes"])) == 1
     assert "cannot be read" in capsys.readouterr().err
     assert picture(top / "checkpoints") == before
+
+
+def test_a_file_of_another_step_stops_a_rollback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No edit of numbers mends that, unlike an LR that reached one file and not the other."""
+    checkpoint = healthy(tmp_path / "checkpoints")
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 7}')
+    before = picture(tmp_path / "checkpoints")
+    assert chronicle(tmp_path, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
+    said = capsys.readouterr().err
+    for part in ("trainer_state.json", "global_step is 7", "of step 10", "restore the right file"):
+        assert part in said
+    assert picture(tmp_path / "checkpoints") == before
+
+
+def test_a_checkpoint_that_is_only_a_link_is_named_as_one(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (top / "checkpoints" / "opt_step-15").rename(top / "elsewhere")
+    (top / "checkpoints" / "opt_step-15").symlink_to("../elsewhere")
+    assert chronicle(top, "rollback", "--to", "15", "--yes") == 1
+    said = capsys.readouterr().err
+    assert "symbolic link to `../elsewhere`" in said and "--checkpoints" in said
+    assert chronicle(top, "inspect", str(top / "checkpoints" / "opt_step-15")) == 0
+
+
+def test_a_path_that_is_not_there_is_said_to_be_missing(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(top / "checkpoints" / "opt_step-99")]) == 1
+    said = capsys.readouterr().err
+    assert "opt_step-99` does not exist" in said and "opt_step-10" in said
