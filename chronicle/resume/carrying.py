@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from chronicle.resume.contract import Expectation
+from chronicle.resume.contract import Contract, Expectation
 from chronicle.resume.data_order import MovedBatches, can_move, can_reshuffle, move_batches, reads_from, take_out
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.memory import Carried, Memory
@@ -51,6 +51,12 @@ class Carrying:
         """The groups hold the scheduler's LRs, also when a step has raised half-way."""
         for warm_up in self._warm_ups:
             warm_up.restore()
+
+    def left_undone(self, contract: Contract) -> str:
+        """What the contract asks for that is not the script's, in words; "" where nothing is."""
+        data = contract.data or {}
+        asked = {WARMUP: contract.warmup_steps, SKIP: data.get("skip_batches"), RESHUFFLE: data.get("reshuffle")}
+        return ", ".join(name for name, value in asked.items() if value and name not in self._script)
 
     # ---- at a resume -----------------------------------------------------------------------------------------------
 

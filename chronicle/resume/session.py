@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.errors import ChronicleError
 from chronicle.resume.carrying import Carrying
 from chronicle.resume.checks import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
@@ -270,15 +271,24 @@ class GuardSession:
     def _first_step(self, optimizer: Any) -> None:
         if self.off:
             self.ruling.record("off", (), "before the first step")
-            if (contract := self._contract()) is not None and (contract.warmup_steps or contract.moves_data):
-                asked = f"what rollback {contract.rollback} asked of warm-up and data is not carried out by it"
-                self.story.say("off", f"switched off: {asked}")
+            self._say_what_is_left_undone()
             return
         first_batches = self.data.gather_first()
         checks = guarded(lambda: self._check_first_step(optimizer, first_batches))
         self.ruling.settle(checks, "before the first step", self.begun.loaded_from)
         if all(check.ok for check in checks):
             self.ruling.record("passed", checks, "before the first step")
+
+    def _say_what_is_left_undone(self) -> None:
+        """A guard that is off carries nothing out either."""
+        try:
+            contract = self._contract() if self.ranks.rank == 0 else None
+        except ChronicleError:
+            return
+        if contract is None or contract.rollback in self.story.read().fulfilled:
+            return
+        if left := self.carrying.left_undone(contract):
+            self.story.say("off", f"switched off: {left}, asked for by rollback {contract.rollback}, is not carried out")
 
     def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> list[Check]:
         live = self._live()

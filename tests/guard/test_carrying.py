@@ -186,6 +186,20 @@ def test_a_loader_that_was_iterated_before_the_load_is_refused(run_dir: Path, ro
         launch.optimizer.step()
 
 
+def test_a_guard_that_is_off_says_what_it_leaves_undone(
+    run_dir: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    OnAccelerate(run_dir).train(0, 5, root / "opt_step-5")
+    assert roll_back(run_dir, root, 5, "--warmup", "4", "--skip-batches", "2") == 0
+    capsys.readouterr()
+    monkeypatch.setenv("CHRONICLE_GUARD", "off")
+    told = OnAccelerate(run_dir, honours=("skip",)).load(root / "opt_step-5").train(5, 1)
+    assert lrs(told) == pytest.approx([scheduled(5)])
+    said = capsys.readouterr().err
+    assert "switched off: warmup, asked for by rollback" in said and "skip" not in said
+    assert verdicts(run_dir)[-1]["verdict"] == "off"
+
+
 def test_without_a_contract_nothing_is_touched(run_dir: Path, root: Path) -> None:
     launch = OnAccelerate(run_dir)
     launch.train(0, 5, root / "opt_step-5")
