@@ -190,6 +190,7 @@ def test_growth_really_happened(single: Path) -> None:
 @needs_zero
 @pytest.mark.slow
 @pytest.mark.sample
+@pytest.mark.timeout(900)  # the first start here may build DeepSpeed's shm_comm, which takes minutes
 @pytest.mark.parametrize("cell", ZERO_SAMPLE, ids=_name)
 def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell) -> None:
     """The parts of every rank are those of the run that never stopped."""
