@@ -200,10 +200,12 @@ def _keeps_none(optimizer: OptimizerState) -> bool:
 
 def check_rng(state: CheckpointState) -> Iterator[Finding]:
     """F7: one random state a rank, no two alike."""
+    # the Trainer gives every rank the same seed: alike is what its ranks are until one draws more than the others
+    severity = Severity.INFO if state.checkpoint.format == "transformers" else Severity.WARN
     seen: dict[str, int] = {}
     for rank, digest in state.rng_digests.items():
         if digest in seen:
-            yield _finding("F7", Severity.WARN, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
+            yield _finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
                            "usually one rank's was saved for all", "expected only if all ranks share one seed")  # fmt: skip
         seen.setdefault(digest, rank)
     recorded = state.topology.get("world_size")

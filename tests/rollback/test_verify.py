@@ -16,6 +16,7 @@ from rollback.findings import Finding, Severity
 from rollback.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from rollback.manifest_check import compare_manifest
 from rollback.verify import passes, verify_checkpoint
+from tests.attacks.companions import healthy
 from tests.builders.checkpoints import CheckpointFactory
 
 DDP = {"folder": "opt_step-{step}/accelerator_state", "scheduler": "both", "processes": 2}
@@ -191,3 +192,13 @@ def test_threads_find_the_same_and_report_every_byte(ddp: Path) -> None:
         parallel = verify_checkpoint(checkpoint, full=True, executor=executor, progress=seen.append)
     assert parallel == verify_checkpoint(checkpoint, full=True)
     assert sum(seen) > 0
+
+
+def test_equal_random_states_are_what_the_trainer_gives_its_ranks(tmp_path: Path) -> None:
+    """It seeds all ranks alike: reported, and no reason to fail; elsewhere it is a warning."""
+    checkpoint = healthy(tmp_path)
+    for rank in (0, 1):
+        (checkpoint / f"rng_state_{rank}.pth").write_bytes((checkpoint / "rng_state.pth").read_bytes())
+    (checkpoint / "rng_state.pth").unlink()
+    found = [f for f in verify_checkpoint(open_checkpoint(checkpoint)) if f.check == "F7"]
+    assert [(f.severity, "same random state" in f.message) for f in found] == [(Severity.INFO, True)]
