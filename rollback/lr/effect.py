@@ -15,6 +15,7 @@ from typing import Any
 from rollback.lr.fields import FieldEdit, Keys
 from rollback.lr.infer import SchedulerClass, child_states, infer_scheduler_class
 from rollback.lr.oracle import LrTable, Unknown, simulate_lrs
+from rollback.pickles.values import StoredFloat
 
 _RATIO_TOLERANCE = 1e-9
 
@@ -77,8 +78,8 @@ def prove_ratio(
         rows: LrTable = tuple(tuple(float(group["lr"]) for group in groups) for _ in range(k))
         scaled: LrTable = tuple(tuple(float(group["lr"]) for group in edited_groups) for _ in range(k))
         return Proof(ratio=scale, before=rows, after=scaled)
-    before = simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps)
-    after = simulate_lrs(edited_state, edited_groups, k, scheduler_steps=scheduler_steps)
+    before = simulate_lrs(state, groups, k, scheduler_steps=scheduler_steps, rounded=False)
+    after = simulate_lrs(edited_state, edited_groups, k, scheduler_steps=scheduler_steps, rounded=False)
     if isinstance(before, Unknown) or isinstance(after, Unknown):
         return Proof(ratio=scale, before=before, after=after)
     return _compare(before, after, scale)
@@ -153,8 +154,8 @@ def edited_tree(tree: Any, prefix: Keys, edits: Iterable[FieldEdit]) -> Any:
 
 
 def _replaced(tree: Any, keys: Keys, made: Mapping[Keys, float | int]) -> Any:
-    if keys in made:
-        return made[keys]
+    if keys in made:  # the file goes on keeping it as it did: an LR in four bytes stays a float32
+        return StoredFloat(made[keys], tree.place) if isinstance(tree, StoredFloat) else made[keys]
     if isinstance(tree, Mapping):
         return {key: _replaced(value, (*keys, key), made) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,14 +1,14 @@
 """The next LRs of a saved scheduler, computed without torch from its state and the optimizer's groups.
 
 Every rule repeats the arithmetic of `torch/optim/lr_scheduler.py` (2.13) in the same order of operations, so that the
-result is bit-identical for Python floats. A scheduler whose function is not saved (LambdaLR, MultiplicativeLR,
-CyclicLR with a custom `scale_fn`) is answered with `Unknown`, and so is a state whose saved LR is not what its own
-class gives at its own counter: it was edited by hand, or the class is another one.
+result is bit-identical for Python floats, and for LRs kept as float32 (`rollback.lr.single`). A scheduler whose
+function is not saved (LambdaLR, MultiplicativeLR, CyclicLR with a custom `scale_fn`) is answered with `Unknown`, and so
+is a state whose saved LR is not what its own class gives at its own counter: it was edited by hand, or the class is
+another one.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ from typing import Any, TypeAlias
 
 from rollback.lr.infer import SchedulerClass, infer_scheduler_class
 from rollback.lr.rules import CannotCompute
-from rollback.lr.stepping import advance_optimizer_step, lr_from_scratch
+from rollback.lr.single import as_kept, is_single
+from rollback.lr.stepping import advance_optimizer_step, last_epoch, lr_from_scratch
 
 LrTable: TypeAlias = tuple[tuple[float, ...], ...]
 
 _RELATIVE_TOLERANCE = 1e-6  # closed form against torch's recursion: rounding only
 _ABSOLUTE_TOLERANCE = 1e-9  # of the base LR, where a curve touches zero
+_SINGLE_ROUNDING, _MOST_ROUNDING = 2.0**-23, 0.01  # of float32, a step; and what so many steps may come to
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,13 @@ def simulate_lrs(
     *,
     scheduler_steps: int = 1,
     metrics: Sequence[float] | None = None,
+    rounded: bool = True,
 ) -> LrTable | Unknown:
-    """As `next_lrs`, without asking first whether the saved LR is the one the class would give."""
-    live, live_groups = copy.deepcopy(dict(state)), [dict(group) for group in groups]
+    """As `next_lrs`, without asking first whether the saved LR is the one the class would give.
+
+    `rounded=False`: in double precision whatever the file keeps, for what is to be proved of the schedule itself.
+    """
+    live, live_groups = as_kept(state, rounded=rounded), as_kept(groups, rounded=rounded)
     values = iter(metrics if metrics is not None else ())
     rows: list[tuple[float, ...]] = []
     try:
@@ -93,7 +99,8 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
         return Unknown(str(problem))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
         return Unknown(f"the scheduler state is malformed ({type(problem).__name__}: {problem})")
-    if given is not None and not all(map(_close, given, held, _bases(state, groups))):
+    rounding = _rounding(state, groups)
+    if given is not None and not all(_close(*each, rounding) for each in zip(given, held, _bases(state, groups), strict=True)):
         return Unknown(f"{name} would be at {given} by its own fields, the checkpoint holds {held}: edited before?")
     return None
 
@@ -104,8 +111,16 @@ def _plain(values: Any) -> bool:
     )
 
 
-def _close(given: float, held: float, base: float) -> bool:
-    return math.isclose(given, held, rel_tol=_RELATIVE_TOLERANCE, abs_tol=_ABSOLUTE_TOLERANCE * abs(base))
+def _close(given: float, held: float, base: float, rounding: float) -> bool:
+    absolute = (_ABSOLUTE_TOLERANCE + rounding) * abs(base)
+    return math.isclose(given, held, rel_tol=_RELATIVE_TOLERANCE + rounding, abs_tol=absolute)
+
+
+def _rounding(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> float:
+    """How far float32 may have carried torch's recursion from the closed form: one rounding a step."""
+    if not any(is_single(group.get("lr")) for group in groups):
+        return 0.0
+    return min(_MOST_ROUNDING, _SINGLE_ROUNDING * last_epoch(state))
 
 
 def _bases(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float]:

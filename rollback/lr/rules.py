@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rollback.lr.infer import SchedulerClass, infer_scheduler_class
+from rollback.lr.single import Single
 
 State: TypeAlias = dict[str, Any]
 Groups: TypeAlias = list[dict[str, Any]]
@@ -21,7 +22,7 @@ class CannotCompute(Exception):
 
 def write_lrs(state: State, groups: Groups, values: Sequence[float]) -> None:
     for group, value in zip(groups, values, strict=True):
-        group["lr"] = value
+        group["lr"] = Single(value) if isinstance(group.get("lr"), Single) else value
 
 
 def rule_of(name: SchedulerClass | None) -> Callable[[State, Groups], list[float]]:

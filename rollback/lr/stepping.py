@@ -139,7 +139,7 @@ def _replay_chain(
     `stepped`: begun by a SequentialLR, which steps the chain once instead of constructing it.
     """
     live = [copy.deepcopy(dict(child)) for child in children]
-    steps = max(map(_last_epoch, live))
+    steps = max(map(last_epoch, live))
     if steps > _REPLAY_LIMIT_STEPS:
         raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
     live_groups = [dict(group) for group in groups]
@@ -152,9 +152,9 @@ def _replay_chain(
     return keep_lrs(live_groups)
 
 
-def _last_epoch(state: Mapping[str, Any]) -> int:
+def last_epoch(state: Mapping[str, Any]) -> int:
     inner = state.get("_schedulers")
-    return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(_last_epoch, inner))
+    return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(last_epoch, inner))
 
 
 def _base_lrs(state: Mapping[str, Any]) -> Sequence[float]:
