@@ -7,16 +7,40 @@ longer matches its seal in the journal.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.launch.record import LaunchRecord
 from chronicle.paths import RunPaths
 
-__all__ = ["seal_file", "verify_seals"]
+__all__ = ["LaunchSeals", "seal_file", "verify_seals"]
 
 BLOCK_BYTES = 1 << 20
+SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
+
+
+class LaunchSeals:
+    """The seals of one launch's files: rotated parts at once, the rest at its end."""
+
+    def __init__(self, paths: RunPaths, number: int, record: LaunchRecord) -> None:
+        self._paths, self._number, self._record = paths, number, record
+        self._parts: dict[Path, dict[str, Any]] = {}
+
+    def seal_part(self, part: Path) -> None:
+        """A log was rotated: its digest goes into the journal now, not when the launch ends."""
+        seal = seal_file(self._paths, part)
+        if seal is not None:
+            self._parts[part] = seal
+            self._record.append("evidence", title=f"log part {part.name} sealed", data={"sealed": [seal]})
+
+    def seal_all(self, is_ours: Callable[[Path], bool]) -> list[dict[str, Any]]:
+        """Digests of everything this launch wrote, rotated parts included; other nodes' files are theirs to seal."""
+        directory = self._paths.launch_dir(self._number)
+        files = sorted(path for pattern in SEALED for path in directory.glob(pattern) if is_ours(path))
+        seals = (self._parts.get(path) or seal_file(self._paths, path) for path in files)
+        return [seal for seal in seals if seal is not None]
 
 
 def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
