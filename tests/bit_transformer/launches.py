@@ -57,6 +57,7 @@ def _free_port() -> int:
 
 
 def _work(jobs: list[dict[str, Any]]) -> int:
+    import torch.distributed as dist
     from accelerate.state import AcceleratorState, GradientState
 
     from bit_transformer.errors import TrainerError
@@ -65,20 +66,24 @@ def _work(jobs: list[dict[str, Any]]) -> int:
     from bit_transformer.train import train
     from chronicle.errors import ChronicleError
 
-    for each in jobs:
-        AcceleratorState._reset_state(reset_partial_state=False)
-        GradientState._reset_state()
-        directory = Path(each["directory"])
-        os.environ.update({"CHRONICLE_RUN_DIR": str(directory / "run"), "CHRONICLE_RUN": "run",
-                           "CHRONICLE_LAUNCH_DIR": str(directory / each["launch"]), **each["environ"]})
-        if each["nan"] and int(os.environ.get("RANK", "0")) == each["nan"][0]:
-            _plant_nan(int(each["nan"][1]))
-        try:
-            train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
-                  stop_at=each["stop_at"])
-        except (TrainerError, ChronicleError) as problem:
-            print_error(problem)
-            return getattr(problem, "exit_code", 1)
+    try:
+        for each in jobs:
+            AcceleratorState._reset_state(reset_partial_state=False)
+            GradientState._reset_state()
+            directory = Path(each["directory"])
+            os.environ.update({"CHRONICLE_RUN_DIR": str(directory / "run"), "CHRONICLE_RUN": "run",
+                               "CHRONICLE_LAUNCH_DIR": str(directory / each["launch"]), **each["environ"]})
+            if each["nan"] and int(os.environ.get("RANK", "0")) == each["nan"][0]:
+                _plant_nan(int(each["nan"][1]))
+            try:
+                train(with_settings(find_recipe("demo"), each["settings"]), directory / "checkpoints", each["resume"],
+                      stop_at=each["stop_at"])
+            except (TrainerError, ChronicleError) as problem:
+                print_error(problem)
+                return getattr(problem, "exit_code", 1)
+    finally:
+        if dist.is_initialized():  # as the trainer does: ranks that just leave may abort while gloo's threads still run
+            dist.destroy_process_group()
     return 0
 
 

@@ -60,3 +60,5 @@ if __name__ == "__main__":
             write_config(Path(sys.argv[1]) / name, name)
         _torch.manual_seed(0)
         train(Path(sys.argv[1]) / name, resume=bool(given.get("resume")))
+    if _torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
+        _torch.distributed.destroy_process_group()

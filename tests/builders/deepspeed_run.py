@@ -127,3 +127,5 @@ def under_accelerate(out: Path, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[2])
     (under_accelerate if given.get("accelerate") else raw)(Path(sys.argv[1]), given)
+    if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
+        torch.distributed.destroy_process_group()

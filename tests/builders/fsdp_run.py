@@ -113,3 +113,5 @@ def main(out: Path, options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
+        torch.distributed.destroy_process_group()

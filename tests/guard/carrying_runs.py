@@ -151,3 +151,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
+        torch.distributed.destroy_process_group()
