@@ -71,8 +71,8 @@ def mixture_sentence(
 ) -> str | None:
     """Say that the mixture moved the total; empty where a source did, None where nobody can know (any more).
 
-    The total is the sources' mean weighted by their shares, so that no source moves less than half as far as the total
-    unless the shares moved it (Kitagawa 1955). Where shares are logged they must have changed too.
+    The total is the sources' mean weighted by their shares: while these stay, some source moves at least as far as the
+    total (Kitagawa 1955). Where shares are logged they must have changed too.
     """
     since = [item for item in total.buffer if item[0] >= since_row]
     if len(sources) < 2 or not since:
