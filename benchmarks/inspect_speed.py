@@ -17,7 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.torch_file import read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import write_edited_copy
 from tests.builders.checkpoints import CheckpointFactory
 
 MAKE_LARGE = """
@@ -67,7 +68,7 @@ def many_ranks(folder: Path, ranks: int) -> Path:
     for rank in range(1, ranks):
         shutil.copy(part, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     model = tag / "mp_rank_00_model_states.pt"
-    write_edited_copy(read_torch_file(model), {("dp_world_size",): ranks}, tag / "edited")
+    write_edited_copy(read_state_file(model), {("dp_world_size",): ranks}, tag / "edited")
     os.replace(tag / "edited", model)
     return tag
 

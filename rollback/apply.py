@@ -14,7 +14,6 @@ from typing import Any
 
 from rollback.change import Change, Patch, Receipt
 from rollback.crc import crc32_after
-from rollback.dcp_file import read_distcp_file
 from rollback.durable import REAL_DISK, Attributes, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.json_numbers import replace_numbers
@@ -25,7 +24,8 @@ from rollback.plan import Plan
 from rollback.pointer_file import read_pointer
 from rollback.request import InputFile
 from rollback.staging import StagedFile, Writer
-from rollback.torch_file import TorchFile, plan_patch, read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import plan_patch, write_edited_copy
 from rollback.transaction import Record, apply_change
 
 # Above this a file is patched in place where its filesystem has no reflinks, and told apart by size, time and inode:
@@ -172,11 +172,6 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
     for later in plan.abandon:
         if not is_there(root / later.name):
             raise PlanRefused(f"`{root / later.name}` is gone since the plan was made", remedy="plan again")
-
-
-def read_state_file(path: Path) -> TorchFile:
-    """A state file by its name: parts of a distributed checkpoint are rows of small zips."""
-    return read_distcp_file(path) if path.suffix == ".distcp" else read_torch_file(path)
 
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:

@@ -18,7 +18,8 @@ from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
 from rollback.json_stream import json_parts
 from rollback.safetensors_file import read_safetensors_header
-from rollback.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file, read_torch_file
+from rollback.state_file import read_state_file
+from rollback.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file
 from rollback.torch_zip import (
     LOCAL_HEADER,
     MAX_DEFLATED_BYTES,
@@ -99,7 +100,7 @@ def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[
                 pass
             return [], []
     if head[:1] == b"\x80" or head.startswith(LEGACY_MAGIC):
-        read_torch_file(path)
+        read_state_file(path)
     elif path.suffix in TORCH_SUFFIXES:
         raise UnknownFormat(*describe_foreign(head, size_bytes))
     return [], []

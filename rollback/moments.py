@@ -15,8 +15,9 @@ from rollback.formats.torch_state import as_mapping
 from rollback.layout import Checkpoint
 from rollback.number_bytes import item_size
 from rollback.pickles.values import TensorRef
+from rollback.state_file import read_state_file
 from rollback.state_values import OptimizerState
-from rollback.torch_file import open_state_file, read_torch_file
+from rollback.torch_file import open_state_file
 from rollback.torch_tree import Segment, TorchFile
 from rollback.torch_zip import data_offset, read_at
 
@@ -34,7 +35,7 @@ def check_moments(checkpoint: Checkpoint, optimizers: Sequence[OptimizerState], 
 
 def _check(checkpoint: Checkpoint, optimizer: OptimizerState) -> list[Finding]:
     try:
-        file = read_torch_file(checkpoint.folder / optimizer.file)
+        file = read_state_file(checkpoint.folder / optimizer.file)
         samples = list(_samples(file, optimizer))
     except RollbackError:
         return []  # what cannot be read has its own finding

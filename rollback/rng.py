@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from rollback.pickles.values import ArrayRef, TensorRef
-from rollback.torch_file import TorchFile
+from rollback.torch_tree import TorchFile
 
 _NO_GENERATOR = {"step"}
 

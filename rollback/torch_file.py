@@ -1,8 +1,8 @@
-"""State files on disk, read in milliseconds without torch and without executing them.
+"""Files that torch saved, read without torch and without executing them.
 
-Knows torch zips, torch's legacy stream (before 1.6, `torch.serialization._legacy_save`), plain pickles and JSON.
-Whatever else lies there is named: Git LFS pointers, safetensors, gzip, tar. A range of a file can be read as a file
-(entries of `.distcp`). Editing is in `rollback.torch_edit`; its two functions are offered here as well.
+Knows torch zips, torch's legacy stream (before 1.6, `torch.serialization._legacy_save`) and plain pickles.
+Other contents are named in the error: Git LFS pointers, safetensors, gzip, tar. A range of a file can be read as a
+file (entries of `.distcp`). `rollback.state_file` reads any state file; `rollback.torch_edit` edits one.
 """
 
 from __future__ import annotations
@@ -16,29 +16,13 @@ from typing import TypeVar
 
 from rollback.bounded_read import disk_bytes
 from rollback.errors import UnknownFormat, UnreadableFile
-from rollback.json_stream import json_parts
 from rollback.number_bytes import decode_number, item_size
 from rollback.pickles.reader import Limits, PickleContent, PickleEndsEarly, read_pickle
 from rollback.pickles.values import Encoding, Place, StoredFloat, StoredInt, TensorRef
-from rollback.torch_edit import BytePatch, plan_patch, write_edited_copy
-from rollback.torch_tree import Container, Leaf, LeafKind, Segment, TorchFile
+from rollback.torch_tree import Container, Segment, TorchFile
 from rollback.torch_zip import RECORD_BYTES, Record, ZipLayout, data_offset, read_at, read_layout, read_record
 
-__all__ = [
-    "BytePatch",
-    "Container",
-    "Leaf",
-    "LeafKind",
-    "TorchFile",
-    "open_state_file",
-    "plan_patch",
-    "read_torch_file",
-    "write_edited_copy",
-]
-
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-MAX_JSON_TREE_BYTES = 8 * 2**20  # in memory
-MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a run
 MAX_SCALARS = 200_000
 FIRST_WINDOW = 256 * 2**10
 
@@ -46,27 +30,26 @@ T = TypeVar("T")
 
 
 def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchFile:
-    """Read the state file at `path`.
+    """Read the torch zip, legacy stream or plain pickle at `path`.
 
     Raises UnreadableFile for damage and for anything but a regular file, UnknownFormat for bytes of another kind.
     """
     path = Path(path)
-    if path.suffix == ".distcp":
-        from rollback.dcp_file import read_distcp_file  # it builds on this module
-
-        return read_distcp_file(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
-        limits = limits or Limits.for_file(disk_bytes(fd))
-        head = os.pread(fd, 4096, 0)
-        if head.startswith(b"PK\x03\x04"):
-            return _read_zip(fd, path, size_bytes, limits)
-        if head.startswith(LEGACY_MAGIC):
-            return _read_legacy(fd, path, size_bytes, limits)
-        if head[:1] in (b"{", b"["):
-            return _read_json(fd, path, size_bytes)
-        if head[:1] == b"\x80" or head[:2] in (b"(d", b"(l", b"(i", b"(c") or head[:1] in (b"}", b"]"):
-            return _read_plain(fd, path, size_bytes, limits)
-        raise UnknownFormat(*describe_foreign(head, size_bytes))
+        return read_torch_content(fd, path, size_bytes, limits=limits)
+
+
+def read_torch_content(fd: int, path: Path, size_bytes: int, *, limits: Limits | None = None) -> TorchFile:
+    """As `read_torch_file`, for a file that is open already."""
+    limits = limits or Limits.for_file(disk_bytes(fd))
+    head = os.pread(fd, 4096, 0)
+    if head.startswith(b"PK\x03\x04"):
+        return _read_zip(fd, path, size_bytes, limits)
+    if head.startswith(LEGACY_MAGIC):
+        return _read_legacy(fd, path, size_bytes, limits)
+    if head[:1] == b"\x80" or head[:2] in (b"(d", b"(l", b"(i", b"(c") or head[:1] in (b"}", b"]"):
+        return _read_plain(fd, path, size_bytes, limits)
+    raise UnknownFormat(*describe_foreign(head, size_bytes))
 
 
 @contextmanager
@@ -190,11 +173,11 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: Record, tensors: tuple
         if offset + size <= record.size_bytes:
             raw = read_at(fd, data_offset(fd, layout, record) + offset, size)
             place = None if big_endian else Place(index, offset, size, Encoding.RAW, tensor.dtype, record.name)
-            tensor.value = _stored(decode_number(raw, tensor.dtype, big_endian=big_endian), place)
+            tensor.value = stored_number(decode_number(raw, tensor.dtype, big_endian=big_endian), place)
     return big_endian
 
 
-def _stored(value: float | int | bool | None, place: Place | None) -> StoredFloat | StoredInt | bool | None:
+def stored_number(value: float | int | bool | None, place: Place | None) -> StoredFloat | StoredInt | bool | None:
     if value is None or isinstance(value, bool):
         return value
     return StoredFloat(value, place) if isinstance(value, float) else StoredInt(value, place)
@@ -266,26 +249,4 @@ def _fill_legacy_scalars(
         if size and offset + size <= length:
             place = Place(0, start + offset, size, Encoding.RAW, tensor.dtype, "") if little_endian else None
             raw = read_at(fd, start + offset, size)
-            tensor.value = _stored(decode_number(raw, tensor.dtype, big_endian=not little_endian), place)
-
-
-# --- JSON
-
-
-def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
-    """The members of the outermost object or list; of one that is long (the Trainer's `log_history`) nothing is kept."""
-    members: dict[str | int, object] = {}
-    left = MAX_JSON_TREE_BYTES
-    for part in json_parts(fd, 0, size_bytes, wanted=lambda keys: len(keys) <= 1):
-        length = part.end - part.start
-        if not part.keys or length > MAX_JSON_MEMBER:
-            continue
-        left -= 128 + part.num_bytes
-        if left < 0:
-            raise UnreadableFile(f"more than {len(members)} values at its top level: no file of counters")
-        value = part.value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = _stored(value, Place(0, part.start, length, Encoding.JSON))
-        members[part.keys[0]] = value
-    tree = members if os.pread(fd, 1, 0) == b"{" else list(members.values())
-    return TorchFile(path=path, container=Container.JSON, tree=tree, segments=(), size_bytes=size_bytes)
+            tensor.value = stored_number(decode_number(raw, tensor.dtype, big_endian=not little_endian), place)

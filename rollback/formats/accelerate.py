@@ -27,9 +27,9 @@ from rollback.formats.torch_state import (
 )
 from rollback.layout import ACCELERATE_STATE_DIR, Checkpoint, Entry, Role, StateFile
 from rollback.rng import rng_digest
+from rollback.state_file import read_state_file
 from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
 from rollback.strays import is_leftover, is_lookalike
-from rollback.torch_file import read_torch_file
 
 STEP_NAME = re.compile(r"opt_step-(\d+)")
 INDEX = r"(?:_(?:[1-9]\d*))?"
@@ -159,14 +159,14 @@ def read_accelerate_state(
 ) -> CheckpointState:
     """Everything but the weights, plus what an engine underneath (DeepSpeed, FSDP) has stored elsewhere."""
     optimizers = [
-        optimizer_state(file.path, (), read_torch_file(checkpoint.path / file.path).tree, rank=file.rank)
+        optimizer_state(file.path, (), read_state_file(checkpoint.path / file.path).tree, rank=file.rank)
         for file in checkpoint.with_role(Role.OPTIMIZER)
         if file.path.endswith(".bin")
     ]
     schedulers, counters = _schedulers_and_counters(checkpoint)
     digests: dict[int, str] = {}
     for file in checkpoint.with_role(Role.RNG):
-        content = read_torch_file(checkpoint.path / file.path)
+        content = read_state_file(checkpoint.path / file.path)
         digests[file.rank or 0] = rng_digest(content)
         if file.rank == 0:
             counters.update(counters_in(file.path, {"step": content.get(("step",))} if content.has(("step",)) else {}))
@@ -196,10 +196,10 @@ def _schedulers_and_counters(checkpoint: Checkpoint) -> tuple[list[SchedulerStat
     registered: list[SchedulerState] = []
     counters: dict[str, int | float] = {}
     for file in checkpoint.with_role(Role.SCHEDULER):
-        tree = read_torch_file(checkpoint.path / file.path).tree
+        tree = read_state_file(checkpoint.path / file.path).tree
         prepared.append(scheduler_state(file.path, (), tree, owner="prepared"))
     for file in checkpoint.with_role(Role.CUSTOM):
-        tree = read_torch_file(checkpoint.path / file.path).tree
+        tree = read_state_file(checkpoint.path / file.path).tree
         if is_scheduler(tree):
             registered.append(scheduler_state(file.path, (), tree, owner="registered"))
         elif not is_optimizer(tree):

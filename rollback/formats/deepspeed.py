@@ -31,9 +31,9 @@ from rollback.formats.torch_state import (
 )
 from rollback.layout import ACCELERATE_STATE_DIR, Checkpoint, Entry, Role, StateFile
 from rollback.parallel import map_files
+from rollback.state_file import read_state_file
 from rollback.state_values import CheckpointState
 from rollback.strays import is_leftover, is_lookalike
-from rollback.torch_file import read_torch_file
 from rollback.torch_tree import plain_number
 
 ENGINE_DIR = re.compile(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?/([^/]+)")
@@ -191,7 +191,7 @@ class UniversalFormat(DeepSpeedFormat):
 
 def _read_step(job: tuple[Path, StateFile]) -> int | None:
     root, file = job
-    number = plain_number(read_torch_file(root / file.path).tree)
+    number = plain_number(read_state_file(root / file.path).tree)
     return int(number) if isinstance(number, (int, float)) else None
 
 

@@ -22,8 +22,8 @@ from rollback.formats.torch_state import (
 )
 from rollback.layout import Checkpoint, Role, StateFile
 from rollback.parallel import map_files
+from rollback.state_file import read_state_file
 from rollback.state_values import OptimizerState, SchedulerState
-from rollback.torch_file import read_torch_file
 from rollback.torch_tree import plain_number
 
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<mp>\d\d+)_model_states\.pt")
@@ -87,7 +87,7 @@ def _named(counters: Mapping[str, int | float], files: Sequence[StateFile]) -> d
 
 
 def _read_model_states(root: Path, file: StateFile) -> EngineState:
-    tree = as_mapping(read_torch_file(root / file.path).tree) or {}
+    tree = as_mapping(read_state_file(root / file.path).tree) or {}
     counters: dict[str, int | float] = {}
     for key, value in tree.items():
         number = plain_number(value)
@@ -121,7 +121,7 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
 
 def read_optim_states(job: tuple[Path, StateFile]) -> tuple[OptimizerState, ...]:
     root, file = job
-    tree = read_torch_file(root / file.path).tree
+    tree = read_state_file(root / file.path).tree
     return tuple(
         optimizer_state(file.path, prefix, value, owner="engine", rank=file.rank)
         for prefix, value, kind in find_states(tree)

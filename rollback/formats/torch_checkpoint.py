@@ -24,8 +24,9 @@ from rollback.formats.torch_state import (
     scheduler_unit,
 )
 from rollback.layout import Checkpoint, Entry, EntryKind, Role, StateFile
+from rollback.state_file import read_state_file
 from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
-from rollback.torch_file import TorchFile, read_torch_file
+from rollback.torch_tree import TorchFile
 
 LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
 SUFFIX = re.compile(r".+\.(?:pt|pth|ckpt|pkl|bin|tar)")
@@ -65,7 +66,7 @@ class LightningFormat(_OneFile):
         return name.endswith(".ckpt")
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        file = read_torch_file(checkpoint.path)
+        file = read_state_file(checkpoint.path)
         tree = as_mapping(file.tree) or {}
         if LIGHTNING_KEY not in tree:
             return read_script_state(checkpoint, file)
@@ -103,7 +104,7 @@ class TorchFormat(_OneFile):
         return SUFFIX.fullmatch(name) is not None
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        return read_script_state(checkpoint, read_torch_file(checkpoint.path))
+        return read_script_state(checkpoint, read_state_file(checkpoint.path))
 
 
 def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointState:
@@ -118,7 +119,7 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
 def has_training_state(checkpoint: Checkpoint) -> bool:
     """Whether a one-file candidate holds an optimizer or a step; a bare state dict of weights is no checkpoint."""
     try:
-        state = read_script_state(checkpoint, read_torch_file(checkpoint.path))
+        state = read_script_state(checkpoint, read_state_file(checkpoint.path))
     except (RollbackError, UnknownFormat):
         return False
     return bool(state.optimizers or state.schedulers)

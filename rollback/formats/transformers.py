@@ -25,9 +25,10 @@ from rollback.formats.torch_state import (
 )
 from rollback.layout import Checkpoint, Entry, Role, StateFile
 from rollback.rng import rng_digest
+from rollback.state_file import read_state_file
 from rollback.state_values import CheckpointState
 from rollback.strays import is_leftover, is_lookalike
-from rollback.torch_file import TorchFile, read_torch_file
+from rollback.torch_tree import TorchFile
 
 STEP_NAME = re.compile(r"checkpoint-(\d+)")
 ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
@@ -108,7 +109,7 @@ class TransformersFormat:
         here = {file.path for file in checkpoint.files}
 
         def read(name: str) -> TorchFile:
-            return read_torch_file(checkpoint.path / name)
+            return read_state_file(checkpoint.path / name)
 
         optimizers = tuple(optimizer_state(p, (), read(p).tree) for p in ("optimizer.pt", "optimizer.bin") if p in here)
         schedulers = tuple(
@@ -161,7 +162,7 @@ def _arguments(checkpoint: Checkpoint) -> dict[str, object]:
     """What `training_args.bin` says about schedule and topology, read by opcodes."""
     if not any(file.path == "training_args.bin" for file in checkpoint.files):
         return {}
-    tree = as_mapping(read_torch_file(checkpoint.path / "training_args.bin").tree) or {}
+    tree = as_mapping(read_state_file(checkpoint.path / "training_args.bin").tree) or {}
     found = {name: _plain(tree[name]) for name in ARGUMENTS if name in tree and tree[name] is not None}
     if not isinstance(found.get("deepspeed"), str):
         found.pop("deepspeed", None)  # given as a dict, it is in the engine's own copy

@@ -24,7 +24,7 @@ from rollback.inspection import plain
 from rollback.integrity import check_file
 from rollback.manifest import read_manifest
 from rollback.pickles.reader import TABLE, Limits, read_pickle
-from rollback.torch_file import read_torch_file
+from rollback.state_file import read_state_file
 from rollback.torch_tree import place_of, walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
 
@@ -130,7 +130,7 @@ def use_json(folder: Path, name: str) -> Callable[[bytes], None]:
         if name == "chronicle-manifest.json":
             read_manifest(folder)
         elif name == "trainer_state.json":
-            tree = read_torch_file(path).tree
+            tree = read_state_file(path).tree
             assert isinstance(tree, dict | list)
             for value in tree.values() if isinstance(tree, dict) else tree:
                 place = place_of(value)
@@ -149,7 +149,7 @@ def use_file(path: Path) -> Callable[[bytes], None]:
     def use(data: bytes) -> None:
         path.write_bytes(data)
         check_file(path, "f", full=True)
-        for leaf in read_torch_file(path, limits=SMALL).leaves():
+        for leaf in read_state_file(path, limits=SMALL).leaves():
             assert leaf.keys is not None
 
     return use

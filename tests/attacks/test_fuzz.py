@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rollback.errors import RollbackError
 from rollback.pickles.reader import read_pickle
-from rollback.torch_file import read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import write_edited_copy
 from rollback.torch_tree import LeafKind
 from tests.attacks.fuzz import fuzz, opcodes_only, use_pickle
 
@@ -44,7 +45,7 @@ def test_an_edit_changes_what_it_names_and_nothing_else(
     folder = tmp_path_factory.mktemp("edit")
     path = folder / "tree.pkl"
     path.write_bytes(pickle.dumps(tree, protocol))
-    file = read_torch_file(path)
+    file = read_state_file(path)
     numbers = [leaf for leaf in file.leaves() if leaf.kind in (LeafKind.INT, LeafKind.FLOAT)]
     numbers = [leaf for leaf in numbers if leaf.kind is LeafKind.FLOAT or not _in_a_tuple(tree, leaf.keys)]
     if not numbers:

@@ -20,7 +20,8 @@ from rollback.formats.missing import gaps
 from rollback.plan_lr import plan_lr_edits
 from rollback.request import RollbackRequest
 from rollback.state import CheckpointState, read_state
-from rollback.torch_file import read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import write_edited_copy
 from rollback.verify import verify_checkpoint
 from tests.builders.checkpoints import CheckpointFactory
 
@@ -34,7 +35,7 @@ def halve_lr(path: Path) -> CheckpointState:
     for name, edits in by_file.items():
         source = state.checkpoint.folder / name
         copy = source.with_name("edited" + source.suffix)
-        write_edited_copy(read_torch_file(source), edits, copy)
+        write_edited_copy(read_state_file(source), edits, copy)
         copy.replace(source)
     return state
 
@@ -155,7 +156,7 @@ def test_dcp_without_its_metadata_was_cut_off(dcp_path: Path) -> None:
     with pytest.raises(UnreadableFile):
         read_state(open_checkpoint(dcp_path))
     with pytest.raises(Incomplete, match=r"\.metadata"):
-        read_torch_file(dcp_path / "__0_0.distcp")
+        read_state_file(dcp_path / "__0_0.distcp")
 
 
 def test_dcp_part_too_short(dcp_path: Path) -> None:

@@ -15,7 +15,8 @@ from chronicle.commands.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from rollback.plan import digest_of
-from rollback.torch_file import read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import write_edited_copy
 from tests.attacks.companions import healthy
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.command_line import chronicle, places
@@ -103,7 +104,7 @@ def test_apply_refuses_when_anything_changed_since_the_plan(
     assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
     if change == "file":
         state = top / "checkpoints/opt_step-10/accelerator_state/optimizer.bin"
-        write_edited_copy(read_torch_file(state), {("param_groups", 0, "eps"): 1e-7}, top / "edited")
+        write_edited_copy(read_state_file(state), {("param_groups", 0, "eps"): 1e-7}, top / "edited")
         os.replace(top / "edited", state)
     elif change == "later":
         os.rename(top / "checkpoints" / "opt_step-20", top / "elsewhere")

@@ -22,7 +22,9 @@ import torch
 
 from rollback.errors import PlanRefused, UnknownFormat, UnreadableFile
 from rollback.pickles.values import StoredFloat, TensorRef
-from rollback.torch_file import Container, LeafKind, TorchFile, plan_patch, read_torch_file, write_edited_copy
+from rollback.state_file import read_state_file
+from rollback.torch_edit import plan_patch, write_edited_copy
+from rollback.torch_tree import Container, LeafKind, TorchFile
 
 
 def load_four_ways(path: Path) -> list[Any]:
@@ -47,7 +49,7 @@ def scheduler_like() -> dict[str, Any]:
 
 def saved(path: Path, value: object, **options: Any) -> TorchFile:
     torch.save(value, path, **options)
-    return read_torch_file(path)
+    return read_state_file(path)
 
 
 def test_tree_equals_what_torch_loads(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_every_protocol_is_read_and_edited(tmp_path: Path, protocol: int) -> Non
 def test_plain_pickles_of_every_protocol(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "plain.pkl"
     path.write_bytes(pickle.dumps(scheduler_like(), protocol))
-    file = read_torch_file(path)
+    file = read_state_file(path)
     assert (file.container, file.tree) == (Container.PICKLE, scheduler_like())
     write_edited_copy(file, {("_last_lr", 0): 0.25, ("big",): 5}, tmp_path / "new.pkl")
     new = pickle.loads((tmp_path / "new.pkl").read_bytes())
@@ -149,7 +151,7 @@ def test_wider_constants_keep_tensors_aligned_and_every_mode_loads(tmp_path: Pat
         assert torch.equal(loaded["w"], value["w"]) and torch.equal(loaded["v"], value["v"]) and loaded["step"] == 4
     archive = zipfile.ZipFile(tmp_path / "new.pt")
     assert archive.testzip() is None
-    new = read_torch_file(tmp_path / "new.pt")
+    new = read_state_file(tmp_path / "new.pt")
     layout = new.segments[0].layout
     assert layout is not None
     old_layout = file.segments[0].layout
@@ -178,7 +180,7 @@ def test_patch_changes_only_the_constants_and_their_checksums(tmp_path: Path) ->
         assert (loaded["lr"], loaded["last_epoch"], loaded["step"].item()) == (5e-4, 30500, 6.0)
         assert torch.equal(loaded["w"], value["w"])
     assert zipfile.ZipFile(file.path).testzip() is None
-    assert [p.old for p in plan_patch(read_torch_file(file.path), {("lr",): 1e-3})] != []
+    assert [p.old for p in plan_patch(read_state_file(file.path), {("lr",): 1e-3})] != []
     with open(file.path, "r+b") as f:
         for patch in patches:
             f.seek(patch.offset)
@@ -255,7 +257,7 @@ def test_json_is_edited_without_changing_its_layout(tmp_path: Path) -> None:
     path = tmp_path / "trainer_state.json"
     text = json.dumps({"global_step": 20, "epoch": 1.5, "log": [{"lr": 1e-3}]}, indent=2, sort_keys=True) + "\n"
     path.write_text(text)
-    file = read_torch_file(path)
+    file = read_state_file(path)
     write_edited_copy(file, {("global_step",): 10}, tmp_path / "new.json")
     assert (tmp_path / "new.json").read_text() == text.replace('"global_step": 20', '"global_step": 10')
 
@@ -276,7 +278,7 @@ def test_what_is_no_state_file_is_named(tmp_path: Path, name: str) -> None:
     content, error, message = FOREIGN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message) as caught:
-        read_torch_file(tmp_path / name)
+        read_state_file(tmp_path / name)
     assert str(tmp_path / name) in caught.value.message
 
 
@@ -286,7 +288,7 @@ def test_truncated_zip_is_refused(tmp_path: Path, kept: float) -> None:
     data = file.path.read_bytes()
     file.path.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(UnreadableFile):
-        read_torch_file(file.path)
+        read_state_file(file.path)
 
 
 def test_renamed_and_rezipped_files_are_read(tmp_path: Path) -> None:
@@ -297,13 +299,13 @@ def test_renamed_and_rezipped_files_are_read(tmp_path: Path) -> None:
         with zipfile.ZipFile(file.path) as old, zipfile.ZipFile(path, "w", method) as new:
             for info in old.infolist():
                 new.writestr(info.filename, old.read(info))
-    assert read_torch_file(stored).tree["n"] == 5  # type: ignore[index]
-    write_edited_copy(read_torch_file(stored), {("n",): 70_000}, tmp_path / "new.pt")
+    assert read_state_file(stored).tree["n"] == 5  # type: ignore[index]
+    write_edited_copy(read_state_file(stored), {("n",): 70_000}, tmp_path / "new.pt")
     assert torch.load(tmp_path / "new.pt")["n"] == 70_000
     assert zipfile.ZipFile(tmp_path / "new.pt").testzip() is None
-    assert read_torch_file(deflated).get(("n",)) == 5
+    assert read_state_file(deflated).get(("n",)) == 5
     with pytest.raises(PlanRefused, match="compressed"):
-        write_edited_copy(read_torch_file(deflated), {("n",): 70_000}, tmp_path / "never.pt")
+        write_edited_copy(read_state_file(deflated), {("n",): 70_000}, tmp_path / "never.pt")
     assert not (tmp_path / "never.pt").exists()
 
 
@@ -324,7 +326,7 @@ def test_reading_imports_no_torch(tmp_path: Path) -> None:
 
     saved(tmp_path / "s.pt", {"lr": 1e-3})
     code = (
-        "import sys; from rollback.torch_file import read_torch_file as r; assert r(sys.argv[1]).get(('lr',)) == 1e-3;"
+        "import sys; from rollback.state_file import read_state_file as r; assert r(sys.argv[1]).get(('lr',)) == 1e-3;"
         "print(sorted({'torch','numpy','typer','mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "s.pt"], capture_output=True, text=True, check=False)
@@ -340,6 +342,6 @@ def test_zip64_file_is_read_and_edited(tmp_path: Path) -> None:
         for info in old.infolist():
             with new.open(zipfile.ZipInfo(info.filename), "w", force_zip64=True) as f:
                 f.write(old.read(info))
-    write_edited_copy(read_torch_file(path), {("n",): 2**40}, tmp_path / "new.pt")
+    write_edited_copy(read_state_file(path), {("n",): 2**40}, tmp_path / "new.pt")
     assert torch.load(tmp_path / "new.pt")["n"] == 2**40
     assert zipfile.ZipFile(tmp_path / "new.pt").testzip() is None
