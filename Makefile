@@ -37,6 +37,7 @@ test-all: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/readme_tree.py --check
+	$(BIN)/python scripts/house.py
 
 types: install
 	$(BIN)/mypy

@@ -1,0 +1,55 @@
+"""`scripts/house.py` counts what its docstrings say: a small tree with one of each."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "house.py"
+
+TREE = {
+    "rollback/__init__.py": '"""Package."""\n',
+    "rollback/a.py": "from rollback import b\n\n\ndef undocumented(): ...\n\n\nclass Twice:\n    def method(self): ...\n",
+    "rollback/b.py": 'def back():\n    """Closes the circle."""\n    from rollback import a\n    return a\n',
+    "rollback/deep.py": 'def last():\n    """End of the path."""\n',
+    "chronicle/__init__.py": "",
+    "chronicle/journal/events.py": 'class Kind(StrEnum):\n    RECEIPT = "rollback.receipt"\n    NOTE = "note"\n',
+    "chronicle/other.py": 'class Twice:\n    """Two."""\n\n\nif entry.kind == "note":\n    x = ["note", "rollback.receipt"]\n',
+    "chronicle/cli/rollback.py": "from rollback.deep import last\n\n\ndef rollback():\n    last()\n",
+}
+
+
+@pytest.fixture
+def house() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("house", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["house"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_figure_counts_what_it_says(house: ModuleType, tmp_path: Path) -> None:
+    """One single importer, one shared name, two literals, one cycle, a path of two files."""
+    for name, text in TREE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    figures = {figure.what: figure for figure in house.measure(house.read_modules(tmp_path), tmp_path)}
+    assert len(TREE) == figures["files"].value
+    assert figures["modules with exactly one importer"].counted == (
+        "rollback.a <- rollback.b", "rollback.b <- rollback.a", "rollback.deep <- chronicle.cli.rollback",
+    )  # fmt: skip
+    assert figures["public names defined in more than one file"].counted == ("Twice: chronicle.other, rollback.a",)
+    assert figures["entry-kind literals outside events.py"].counted == (
+        "chronicle/other.py:5 'note'", "chronicle/other.py:6 'rollback.receipt'",
+    )  # fmt: skip
+    assert figures["public functions without a docstring"].counted == (
+        "chronicle.cli.rollback.rollback", "rollback.a.Twice.method", "rollback.a.undocumented",
+    )  # fmt: skip
+    assert figures["import cycles"].counted == ("rollback.a <-> rollback.b",)
+    path = figures["files on the `rollback` path to call depth 6"].counted
+    assert path == ("chronicle/cli/rollback.py", "rollback/deep.py")
