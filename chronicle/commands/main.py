@@ -23,44 +23,44 @@ from rollback.errors import Refused, RollbackError, StoppedPartWay
 
 __all__ = ["main"]
 
-# verb -> module in this package, in the order of `chronicle --help`
+# verb -> module and function, in the order of `chronicle --help`
 VERBS: Mapping[str, str] = {
-    "init": "init",
-    "run": "run",
-    "status": "status",
-    "log": "log",
-    "show": "show",
-    "note": "note",
-    "close": "close",
-    "inspect": "inspect",
-    "diff": "diff",
-    "verify": "verify",
-    "manifest": "manifest",
-    "spikes": "spikes",
-    "propose": "propose",
-    "watch": "watch",
-    "rollback": "rollback",
-    "apply": "apply",
-    "undo": "undo",
-    "recover": "recover",
-    "prune": "prune",
-    "audit": "audit",
-    "claim": "claim",
-    "ps": "ps",
-    "sweep": "sweep",
-    "preflight": "preflight",
-    "forensics": "forensics",
-    "exclude-node": "exclude_node",
-    "hardware": "hardware",
-    "costs": "costs",
-    "render": "render",
-    "report": "report",
-    "serve": "serve",
-    "export": "export",
-    "import": "import_",
-    "data": "data",
-    "config": "config",
-    "mlflow": "mlflow",
+    "init": "chronicle.commands.init:init",
+    "run": "chronicle.commands.run:run",
+    "status": "chronicle.commands.status:status",
+    "log": "chronicle.commands.log:log",
+    "show": "chronicle.commands.show:show",
+    "note": "chronicle.commands.note:note",
+    "close": "chronicle.commands.close:close",
+    "inspect": "chronicle.commands.inspect:inspect",
+    "diff": "chronicle.commands.diff:diff",
+    "verify": "chronicle.commands.verify:verify",
+    "manifest": "chronicle.commands.manifest:manifest",
+    "spikes": "chronicle.commands.spikes:spikes",
+    "propose": "chronicle.commands.propose:propose",
+    "watch": "chronicle.commands.watch:watch",
+    "rollback": "chronicle.commands.rollback:rollback",
+    "apply": "chronicle.commands.apply:apply",
+    "undo": "chronicle.commands.undo:undo",
+    "recover": "chronicle.commands.recover:recover",
+    "prune": "chronicle.commands.prune:prune",
+    "audit": "chronicle.commands.audit:audit",
+    "claim": "chronicle.commands.claim:claim",
+    "ps": "chronicle.commands.ps:ps",
+    "sweep": "chronicle.commands.sweep:sweep",
+    "preflight": "chronicle.commands.preflight:preflight",
+    "forensics": "chronicle.commands.forensics:forensics",
+    "exclude-node": "chronicle.commands.exclude_node:exclude_node",
+    "hardware": "chronicle.commands.hardware:hardware",
+    "costs": "chronicle.commands.costs:costs",
+    "render": "chronicle.commands.render:render",
+    "report": "chronicle.commands.report:report",
+    "serve": "chronicle.commands.serve:serve",
+    "export": "chronicle.commands.export:export",
+    "import": "chronicle.commands.import_:import_",
+    "data": "chronicle.commands.data:app",
+    "config": "chronicle.commands.config:app",
+    "mlflow": "chronicle.commands.mlflow:app",
 }
 # what a verb may find missing -> the extra of this package that brings it
 EXTRAS: Mapping[str, str] = {
@@ -82,14 +82,15 @@ class VerbGroup(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Verbs whose module is installed, in the table's order, then those of other packages."""
-        return [verb for verb in VERBS if _source(verb)] + sorted(_plugins())
+        """The verbs of the table in its order, then those of other packages."""
+        return [*VERBS, *sorted(_plugins())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command behind a verb, or None."""
-        if cmd_name in VERBS and _source(cmd_name):
-            module = import_module(f"{GROUP}.{VERBS[cmd_name]}")
-            app = getattr(module, "app", None) or _single(getattr(module, VERBS[cmd_name]), cmd_name)
+        if cmd_name in VERBS:
+            module, _, name = VERBS[cmd_name].partition(":")
+            found = getattr(import_module(module), name)
+            app = found if isinstance(found, typer.Typer) else _single(found, cmd_name)
         else:
             app = _plugin(cmd_name)
         if app is None:
@@ -97,11 +98,6 @@ class VerbGroup(TyperGroup):
         command = get_command(app)
         command.name = cmd_name
         return command
-
-
-def _source(verb: str) -> bool:
-    base = os.path.join(os.path.dirname(__file__), VERBS[verb])
-    return os.path.exists(base + ".py") or os.path.isdir(base)
 
 
 def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
@@ -147,7 +143,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"chronicle {__version__}")
         return ExitCode.DONE
     if os.environ.get("_CHRONICLE_COMPLETE"):  # the shell asks what could stand here
-        import_module(f"{GROUP}.completion").enable()
+        import_module("chronicle.commands.completion").enable()
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
     except BaseException as problem:  # noqa: BLE001 the one broad catch: one sentence and a code, never a traceback
