@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 HOMES = {
-    **dict.fromkeys(("Headline", "Story"), "assemble"),
-    **dict.fromkeys(("LaunchStory", "SavedCheckpoint"), "launches"),
-    **dict.fromkeys(("Intervention", "Matter", "Proposed"), "matters"),
-    "read_story": "read",
+    **dict.fromkeys(("Headline", "Story"), "chronicle.story.assemble"),
+    **dict.fromkeys(("LaunchStory", "SavedCheckpoint"), "chronicle.story.launches"),
+    **dict.fromkeys(("Intervention", "Matter", "Proposed"), "chronicle.story.matters"),
+    "read_story": "chronicle.story.read",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(HOMES[name]), name)
