@@ -120,7 +120,7 @@ def readonly_buffer(m: Machine) -> None:
     m.top()
 
 
-OPCODES: dict[str, Opcode] = {
+CALL_OPCODES: dict[str, Opcode] = {
     "c": global_, "\x93": stack_global, "R": reduce, "\x81": reduce, "\x92": newobj_ex, "b": build, "i": inst, "o": obj,
     "\x82": ext1, "\x83": ext2, "\x84": ext4, "P": persid, "Q": binpersid,
     "\x97": next_buffer, "\x98": readonly_buffer,

@@ -186,7 +186,7 @@ def text_place(m: Machine, text: str) -> Place | None:
     return None
 
 
-OPCODES: dict[str, Opcode] = {
+CONSTANT_OPCODES: dict[str, Opcode] = {
     "N": none, "\x88": true, "\x89": false,
     "K": binint1, "M": binint2, "J": binint, "\x8a": long1, "\x8b": long4, "I": text_int, "L": text_int,
     "G": binfloat, "F": text_float,

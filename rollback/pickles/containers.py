@@ -145,7 +145,7 @@ def bytearray8(m: Machine) -> None:
     m.stack.append(Opaque("builtins.bytearray", (raw,)))
 
 
-OPCODES: dict[str, Opcode] = {
+CONTAINER_OPCODES: dict[str, Opcode] = {
     "(": mark, ")": empty_tuple, "t": tuple_, "\x85": tuple1, "\x86": tuple2, "\x87": tuple3,
     "]": empty_list, "l": list_, "a": append, "e": appends,
     "}": empty_dict, "d": dict_, "s": setitem, "u": setitems,

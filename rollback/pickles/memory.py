@@ -85,7 +85,7 @@ def pop_mark(m: Machine) -> None:
     m.pop_to_mark()
 
 
-OPCODES: dict[str, Opcode] = {
+MEMO_OPCODES: dict[str, Opcode] = {
     "q": binput, "r": long_binput, "p": put, "\x94": memoize, "h": binget, "j": long_binget, "g": get,
     "\x80": proto, "\x95": frame, "0": discard, "2": dup, "1": pop_mark,
 }  # fmt: skip

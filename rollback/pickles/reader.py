@@ -11,8 +11,11 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-from rollback.pickles import calls, constants, containers, memory
+from rollback.pickles.calls import CALL_OPCODES
+from rollback.pickles.constants import CONSTANT_OPCODES
+from rollback.pickles.containers import CONTAINER_OPCODES
 from rollback.pickles.machine import OPCODE_BYTES, Frame, Limits, Machine, Opcode, PickleEndsEarly
+from rollback.pickles.memory import MEMO_OPCODES
 from rollback.pickles.values import TensorRef
 
 __all__ = ["Frame", "Limits", "PickleContent", "PickleEndsEarly", "read_pickle"]
@@ -21,7 +24,7 @@ STOP = 0x2E
 BATCH = 1024  # opcodes paid for at once
 
 TABLE: list[Opcode | None] = [None] * 256
-for _code, _opcode in (constants.OPCODES | containers.OPCODES | calls.OPCODES | memory.OPCODES).items():
+for _code, _opcode in (CONSTANT_OPCODES | CONTAINER_OPCODES | CALL_OPCODES | MEMO_OPCODES).items():
     TABLE[ord(_code)] = _opcode
 
 
