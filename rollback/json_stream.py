@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 from rollback.errors import UnreadableFile
+from rollback.json_numbers import _SPACE, Keys
 from rollback.torch_zip import read_at
-
-Keys: TypeAlias = tuple[str | int, ...]
 
 MAX_JSON_BYTES = 96 * 2**20
 PIECE = 2**18  # characters that one part may have: built, they take up to twenty times as much
@@ -27,7 +26,6 @@ MAX_LEVELS = 16  # of containers that do not fit into a piece
 MAX_VALUES = 6_000_000  # half a million records of the Trainer's log have three
 MAX_STEPS = 250_000  # parts that have to be looked at one by one
 MAX_FAILURES = 16  # of reading many members at once, in one container
-_SPACE = re.compile(r"[ \t\n\r]*")
 _MEMBER = re.compile(r'[ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*.')
 _CLOSER = {"{": "}", "[": "]"}
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-
+from rollback.pickles.constants import _U32, _U64
 from rollback.pickles.machine import Frame, Machine, Opcode, PickleEndsEarly
 from rollback.pickles.values import StoredInt
 
 MEMO_BYTES = 64
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 def _remember(m: Machine, index: int) -> None:
