@@ -1,0 +1,930 @@
+"""Every kind of journal entry as a typed value: its fields, its version, its JSON form, and what the kinds mean together.
+
+One frozen class per kind; `Kind` lists the kinds. `read` turns an `Entry` into its value, `JournalWriter.write` writes one.
+An unknown kind is read as `Unknown` with all of its data, so that views can show it. An unknown version is refused with
+`JournalError`: a field that means something else must not be misread. The version is the key `v` of an entry's data;
+absent means 1. Fields that this program does not know are kept: `from_json` followed by `to_json` changes nothing.
+
+Reading is lenient about single fields, because people import foreign journals: a field that is absent or has another type
+reads as its default (None, "", False, (), {}). What must be there is checked where it is used.
+
+The classes are frozen keyword-only dataclasses for type checkers (PEP 681, `typing.dataclass_transform`). They are not made
+by `dataclasses.dataclass`, which generates code for every class at import: about 30 ms for 48 classes in every command, measured
+against 1.5 ms for these. An event keeps its JSON record and converts a field when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+from chronicle.errors import JournalError
+from chronicle.journal.entries import Entry
+
+__all__ = [
+    "EVENTS",
+    "GUARDED_SAVES",
+    "INTENTS",
+    "LAUNCHES",
+    "RECEIPTS",
+    "Amendment",
+    "Autopilot",
+    "BatchesSeen",
+    "Checkpoint",
+    "Claim",
+    "Close",
+    "DataObserved",
+    "DataRatio",
+    "DataStart",
+    "Event",
+    "EvidenceSealed",
+    "Exported",
+    "FileDigest",
+    "Gate",
+    "Growth",
+    "GuardVerdict",
+    "Hardware",
+    "ImportedSource",
+    "Incident",
+    "Kind",
+    "LaunchEnd",
+    "LaunchStart",
+    "LaunchStep",
+    "LogVerdict",
+    "LrMismatch",
+    "Note",
+    "PlanDeclared",
+    "Preflight",
+    "Proposed",
+    "Pruned",
+    "QuarantineUndone",
+    "Quarantined",
+    "RecoverReceipt",
+    "RollbackIntent",
+    "RollbackReceipt",
+    "RunInit",
+    "SealedParts",
+    "StateSaved",
+    "StudyLaunch",
+    "StudyLeg",
+    "StudyRegistered",
+    "StudyReport",
+    "StudyRetry",
+    "StudyStop",
+    "Swept",
+    "TelemetryConstant",
+    "TelemetryFloors",
+    "UndoIntent",
+    "UndoReceipt",
+    "Unknown",
+    "Verified",
+    "events_of",
+    "find_open_transaction",
+    "intents_closed_by",
+    "read",
+]
+
+
+class Kind(StrEnum):
+    """What an entry is about, as written in its field `kind`."""
+
+    RUN_INIT = "run.init"
+    IMPORT = "import"
+    LAUNCH_START = "launch.start"
+    LAUNCH_STEP = "launch.step"
+    LAUNCH_END = "launch.end"
+    PREFLIGHT = "preflight"
+    PLAN = "plan"
+    GUARD_VERDICT = "guard.verdict"
+    GUARD_SAVED = "guard.saved"
+    GUARD_BATCHES = "guard.batches"
+    GUARD_DIGEST = "guard.digest"
+    GUARD_LOG = "guard.log"
+    LR_MISMATCH = "lr.mismatch"
+    CHECKPOINT = "checkpoint"
+    VERIFIED = "verified"
+    QUARANTINE = "quarantine"
+    QUARANTINE_UNDONE = "quarantine.undone"
+    PRUNE = "prune"
+    INCIDENT = "incident"
+    PROPOSAL = "proposal"
+    AUTOPILOT = "autopilot"
+    ROLLBACK_INTENT = "rollback.intent"
+    ROLLBACK_RECEIPT = "rollback.receipt"
+    UNDO_INTENT = "undo.intent"
+    UNDO_RECEIPT = "undo.receipt"
+    RECOVER_RECEIPT = "recover.receipt"
+    NOTE = "note"
+    AMEND = "amend"
+    CLOSE = "close"
+    CLAIM = "claim"
+    HARDWARE = "hardware"
+    SWEEP = "sweep"
+    EVIDENCE = "evidence"
+    EVIDENCE_SEALED = "evidence.sealed"
+    DATA_START = "data.start"
+    DATA_RATIO = "data.ratio"
+    DATA_OBSERVED = "data.observed"
+    GATE = "gate"
+    GROWTH = "growth"
+    EXPORT = "export"
+    TELEMETRY_FLOORS = "telemetry.floors"
+    TELEMETRY_CONSTANT = "telemetry.constant"
+    EXPERIMENT_REGISTER = "experiment.register"
+    EXPERIMENT_LAUNCH = "experiment.launch"
+    EXPERIMENT_LEG = "experiment.leg"
+    EXPERIMENT_STOP = "experiment.stop"
+    EXPERIMENT_RETRY = "experiment.retry"
+    EXPERIMENT_REPORT = "experiment.report"
+
+
+INTENTS = frozenset((Kind.ROLLBACK_INTENT, Kind.UNDO_INTENT))  # a transaction begins
+RECEIPTS = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT, Kind.RECOVER_RECEIPT))  # one is over
+LAUNCHES = frozenset(
+    (Kind.LAUNCH_START, Kind.LAUNCH_STEP, Kind.LAUNCH_END, Kind.GUARD_VERDICT)
+)  # say where a launch was
+GUARDED_SAVES = frozenset(
+    (Kind.CHECKPOINT, Kind.GUARD_SAVED)
+)  # the second where the guard only saw the optimizer's state
+
+# Which receipts end which intent: recovery ends either, an undo does not end a rollback that is still open.
+CLOSED_BY: Mapping[str, frozenset[str]] = {
+    Kind.ROLLBACK_INTENT: frozenset((Kind.ROLLBACK_RECEIPT, Kind.RECOVER_RECEIPT)),
+    Kind.UNDO_INTENT: frozenset((Kind.UNDO_RECEIPT, Kind.RECOVER_RECEIPT)),
+}
+
+
+NOTHING: Mapping[str, Any] = {}
+
+
+# --- fields ------------------------------------------------------------------------------------------------------------
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    return tuple(str(item) for item in value) if isinstance(value, list | tuple) else None
+
+
+def _rows(value: Any) -> tuple[Mapping[str, Any], ...] | None:
+    return tuple(item for item in value if isinstance(item, Mapping)) if isinstance(value, list | tuple) else None
+
+
+# Annotation -> (what an absent field reads as, conversion; None = another type than announced)
+_READ: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
+    "str": ("", lambda value: value if isinstance(value, str) else None),
+    "str | None": (None, lambda value: value if isinstance(value, str) else None),
+    "int | None": (None, lambda value: value if _is_whole(value) else None),
+    "float | None": (None, lambda value: float(value) if _is_number(value) else None),
+    "bool": (False, lambda value: value if isinstance(value, bool) else None),
+    "bool | None": (None, lambda value: value if isinstance(value, bool) else None),
+    "tuple[str, ...]": ((), _texts),
+    "tuple[Any, ...]": ((), lambda value: tuple(value) if isinstance(value, list | tuple) else None),
+    "tuple[Mapping[str, Any], ...]": ((), _rows),
+    "Mapping[str, Any]": ({}, lambda value: value if isinstance(value, Mapping) else None),
+    "Mapping[str, Any] | None": (None, lambda value: value if isinstance(value, Mapping) else None),
+    "Any": (None, lambda value: value),
+}
+
+
+class _Field:
+    """One field of an event: read out of the event's JSON record, never set."""
+
+    __slots__ = ("absent", "convert", "key", "required")
+
+    def __init__(self, name: str, annotation: str, required: bool) -> None:
+        self.key = name.rstrip("_")  # `import_` is written as `import`
+        self.absent, self.convert = _READ[annotation]
+        self.required = required  # written even when it is None; an optional one only when it says something
+
+    def __get__(self, event: Event | None, owner: type[Event]) -> Any:
+        if event is None:
+            return self
+        value = event.record.get(self.key)
+        found = None if value is None else self.convert(value)
+        return self.absent if found is None else found
+
+    def __set__(self, event: Event, value: object) -> None:
+        raise AttributeError(f"{type(event).__name__}.{self.key} is frozen")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class _Schema(type):
+    """Makes an event class: annotated names become fields, the class is registered under its kind."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: Kind | None = None) -> _Schema:
+        fields: dict[str, _Field] = {}
+        for field, annotation in body.get("__annotations__", {}).items() if kind is not None else ():
+            body[field] = fields[field] = _Field(field, annotation, field not in body)
+        made = super().__new__(mcs, name, bases, {"__slots__": (), **body})
+        if kind is not None:
+            made.KIND, made.FIELDS = kind, fields  # type: ignore[attr-defined]
+            EVENTS[kind] = made  # type: ignore[assignment]
+        return made
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: Kind | None = None) -> None:
+        super().__init__(name, bases, body)
+
+
+EVENTS: dict[str, type[Event]] = {}  # kind -> its class, filled by the classes below
+
+
+class Event(metaclass=_Schema):
+    """What an entry of one kind says. Frozen; `record` is its JSON form."""
+
+    __slots__ = ("record",)
+    KIND: ClassVar[Kind]
+    VERSION: ClassVar[int] = 1
+    FIELDS: ClassVar[Mapping[str, Any]] = {}
+    record: Mapping[str, Any]
+
+    def __init__(self, **values: Any) -> None:
+        unknown, missing = values.keys() - self.FIELDS.keys(), []
+        record: dict[str, Any] = {"v": self.VERSION} if self.VERSION > 1 else {}
+        for name, field in self.FIELDS.items():
+            if field.required and name not in values:
+                missing.append(name)
+        if unknown or missing:
+            raise TypeError(f"{type(self).__name__}: unknown fields {sorted(unknown)}, missing fields {missing}")
+        for name, value in values.items():
+            field = self.FIELDS[name]
+            if field.required or (value is not None and value != field.absent):
+                record[field.key] = list(value) if isinstance(value, tuple) else value
+        object.__setattr__(self, "record", record)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The event of an entry's `data`; raises `JournalError` for a version that this program does not know."""
+        version = data.get("v", 1)
+        if not _is_whole(version) or not 1 <= version <= cls.VERSION:
+            known = "version 1" if cls.VERSION == 1 else f"versions 1 to {cls.VERSION}"
+            raise JournalError(
+                f"`{cls.KIND}` in version {version!r}: expected {known}", "a newer chronicle wrote it: update chronicle"
+            )
+        event = object.__new__(cls)
+        object.__setattr__(event, "record", data)
+        return event
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """The event of an entry of this kind; raises `JournalError`, which names the entry, for an unknown version."""
+        try:
+            return cls.from_json(entry.data)
+        except JournalError as problem:
+            raise JournalError(f"entry {entry.id}: {problem.message}", problem.remedy) from problem
+
+    def to_json(self) -> dict[str, Any]:
+        """The `data` of its entry."""
+        return dict(self.record)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} is frozen")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and type(other) is type(self) and self.record == other.record
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        said = ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in self.FIELDS if self.FIELDS[name].key in self.record
+        )
+        return f"{type(self).__name__}({said})"
+
+
+class Unknown(Event):
+    """An entry of a kind that this program does not know: written by a newer one, or imported. Shown, never dropped."""
+
+    __slots__ = ()
+
+
+# --- launches ----------------------------------------------------------------------------------------------------------
+
+
+class RunInit(Event, kind=Kind.RUN_INIT):
+    """The journal was created (`chronicle init`)."""
+
+    checkpoints: str | None
+
+
+class ImportedSource(Event, kind=Kind.IMPORT):
+    """An older journal, table or log was imported; its digest prevents a second import."""
+
+    path: str
+    sha256: str
+    format: str
+    points: int | None
+
+
+class LaunchStart(Event, kind=Kind.LAUNCH_START):
+    """A launch begins on one node; a launch over several nodes has one such entry per node."""
+
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    git_commit: str | None = None
+    git_dirty_digest: str | None = None
+    env_digest: str | None = None
+    environment: Mapping[str, Any] = NOTHING
+    host: str = ""
+    pid: int | None = None
+    start_ticks: int | None = None
+    boot_id: str = ""
+    uid: int | None = None
+    python: str = ""
+    force: str | None = None  # why a launch that seemed alive was overridden
+    purpose: str | None = None  # "preflight": a launch of `preflight --full`
+    part: str | None = None
+    preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight
+    skipped: tuple[str, ...] = ()
+    accept_change: str | None = None  # why a changed plan is accepted
+    journal_heads: Mapping[str, Any] = NOTHING  # writer -> first digits of the digest of its last line
+    token: str | None = None
+    containment: str | None = None
+    grace_seconds: float | None = None
+    cgroup: str | None = None
+    base_lr: float | None = None
+    start_step: int | None = None
+    imported: bool = False
+    segment: str | None = None
+
+
+class LaunchStep(Event, kind=Kind.LAUNCH_STEP):
+    """The step at which a launch without a guard started, taken from its log."""
+
+    start_step: int | None
+    inferred: bool = False
+
+
+class LaunchEnd(Event, kind=Kind.LAUNCH_END):
+    """A launch ended on one node."""
+
+    host: str | None = None
+    exit_code: int | None = None
+    signal: Any = None  # its name, or a number in imported journals
+    last_step: int | None = None
+    duration_seconds: float | None = None
+    launcher_code: int | None = None
+    stopped_by: str | None = None
+    stop_signal: str | None = None
+    ended_processes: Mapping[str, Any] = NOTHING
+    first_to_end: Mapping[str, Any] | None = None
+    tail: tuple[str, ...] = ()
+    tail_of: str = ""
+    log_bytes_lost: int | None = None
+    buffered_ranks: Mapping[str, Any] = NOTHING
+    metrics_from: str | None = None
+    latency_tested_ranks: int | None = None
+    proposal: str | None = None
+    sealed: tuple[Mapping[str, Any], ...] = ()  # path, bytes, sha256 of what the launch wrote
+    inferred: bool = False  # written later, because the supervisor was gone
+    imported: bool = False
+    at_least: bool = False  # `last_step` is a lower bound
+
+
+class SealedParts(Event, kind=Kind.EVIDENCE):
+    """A log was rotated: the digest of the finished part."""
+
+    sealed: tuple[Mapping[str, Any], ...]
+
+
+class EvidenceSealed(Event, kind=Kind.EVIDENCE_SEALED):
+    """Digests of evidence files, as an earlier version wrote them."""
+
+    sealed: tuple[Mapping[str, Any], ...] = ()
+
+
+class Swept(Event, kind=Kind.SWEEP):
+    """Orphans of earlier launches were ended (`chronicle sweep`)."""
+
+    orphans: tuple[Mapping[str, Any], ...]
+    killed: Any
+    left: tuple[Any, ...]
+
+
+class Preflight(Event, kind=Kind.PREFLIGHT):
+    """What the preflight inside the ranks found."""
+
+    verdict: str
+    checks: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any]
+
+
+class PlanDeclared(Event, kind=Kind.PLAN):
+    """The plan of the run was declared or changed: what later launches are compared with."""
+
+    declared: Mapping[str, Any]
+    reason: str | None
+
+
+# --- the guard ---------------------------------------------------------------------------------------------------------
+
+
+class GuardVerdict(Event, kind=Kind.GUARD_VERDICT):
+    """What the guard found before the first step: `passed`, `warned`, `refused` or `off`."""
+
+    verdict: str
+    moment: str = ""
+    mode: str = ""
+    basis: str = ""
+    verified: bool | None = None
+    checks: tuple[Mapping[str, Any], ...] = ()
+    checkpoint: str | None = None  # the directory or file that was loaded
+    contract: str | None = None  # the rollback whose contract this launch met
+    accepted: Mapping[str, Any] = NOTHING
+    fresh_start: bool = False
+    carried: tuple[Mapping[str, Any], ...] = ()
+    start_step: int | None = None
+
+
+class StateSaved(Event, kind=Kind.GUARD_SAVED):
+    """The guard of a plain loop saw the optimizer's state being taken; where it was saved is not known."""
+
+    step: int | None
+    path: str = ""
+    honours: Any = None
+
+
+class BatchesSeen(Event, kind=Kind.GUARD_BATCHES):
+    """Digests of the first batches of a launch, or of those that followed a save (`after`)."""
+
+    digests: tuple[str, ...]
+    after: str = ""
+    ranks: Mapping[str, Any] = NOTHING
+
+
+class FileDigest(Event, kind=Kind.GUARD_DIGEST):
+    """The digest of a checkpoint that is one file, computed in the background after the save."""
+
+    path: str
+    sha256: str
+    crc32: Any
+
+
+class LogVerdict(Event, kind=Kind.GUARD_LOG):
+    """What the first logged steps after a restart say."""
+
+    verdict: str
+    moment: str
+    basis: str
+    rows: int | None
+    checks: tuple[Mapping[str, Any], ...]
+
+
+class LrMismatch(Event, kind=Kind.LR_MISMATCH):
+    """The logged LR did not follow the plan, as an earlier version wrote it."""
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint(Event, kind=Kind.CHECKPOINT):
+    """A checkpoint was saved; the entry's `step` and `launch` say when."""
+
+    path: str
+    step: int | None = None
+    save_seconds: float | None = None
+    honours: Any = None  # what the trainer said that it carries out; None = it said nothing
+    digests: str | None = None  # "pending": a `guard.digest` entry follows
+
+
+class Verified(Event, kind=Kind.VERIFIED):
+    """What `chronicle verify` found; valid while the checkpoint has this stamp."""
+
+    path: str
+    stamp: str
+    full: bool
+    passes: bool
+    files: int | None
+    bytes: int | None
+    errors: tuple[Any, ...]  # (check, path, message) of the first few
+    num_errors: int | None
+
+
+class Quarantined(Event, kind=Kind.QUARANTINE):
+    """Strays are moved out of the checkpoints."""
+
+    root: str
+    moves: tuple[Mapping[str, Any], ...]
+
+
+class QuarantineUndone(Event, kind=Kind.QUARANTINE_UNDONE):
+    """Strays of an earlier quarantine (the entry's `refs`) are moved back."""
+
+    root: str
+
+
+class Pruned(Event, kind=Kind.PRUNE):
+    """Abandoned checkpoints and originals that no undo needs are deleted."""
+
+    changed: bool
+    deleted: tuple[str, ...]
+    kept: tuple[Mapping[str, Any], ...]
+    objects: tuple[str, ...]
+    bytes: int | None
+    root: str
+
+
+# --- events and proposals ----------------------------------------------------------------------------------------------
+
+
+class Incident(Event, kind=Kind.INCIDENT):
+    """Something went wrong: a detector's event (written again as it develops) or a person's note."""
+
+    id: int | None = None  # the detector's number, one per launch
+    kind: str = ""  # the detector's class: instant-spike, gradual-divergence, …
+    tier: str = ""
+    status: str = ""
+    onset_step: int | None = None
+    onset_low_step: int | None = None
+    alarm_step: int | None = None
+    peak_step: int | None = None
+    recovered_step: int | None = None
+    excess: float | None = None
+    sigmas: float | None = None
+    channels: tuple[str, ...] = ()
+    change: str = ""  # opened, changed, closed
+    event: Mapping[str, Any] | None = None  # the detector's fields, nested, in older journals
+    evidence: tuple[Any, ...] = ()  # the detector's sentences, or a person's attachments
+    outcome: Any = None
+    text: str = ""
+    symptom: str = ""
+    suspects: tuple[Mapping[str, Any], ...] = ()
+    action: Mapping[str, Any] | None = None
+    expect: str = ""
+    rule: str = ""
+    hosts: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    import_: Mapping[str, Any] | None = None  # the row of an older chronicle
+
+
+class Proposed(Event, kind=Kind.PROPOSAL):
+    """A rollback is proposed; `command` None: no checkpoint can be named."""
+
+    events: tuple[Any, ...] = ()
+    cluster: int | None = None
+    onset_step: int | None = None
+    onset_low_step: int | None = None
+    before_step: int | None = None
+    target_step: int | None = None
+    target_launch: int | None = None
+    action: str | None = None
+    lr_scale: float | None = None
+    cost_steps: int | None = None
+    cost_hours: float | None = None
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    reasons: tuple[str, ...] = ()
+    exhausted: tuple[str, ...] = ()
+    command: str | None = None
+    withdrawn: bool = False
+
+
+class Autopilot(Event, kind=Kind.AUTOPILOT):
+    """What the autopilot decided after a launch."""
+
+    step: str  # land, roll-back, undo, halt
+    reason: str
+    command: tuple[str, ...]
+
+
+# --- transactions ------------------------------------------------------------------------------------------------------
+
+
+class RollbackIntent(Event, kind=Kind.ROLLBACK_INTENT):
+    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+
+    root: str = ""
+    entry: str = ""
+    contract_path: str | None = None
+    config_paths: tuple[str, ...] = ()
+    parent_attributes: Any = None
+    step: int | None = None
+    launch: int | None = None
+    parent_launch: int | None = None
+    plan: str | None = None
+    lr_ratio: float | None = None
+    force: str | None = None
+
+
+class RollbackReceipt(Event, kind=Kind.ROLLBACK_RECEIPT):
+    """A rollback was done: what was asked, what was changed, and all that its undo needs.
+
+    `files`, `patched`, `pointers`, `copies`, `configs`, `contract`, `directories` and `attributes` are the forms of
+    `rollback`, which writes and reads them. Receipts of imported journals have only the first part.
+    """
+
+    step: int | None = None
+    launch: int | None = None
+    parent_launch: int | None = None  # named by the person: beats inference
+    plan: str | None = None  # digest of the plan
+    lr_ratio: float | None = None
+    lr_scale: float | None = None  # as earlier versions wrote the ratio
+    sets: Mapping[str, Any] = NOTHING  # fields set by hand
+    base_lr_before: float | None = None
+    base_lr_after: float | None = None
+    lrs: tuple[Any, ...] = ()
+    edited_fields: int | None = None
+    lost_steps: int | None = None
+    lost_hours: float | None = None
+    warmup_steps: int | None = None
+    skip_batches: int | None = None
+    reshuffle: bool = False
+    experiment: Any = None
+    imported: bool = False
+    intent: str | None = None
+    root: str = ""
+    entry: str = ""
+    source: str = ""
+    displaced: bool = False
+    files: tuple[Mapping[str, Any], ...] = ()
+    patched: tuple[Mapping[str, Any], ...] = ()
+    directories: tuple[Any, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    abandoned_dir: str = ""
+    pointers: tuple[Mapping[str, Any], ...] = ()
+    copies: tuple[Mapping[str, Any], ...] = ()
+    configs: tuple[Mapping[str, Any], ...] = ()
+    contract: Mapping[str, Any] | None = None
+    remaining: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = NOTHING
+
+
+class UndoIntent(Event, kind=Kind.UNDO_INTENT):
+    """The undo of a rollback begins."""
+
+    root: str = ""
+    entry: str = ""
+    contract_path: str | None = None
+    config_paths: tuple[str, ...] = ()
+    parent_attributes: Any = None
+    undoes: str = ""
+    undoes_intent: str = ""
+    step: int | None = None
+    force: str | None = None
+
+
+class UndoReceipt(Event, kind=Kind.UNDO_RECEIPT):
+    """A rollback was taken back; the entry's `refs` name its receipt."""
+
+    undoes: str = ""
+    undoes_intent: str = ""
+    step: int | None = None
+    intent: str | None = None
+    root: str = ""
+    entry: str = ""
+    returned: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    abandoned_dir: str = ""
+    restored: tuple[str, ...] = ()
+
+
+class RecoverReceipt(Event, kind=Kind.RECOVER_RECEIPT):
+    """An unfinished transaction was finished (`receipt` names the receipt) or reverted."""
+
+    intent: str | None
+    outcome: str
+    receipt: str | None = None
+    cause: str | None = None
+
+
+# --- people ------------------------------------------------------------------------------------------------------------
+
+
+class Note(Event, kind=Kind.NOTE):
+    """What a person saw, suspects, did or expects."""
+
+    text: str = ""
+    symptom: str = ""
+    suspects: tuple[Mapping[str, Any], ...] = ()  # cause, claim, test, verdict
+    action: Mapping[str, Any] | None = None  # verb, changes
+    expect: str = ""
+    rule: str = ""
+    hosts: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    outcome: Any = None
+    import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
+
+
+class Amendment(Event, kind=Kind.AMEND):
+    """A correction of an earlier entry (`refs`); its fields replace those of the entry."""
+
+    text: str = ""
+    symptom: str = ""
+    suspects: tuple[Mapping[str, Any], ...] = ()
+    action: Mapping[str, Any] | None = None
+    expect: str = ""
+    rule: str = ""
+    hosts: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    evidence: tuple[Mapping[str, Any], ...] = ()
+
+
+class Close(Event, kind=Kind.CLOSE):
+    """What came of an incident, a rollback or a note (`refs`)."""
+
+    outcome: str
+    text: str = ""
+    rule: str = ""
+
+
+class Claim(Event, kind=Kind.CLAIM):
+    """A sentence about the run and what the evidence says of it."""
+
+    text: str
+    verdict: str
+    statements: tuple[Mapping[str, Any], ...]
+    journal_heads: Mapping[str, Any] = NOTHING
+
+
+class Hardware(Event, kind=Kind.HARDWARE):
+    """A hardware event out of a kernel log, or a node excluded from or readmitted to the run (`action`)."""
+
+    event: str = ""
+    host: str | None = None
+    device: Any = None
+    time: str | None = None
+    xid: int | None = None
+    text: str = ""
+    serious: bool | None = None
+    line: str = ""
+    key: str | None = None
+    action: str | None = None
+    reason: str = ""
+    tags: tuple[str, ...] = ()
+
+
+# --- data --------------------------------------------------------------------------------------------------------------
+
+
+class DataStart(Event, kind=Kind.DATA_START):
+    """The data plan of a launch and where it starts to read."""
+
+    first_step: int | None
+    plan: Mapping[str, Any]
+    plan_hash: str
+    segments: Any
+
+
+class DataRatio(Event, kind=Kind.DATA_RATIO):
+    """The observed mixture of sources differs from the planned one; the title says how."""
+
+
+class DataObserved(Event, kind=Kind.DATA_OBSERVED):
+    """What a launch read, observed in its loader; the title says it."""
+
+
+# --- the built-in trainer ----------------------------------------------------------------------------------------------
+
+
+class Gate(Event, kind=Kind.GATE):
+    """The quality gate changed its state; the other fields are the smoothed measures by name."""
+
+    state: str
+
+
+class Growth(Event, kind=Kind.GROWTH):
+    """The model was grown during the run."""
+
+    kind: str  # depth or width
+    before: int | None
+    after: int | None
+
+
+class Exported(Event, kind=Kind.EXPORT):
+    """Exported models, each with its size and held-out loss."""
+
+    rows: tuple[Mapping[str, Any], ...]
+
+
+class TelemetryFloors(Event, kind=Kind.TELEMETRY_FLOORS):
+    """Limits of the telemetry, calibrated on training data."""
+
+    c_floor: float | None
+    s_floor: float | None
+    source: str
+    c_ceiling: float | None = None
+
+
+class TelemetryConstant(Event, kind=Kind.TELEMETRY_CONSTANT):
+    """Telemetry that does not change: the fields are channels and their values."""
+
+
+# --- studies -----------------------------------------------------------------------------------------------------------
+
+
+class StudyRegistered(Event, kind=Kind.EXPERIMENT_REGISTER):
+    """A study's plan, written before its first launch."""
+
+    study: str
+    profile: str
+    seeds: Any
+    arms: tuple[str, ...]
+    primary: str
+    margin_bpb: float | None
+    alpha: float | None
+    contrasts: tuple[Any, ...]
+    study_digest: str
+    plan_hash: str
+    plan: Mapping[str, Any]
+
+
+class StudyLaunch(Event, kind=Kind.EXPERIMENT_LAUNCH):
+    """A launch of a study begins."""
+
+    run: str
+    arm: str
+    seed: int | None
+    leg: int | None
+
+
+class StudyLeg(Event, kind=Kind.EXPERIMENT_LEG):
+    """A launch of a study is done; its first such entry counts."""
+
+    run: str
+    arm: str
+    seed: int | None
+    leg: int | None
+    launch: int | None
+    guard: str | None
+    result: Mapping[str, Any]
+
+
+class StudyStop(Event, kind=Kind.EXPERIMENT_STOP):
+    """A run of a study is given up."""
+
+    run: str
+    arm: str = ""
+    seed: int | None = None
+    leg: int | None = None
+    reason: str
+
+
+class StudyRetry(Event, kind=Kind.EXPERIMENT_RETRY):
+    """A run that was given up is tried again."""
+
+    run: str
+
+
+class StudyReport(Event, kind=Kind.EXPERIMENT_REPORT):
+    """A study was reported: verdicts and digests of the files written."""
+
+    plan_hash: str
+    study: str
+    profile: str
+    checkpoint: str | None
+    seeds: tuple[Any, ...]
+    verdicts: Mapping[str, Any]
+    stopped: Mapping[str, Any]
+    arms: tuple[Any, ...]
+    questions: tuple[Mapping[str, Any], ...]
+    evidence: tuple[Mapping[str, Any], ...]
+    files: Mapping[str, Any]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+E = TypeVar("E", bound=Event)
+
+
+def read(entry: Entry) -> Event:
+    """The value of an entry; `Unknown` for an unknown kind. Raises `JournalError` for an unknown version."""
+    return EVENTS.get(entry.kind, Unknown).of(entry)
+
+
+def events_of(entries: Iterable[Entry], event: type[E]) -> Iterator[tuple[Entry, E]]:
+    """The entries of one kind, each with its value, in their order."""
+    kind = event.KIND
+    return ((entry, event.of(entry)) for entry in entries if entry.kind == kind)
+
+
+def find_open_transaction(entries: Iterable[Entry]) -> Entry | None:
+    """The oldest intent of a rollback or undo that no receipt answers; None when no transaction is open.
+
+    A receipt answers the intent that its data names; receipts of older and imported journals, which name none there, answer
+    those that they refer to. A rollback is answered by its receipt or a recovery, an undo by its own receipt or a recovery.
+    The order of the entries does not matter: hosts' clocks differ. Raises `JournalError` where a receipt's version is
+    unknown, because then it is not known which transaction it closes.
+    """
+    intents: list[Entry] = []
+    answered: dict[str, set[str]] = {}
+    for entry in entries:
+        if entry.kind in INTENTS:
+            intents.append(entry)
+        elif entry.kind in RECEIPTS:
+            for intent in intents_closed_by(entry):
+                answered.setdefault(intent, set()).add(entry.kind)
+    return next((one for one in intents if not CLOSED_BY[one.kind] & answered.get(one.id, set())), None)
+
+
+def intents_closed_by(receipt: Entry) -> tuple[str, ...]:
+    """Ids of the intents that a receipt names."""
+    event = read(receipt)
+    named = event.intent if isinstance(event, RollbackReceipt | UndoReceipt | RecoverReceipt) else None
+    return receipt.refs if named is None else (named,)
