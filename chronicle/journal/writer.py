@@ -18,11 +18,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.paths import RunPaths
+
+if TYPE_CHECKING:
+    from chronicle.journal.events import Event
 
 __all__ = ["JournalWriter", "id_milliseconds", "new_id"]
 
@@ -120,6 +123,18 @@ class JournalWriter:
             self._last_milliseconds = milliseconds
             self._prev = hashlib.sha256(line).hexdigest()
             return entry
+
+    def write(
+        self,
+        event: Event,
+        *,
+        step: int | None = None,
+        launch: int | None = None,
+        title: str = "",
+        refs: Sequence[str] = (),
+    ) -> Entry:
+        """Append an event as an entry of its kind; raises as `append`."""
+        return self.append(event.KIND, step=step, launch=launch, title=title, refs=refs, data=event.to_json())
 
     def close(self) -> None:
         """Release the file; a later append would start a new one."""
