@@ -4,3 +4,7 @@ It is a test vehicle: text becomes UTF-8 bytes, every byte nine bits (eight and 
 bit. Independent implementation from a behaviour specification. torch lives here; `chronicle` and `rollback` never
 import this package. `python -m bit_transformer.train --recipe demo` trains.
 """
+
+from chronicle_ml import require_own
+
+require_own("chronicle")

@@ -30,7 +30,7 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
     if recipe.sharding not in STAGES:
         return None
     if importlib.util.find_spec("deepspeed") is None:
-        raise BadRecipe(f"sharding `{recipe.sharding}` needs DeepSpeed", "pip install '.[deepspeed]'")
+        raise BadRecipe(f"sharding `{recipe.sharding}` needs DeepSpeed", "pip install 'chronicle-ml[deepspeed]'")
     if cpu and not (shutil.which("c++") or shutil.which("g++")):
         raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs a C++ compiler: DeepSpeed builds `shm_comm`",
                         "apt-get install g++, or use sharding=ddp")

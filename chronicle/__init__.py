@@ -7,8 +7,13 @@ proven on. Importing this package imports no torch: `guard` and its friends load
 from importlib import import_module
 from typing import Any
 
+from chronicle_ml import require_own
+
 __version__ = "0.1.0"
+DISTRIBUTION = "chronicle-ml"
 __all__ = ["ResumeRefused", "__version__", "attach", "guard"]
+
+require_own("rollback")  # before a file of that name beside the user's script is imported in its place
 
 _LAZY = {"guard": "chronicle.resume", "attach": "chronicle.resume", "ResumeRefused": "chronicle.resume"}
 

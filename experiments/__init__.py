@@ -4,3 +4,7 @@ A study is data (`studies/*.yaml`, or a file of your own): arms as slices and re
 margin, all registered in the journal before the first launch. The runner is a pure function of the journal, so it can be
 killed and run again; the report compares arms by paired seeds and says what the data do and do not show.
 """
+
+from chronicle_ml import require_own
+
+require_own("chronicle", "bit_transformer")

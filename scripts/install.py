@@ -89,7 +89,7 @@ def install_project(python: Path, arguments: argparse.Namespace) -> None:
     ).stdout.strip()  # fmt: skip
     constraint = ROOT / arguments.venv / "torch-constraint.txt"
     constraint.write_text(f"torch=={version}\n", encoding="utf-8")
-    say(f"installing chronicle[{arguments.extras}]  (a few minutes the first time)")
+    say(f"installing chronicle-ml[{arguments.extras}]  (a few minutes the first time)")
     pip(python, "install", "--quiet", "--constraint", str(constraint), "--editable", f"{ROOT}[{arguments.extras}]")
 
 

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from chronicle.commands.result import CommandResult, ExitCode
 from chronicle.errors import ChronicleError
+from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 
 __all__ = ["main"]
@@ -110,7 +111,11 @@ def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
 def _plugin(verb: str) -> Any:
     point = _plugins().get(verb)
     try:
-        return None if point is None else point.load()
+        if point is None:
+            return None
+        if point.value.startswith("experiments."):
+            require_own("experiments")  # a directory of that name is common beside a user's script
+        return point.load()
     except ModuleNotFoundError:
         return None  # the package that brings this verb is not installed whole
 
@@ -204,13 +209,15 @@ def _explain(problem: BaseException) -> int:
         return _say(problem.format_message(), "see `chronicle --help`", ExitCode.USAGE)
     if isinstance(problem, BrokenPipeError):
         return ExitCode.DONE
+    if isinstance(problem, ShadowedPackage):
+        return _say(str(problem), problem.remedy, ExitCode.ERROR)
     if isinstance(problem, OSError):
         return _say(_os_sentence(problem), None, ExitCode.ERROR)
     if isinstance(problem, MemoryError):
         return _say("out of memory", None, ExitCode.ERROR)
     missing = (problem.name or "").partition(".")[0] if isinstance(problem, ModuleNotFoundError) else ""
     if missing in EXTRAS:
-        return _say(f"{missing} is not installed", f"pip install 'chronicle[{EXTRAS[missing]}]'", ExitCode.ERROR)
+        return _say(f"{missing} is not installed", f"pip install 'chronicle-ml[{EXTRAS[missing]}]'", ExitCode.ERROR)
     return _unexpected(problem)
 
 

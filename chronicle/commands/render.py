@@ -59,5 +59,5 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
     try:
         draw_lineage(story, read_series(paths, numbers), paths.run_dir / LINEAGE_PICTURE)
     except ModuleNotFoundError as problem:
-        return (f"picture not drawn: {problem.name} is not installed (pip install 'chronicle[report]')",)
+        return (f"picture not drawn: {problem.name} is not installed (pip install 'chronicle-ml[report]')",)
     return ()

@@ -19,7 +19,7 @@ def read_mlflow(uri: str, run_id: str) -> Import:
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as problem:
-        raise ChronicleError("mlflow is not installed", "pip install 'chronicle[mlflow]'") from problem
+        raise ChronicleError("mlflow is not installed", "pip install 'chronicle-ml[mlflow]'") from problem
     client = MlflowClient(tracking_uri=uri)
     try:
         run = client.get_run(run_id)

@@ -69,7 +69,7 @@ def start_mirror(
     it, leaves it alone; it ends by itself when our end of its stdin closes, that is also when we are killed.
     """
     if importlib.util.find_spec("mlflow") is None:
-        talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle[mlflow]')")
+        talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle-ml[mlflow]')")
         return MirrorHandle()
     words = [sys.executable, "-m", "chronicle.mirror.process", "--run-dir", str(paths.run_dir.absolute())]
     words += ["--uri", uri or default_uri(paths)]

@@ -190,7 +190,7 @@ def _client(uri: str) -> Any:
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as problem:
-        raise ChronicleError("mlflow is not installed", "pip install 'chronicle[mlflow]'") from problem
+        raise ChronicleError("mlflow is not installed", "pip install 'chronicle-ml[mlflow]'") from problem
     import logging
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)

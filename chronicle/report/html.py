@@ -26,7 +26,7 @@ def plotly_script() -> str:
     """The library's text, without importing plotly; raises `ChronicleError` where it is not installed."""
     spec = find_spec("plotly")
     if spec is None or not spec.submodule_search_locations:
-        raise ChronicleError("plotly is not installed: the page needs its script", "pip install 'chronicle[report]'")
+        raise ChronicleError("plotly is not installed: the page needs its script", "pip install 'chronicle-ml[report]'")
     path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
     try:
         return path.read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ def draw_scans(scans: Sequence[Scan], path: Path) -> None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise ChronicleError("matplotlib is not installed", "pip install 'chronicle[report]'") from None
+        raise ChronicleError("matplotlib is not installed", "pip install 'chronicle-ml[report]'") from None
     scans = [scan for scan in scans if scan.band]
     if not scans:
         raise ChronicleError("there is no loss to draw")

@@ -252,4 +252,4 @@ def test_a_verb_whose_package_is_missing_names_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, package, None)
     done = chronicle(*words)
     assert done.code == 1
-    assert done.err == f"error: {package} is not installed\nhint: pip install 'chronicle[{extra}]'\n"
+    assert done.err == f"error: {package} is not installed\nhint: pip install 'chronicle-ml[{extra}]'\n"
