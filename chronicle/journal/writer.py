@@ -93,6 +93,7 @@ class JournalWriter:
         data: Mapping[str, Any] | None = None,
     ) -> Entry:
         """Write one entry durably and return it; raises `JournalError` when it is not on disk."""
+        self._leave_parent()
         with self._lock:
             moment = self._clock()
             try:
@@ -126,7 +127,7 @@ class JournalWriter:
 
     def write(
         self,
-        event: Event,
+        event: "Event",
         *,
         step: int | None = None,
         launch: int | None = None,
@@ -138,6 +139,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Release the file; a later append would start a new one."""
+        self._leave_parent()
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -150,36 +152,47 @@ class JournalWriter:
         self.close()
 
     def _open(self, moment: datetime) -> int:
-        if self._fd is not None and self._owner_pid == os.getpid():
+        if self._fd is not None:
             return self._fd
         directory = self.paths.journal_dir
         directory.mkdir(parents=True, exist_ok=True)
-        pid = self._pid if self._owner_pid == os.getpid() else os.getpid()  # a forked child writes its own file
-        self._owner_pid = os.getpid()
         self._last_milliseconds = max(self._last_milliseconds, _newest_milliseconds(directory))
         stamp = moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S")
-        self.writer = f"{stamp}-{self._host}-{pid}-{self._randomness(16):04x}"
+        self.writer = f"{stamp}-{self._host}-{self._pid}-{self._randomness(16):04x}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(directory / f"{self.writer}.jsonl", flags, 0o644)
+        fd = os.open(directory / f"{self.writer}.jsonl", flags, 0o644)
+        try:
+            _fsync_dir(directory)
+        except OSError:
+            os.close(fd)
+            raise
         self._seq, self._prev, self._torn = 0, FIRST_PREV, False
-        _fsync_dir(directory)
-        return self._fd
+        self._fd = fd
+        return fd
+
+    def _leave_parent(self) -> None:
+        """In a forked child: let go of the parent's file and lock, so that the child writes a file of its own."""
+        if self._owner_pid != os.getpid():
+            self._owner_pid = self._pid = os.getpid()
+            self._lock = threading.RLock()  # the parent's may have been held by a thread that does not exist here
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
 
     def _write(self, fd: int, line: bytes) -> None:
         size = os.fstat(fd).st_size
         record = (b"\n" if self._torn else b"") + line + b"\n"
-        written = os.write(fd, record)
-        if written != len(record):
-            self._cut(fd, size)
-            raise OSError(28, os.strerror(28))  # a short write to a file means the disk is full
-        self._torn = False
         try:
-            os.fsync(fd)
-        except OSError:  # a network filesystem says only now that there was no room
-            self._cut(fd, size)
+            if os.write(fd, record) != len(record):  # a short write to a file means the disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)  # a network filesystem reports a full disk only here
+        except BaseException:
+            self._cut(fd, size)  # back to `size`: a line that was torn before this one is still torn
             raise
+        self._torn = False
 
     def _cut(self, fd: int, size: int) -> None:
+        """Remove what a failed write left behind the first `size` bytes; if that fails, the next entry begins a new line."""
         try:
             os.ftruncate(fd, size)
         except OSError:
