@@ -86,7 +86,7 @@ def main() -> None:
     except ShadowedPackage as problem:
         _say(problem)
         sys.exit(1)
-    from chronicle.commands.main import main as command
+    from chronicle.cli.main import main as command
 
     command()
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CODE = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+CODE = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,mkdir,mkdirat,unlink,unlinkat,rmdir,"
     "close,ftruncate,utimensat,chmod,fchmod,fchmodat,chown,lchown,fchownat,sendfile,copy_file_range,flock,"
@@ -120,7 +120,7 @@ def arguments(top: Path, *words: str) -> list[str]:
 
 def chronicle(top: Path, *words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command that nobody disturbs: in this process, it starts faster."""
-    from chronicle.commands import main
+    from chronicle.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main.run(arguments(top, *words))

@@ -66,11 +66,11 @@ def make_checkpoint(path: Path, size_bytes: int) -> None:
 
 def edit(root: Path, path: Path, scale: float) -> float:
     """Seconds for plan and apply through the library, journalling to memory."""
-    from rollback.apply import apply_plan, read_inputs
-    from rollback.checkpoint import open_checkpoint
-    from rollback.plan import plan_rollback
-    from rollback.request import RollbackRequest
-    from rollback.state import read_state
+    from rollback.transaction.apply import apply_plan, read_inputs
+    from rollback.checkpoint.listing import open_checkpoint
+    from rollback.plan.plan import plan_rollback
+    from rollback.plan.request import RollbackRequest
+    from rollback.checkpoint.rollback_state import read_state
 
     began = time.perf_counter()
     checkpoint = open_checkpoint(path)
@@ -152,7 +152,7 @@ def compare(directory: Path, root: Path, path: Path, best: float) -> None:
     print(f"         the same, then fsync, as ours does: {durable_seconds:.2f} s  ratio {durable_seconds / best:.0f}")
     words = ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", "--run", "b"]
     places = ["--logs", str(directory / "logs"), "--checkpoints", str(root)]
-    code = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+    code = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code, *words, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from chronicle.resume.checks import check_memory, check_rng
+from chronicle.resume.checks.memory import check_memory, check_rng
 from chronicle.resume.contract import Expectation
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
-from chronicle.resume.forecast import BoundScheduler
-from chronicle.resume.hooks import hook_optimizer_steps
+from chronicle.resume.learning_rate import BoundScheduler
+from chronicle.resume.adapters.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession

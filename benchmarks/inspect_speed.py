@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.state_file import read_state_file
-from rollback.torch_edit import write_edited_copy
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_edit import write_edited_copy
 from tests.builders.checkpoints import CheckpointFactory
 
 MAKE_LARGE = """
@@ -30,7 +30,7 @@ optimizer = {"state": {0: {"step": torch.tensor(30500.0)}}, "param_groups": [{"l
 torch.save({"module": parameters, "scheduler": scheduler, "optimizer": optimizer, "global_steps": 30500}, sys.argv[1])
 """
 LOAD = "import sys, torch; torch.load(sys.argv[1], weights_only=True, mmap=sys.argv[2] == 'mmap')"
-INSPECT = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+INSPECT = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from chronicle.launch.containment import die_with_parent
-from chronicle.launch.environment import build_environment
+from chronicle.launch.launchers import build_environment
 
 ROUNDS = 30
 RUN_SECONDS = 60
@@ -85,7 +85,7 @@ def _cpu_share(directory: Path) -> float:
 
 
 def _command(run: str, *launcher: str) -> list[str]:
-    return [sys.executable, "-m", "chronicle.commands.main", "run", "--run", run, "--", *launcher]
+    return [sys.executable, "-m", "chronicle.cli.main", "run", "--run", run, "--", *launcher]
 
 
 def _cpu_seconds(pid: int) -> float:

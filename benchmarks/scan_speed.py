@@ -47,7 +47,7 @@ def main() -> int:
         write_log(path, steps)
         size, load, begin = path.stat().st_size, os.getloadavg()[0], time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "chronicle.commands.main", "spikes", str(path), "--json"], stdout=subprocess.PIPE, check=True
+            [sys.executable, "-m", "chronicle.cli.main", "spikes", str(path), "--json"], stdout=subprocess.PIPE, check=True
         )
         wall = time.monotonic() - begin
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bit_transformer.footprint import flops_per_symbol  # noqa: E402
-from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses  # noqa: E402
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses  # noqa: E402
 
 _BITS = 2304
 SHAPES = {

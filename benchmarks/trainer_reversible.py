@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses  # noqa: E402
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses  # noqa: E402
 
 KINDS = {"plain": {}, "checkpointed": {"checkpointing": True}, "reversible": {"reversible": True}}
 DEPTHS = (4, 8, 16)

@@ -36,10 +36,10 @@ class BareLoop:
     def __init__(self, steps: int, device: str) -> None:
         import torch
 
-        from bit_transformer.loaders import StepDataset, open_stores, plan_data
-        from bit_transformer.model import BitTransformer
+        from bit_transformer.data.loaders import StepDataset, open_stores, plan_data
+        from bit_transformer.model.transformer import BitTransformer
         from bit_transformer.recipes import demo
-        from bit_transformer.schedule import plan_schedule
+        from bit_transformer.training.schedule import plan_schedule
         from bit_transformer.train import parameter_groups
         from chronicle.data import Segments
 
@@ -61,7 +61,7 @@ class BareLoop:
         """Make five steps; return their CPU seconds."""
         import torch
 
-        from bit_transformer.model import next_symbol_losses
+        from bit_transformer.model.transformer import next_symbol_losses
 
         started = self.now()
         for _ in range(_TURN):

@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.inspect_speed import MAKE_LARGE
-from rollback.checkpoint import open_checkpoint
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.findings import Severity
-from rollback.manifest import write_manifest
-from rollback.verify import verify_checkpoint
+from rollback.checkpoint.manifest import write_manifest
+from rollback.checks.verify import verify_checkpoint
 
 
 def measured(path: Path, label: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bit_transformer.footprint import of_recipe, step_flops
-from bit_transformer.loaders import SampleStore
+from bit_transformer.data.loaders import SampleStore
 from bit_transformer.recipes import Recipe
 
 _CPU_FLOPS = 3e10  # of one core in float32, at best: an order of magnitude, to tell seconds from hours

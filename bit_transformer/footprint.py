@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe, TrainerError
-from bit_transformer.growth import grown_config
-from bit_transformer.model import ModelConfig
+from bit_transformer.model.growth import grown_config
+from bit_transformer.model.transformer import ModelConfig
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
-from bit_transformer.report import print_error
+from bit_transformer.training.report import print_error
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 DEVICES_GB = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141}

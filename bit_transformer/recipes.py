@@ -14,13 +14,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from bit_transformer.bits import BITS_PER_BYTE
+from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.bounds import require_bounds
-from bit_transformer.compression import cosine_ramp
+from bit_transformer.data.compression import cosine_ramp
 from bit_transformer.errors import BadRecipe
-from bit_transformer.gate import GateConfig
-from bit_transformer.model import ModelConfig
-from bit_transformer.schedule import ScheduleConfig
+from bit_transformer.evaluation.gate import GateConfig
+from bit_transformer.model.transformer import ModelConfig
+from bit_transformer.training.schedule import ScheduleConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,31 +24,31 @@ from accelerate.utils import set_seed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from bit_transformer import report
+from bit_transformer.training import report
 from bit_transformer.announce import Announcer
-from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
-from bit_transformer.compiling import compile_where_possible
-from bit_transformer.ema import Ema
+from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
+from bit_transformer.training.compiling import compile_where_possible
+from bit_transformer.training.ema import Ema
 from bit_transformer.errors import NonFiniteGradients, TrainerError
-from bit_transformer.evaluate import evaluate
-from bit_transformer.facts import check_launch, require_room
-from bit_transformer.growth import LR_FACTOR as GROWTH_LR_FACTOR
-from bit_transformer.growth import WARMUP_STEPS as GROWTH_WARMUP
-from bit_transformer.growth import build_grown, grow
-from bit_transformer.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data, spread_windows
-from bit_transformer.model import BitTransformer, count_parameters, next_symbol_losses
-from bit_transformer.monitor import CALIBRATION_WINDOWS, Monitor, telemetry_rows
-from bit_transformer.progress import Progress, saved_growths
-from bit_transformer.quantization import prepare_qat, set_qat
+from bit_transformer.evaluation.held_out import evaluate
+from bit_transformer.training.preflight import check_launch, require_room
+from bit_transformer.model.growth import LR_FACTOR as GROWTH_LR_FACTOR
+from bit_transformer.model.growth import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.model.growth import build_grown, grow
+from bit_transformer.data.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data, spread_windows
+from bit_transformer.model.transformer import BitTransformer, count_parameters, next_symbol_losses
+from bit_transformer.evaluation.monitor import CALIBRATION_WINDOWS, Monitor, telemetry_rows
+from bit_transformer.training.state import Progress, saved_growths
+from bit_transformer.model.conversion import prepare_qat, set_qat
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
-from bit_transformer.resume import checkpoint_path, find_resume_point, require_later
+from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
 from bit_transformer.room import measure_room
-from bit_transformer.schedule import plan_schedule, with_plateaus, with_rewarms
-from bit_transformer.sharding import ShardedAdamW, gather_whole, shard_model
-from bit_transformer.tally import StepTally
-from bit_transformer.topology import measure_topology, require_all_ranks
-from bit_transformer.trial import open_trial
-from bit_transformer.zero import plan_zero
+from bit_transformer.training.schedule import plan_schedule, with_plateaus, with_rewarms
+from bit_transformer.training.sharding import ShardedAdamW, gather_whole, shard_model
+from bit_transformer.training.tally import StepTally
+from bit_transformer.training.distributed import measure_topology, require_all_ranks
+from bit_transformer.training.trial import open_trial
+from bit_transformer.training.zero import plan_zero
 from chronicle import guard
 from chronicle.errors import ChronicleError
 from chronicle.launch.processes import read_environment

@@ -1,6 +1,6 @@
 """What `chronicle verify` found, as the journal remembers it: it holds as long as no file of the checkpoint has changed.
 
-Entries of kind `verified` carry the checkpoint's stamp (`rollback.stamp`), so that a checkpoint is known again wherever a
+Entries of kind `verified` carry the checkpoint's stamp (`rollback.checkpoint.stamp`), so that a checkpoint is known again wherever a
 rollback has moved it, and a verdict on files that are not the same any more is none.
 """
 
@@ -16,7 +16,7 @@ from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from rollback.findings import Finding
-    from rollback.layout import Checkpoint
+    from rollback.checkpoint.layout import Checkpoint
 
 __all__ = ["KIND", "Verdict", "describe", "find_verdict", "verdict_data"]
 
@@ -69,7 +69,7 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> Verdict | None:
             verdicts[verdict.stamp] = _stronger(verdicts.get(verdict.stamp), verdict)
     if not verdicts:
         return None
-    from rollback.stamp import stamp_of  # looks at checkpoints; most readers of a journal have none to look at
+    from rollback.checkpoint.stamp import stamp_of  # looks at checkpoints; most readers of a journal have none to look at
 
     try:
         return verdicts.get(stamp_of(path))

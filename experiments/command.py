@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.commands.options import JsonOption, LogsOption
-from chronicle.commands.result import CommandResult, ExitCode
+from chronicle.cli.options import JsonOption, LogsOption
+from chronicle.cli.result import CommandResult, ExitCode
 from chronicle.settings import load_settings
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 
 __all__ = ["app"]
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bit_transformer.resume import checkpoint_path
+from bit_transformer.training.resume import checkpoint_path
 from chronicle.journal import read_journal
 from chronicle.launch.containment import die_with_parent
 from chronicle.launch.orphans import find_alive, list_launches
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.history import Finished
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.result import LEG_RESULT, read_result
 
 __all__ = ["ChronicleLauncher", "Launcher", "Running"]
@@ -169,7 +169,7 @@ def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> 
 
 def chronicle_command() -> list[str]:
     """The command line of this installation, whatever is on the PATH."""
-    return [sys.executable, "-m", "chronicle.commands.main"]
+    return [sys.executable, "-m", "chronicle.cli.main"]
 
 
 def _last_error(output: Path) -> str | None:

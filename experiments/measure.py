@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
-from bit_transformer.model import next_symbol_losses
+from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
+from bit_transformer.model.transformer import next_symbol_losses
 
 __all__ = ["AveragedWeights", "copy_task", "digest_state", "held_out_bpb", "recall_task"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from chronicle.metrics.log import read_metrics
 from experiments.design import START, StudyPlan, StudyRun
 from experiments.history import Finished, History
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 
 __all__ = ["Curve", "RunData", "StudyData", "bounce", "outcome_of", "read_study"]
 

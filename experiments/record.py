@@ -13,7 +13,7 @@ from chronicle.journal.objects import store_file
 from experiments.history import REPORT
 from experiments.outcomes import StudyData
 from experiments.panel import build_panel, list_arms
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.plots import PLOTS
 from experiments.verdicts import Judged
 

@@ -16,10 +16,10 @@ from experiments.document import Block, Figure, Heading, Paragraph, Table, forma
 from experiments.errors import GateFailed, StudyError
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
 from experiments.outcomes import StudyData, outcome_of, read_study
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.plots import PLOTS, draw_plots
 from experiments.record import record_report, write_numbers
-from experiments.report_tables import contrast_table, ledger_table, outcome_table, secondary_table, transient_tables
+from experiments.tables import contrast_table, ledger_table, outcome_table, secondary_table, transient_tables
 from experiments.runner import read_registered
 from experiments.text import read_shape
 from experiments.verdicts import Judged, judge_contrasts, judge_factorial

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from chronicle.commands.result import ExitCode
+from chronicle.cli.result import ExitCode
 from chronicle.journal import JournalWriter, read_journal
 from experiments.design import StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
@@ -31,7 +31,7 @@ from experiments.history import (
     read_history,
 )
 from experiments.launching import Launcher, Running
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.progress import Progress
 
 __all__ = ["Outcome", "read_registered", "register", "run_study"]

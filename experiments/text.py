@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bit_transformer.corpora import Corpus, read_corpus
+from bit_transformer.data.corpora import Corpus, read_corpus
 from bit_transformer.errors import TrainerError
 from chronicle.data.errors import DataError
 from experiments.design import StudyPlan

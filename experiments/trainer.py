@@ -27,13 +27,13 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import chronicle
-from bit_transformer.bits import BITS_PER_BYTE, encode_bytes
-from bit_transformer.corpora import read_corpus
+from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
+from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import TrainerError
-from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses
-from bit_transformer.output import open_output
-from bit_transformer.resume import checkpoint_path
-from bit_transformer.schedule import ScheduleConfig, plan_schedule
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
+from bit_transformer.training.output import open_output
+from bit_transformer.training.resume import checkpoint_path
+from bit_transformer.training.schedule import ScheduleConfig, plan_schedule
 from chronicle.data import step_digest
 from chronicle.errors import ChronicleError
 from chronicle.metrics.log import MetricsWriter

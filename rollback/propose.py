@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 
 from rollback.detect.events import Event, Kind, Status, Tier
-from rollback.detect.roles import Role, role_of
-from rollback.plan_honours import RESHUFFLE, SKIP
+from rollback.channels import Role, role_of
+from rollback.plan.plan_honours import RESHUFFLE, SKIP
 from rollback.proposal import (
     LADDER,
     LR_SCALES,

@@ -10,7 +10,7 @@ import torch
 from benchmarks.planted_bugs.plan import Acts, Plan, cause
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.manifest import digest_file, read_manifest, write_manifest
+from rollback.checkpoint.manifest import digest_file, read_manifest, write_manifest
 
 ACC = "accelerate"
 

@@ -16,7 +16,7 @@ from chronicle.journal.writer import new_id
 from chronicle.paths import RunPaths
 
 LAUNCHES = 20
-MAIN = "from chronicle.commands.main import main; main()"
+MAIN = "from chronicle.cli.main import main; main()"
 METRICS = '{"step":%d,"t":%d.5,"loss":1.234567,"lr":0.0001,"grad_norm":0.5,"a":1.5,"b":2.5,"c":3.5,"d":4.5,"e":5.5}\n'
 
 

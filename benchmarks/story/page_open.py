@@ -14,7 +14,7 @@ from pathlib import Path
 from chronicle.journal import JournalWriter
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.report.costs import lost_seconds
+from chronicle.story.costs import lost_seconds
 from chronicle.report.html import plotly_script, render_html
 from chronicle.story import read_story
 from chronicle.story.series import read_series

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HELLO = "import typer\napp = typer.Typer()\n@app.command()\ndef hello(): print('hello')\n@app.command()\ndef bye(): pass\napp()"
-MAIN = "from chronicle.commands.main import main; main()"
+MAIN = "from chronicle.cli.main import main; main()"
 
 
 def cpu_seconds(words: list[str], directory: str, runs: int) -> float:

@@ -4,8 +4,8 @@
 markers make TensorBoard show the same.
 """
 
-from chronicle.exports.canonical import Row, canonical_rows
-from chronicle.exports.tables import write_csv, write_jsonl, write_parquet
-from chronicle.exports.tensorboard import write_tensorboard
+from chronicle.integrations.exports import Row, canonical_rows
+from chronicle.integrations.tables import write_csv, write_jsonl, write_parquet
+from chronicle.integrations.tensorboard import write_tensorboard
 
 __all__ = ["Row", "canonical_rows", "write_csv", "write_jsonl", "write_parquet", "write_tensorboard"]

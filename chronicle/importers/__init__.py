@@ -4,8 +4,8 @@ Every importer reads and returns an `Import`; `writing` is the only one that wri
 unknown. Plain logs (JSONL, CSV, Megatron, Hugging Face, …) are read by `chronicle.metrics.readers`.
 """
 
-from chronicle.importers.recognise import FORMATS, read_source
-from chronicle.importers.sources import Draft, Import
-from chronicle.importers.writing import write_import
+from chronicle.integrations.recognise import FORMATS, read_source
+from chronicle.integrations.foreign_journals import Draft, Import
+from chronicle.integrations.importing import write_import
 
 __all__ = ["FORMATS", "Draft", "Import", "read_source", "write_import"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from chronicle.errors import Refusal
-from chronicle.hardware.nodes import find_excluded
+from chronicle.launch.nodes import find_excluded
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.launch.cgroup import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
@@ -19,7 +19,7 @@ from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
-from rollback.lock import Locked, hold_lock
+from rollback.disk.lock import Locked, hold_lock
 
 __all__ = [
     "LaunchRefused",

@@ -21,11 +21,11 @@ from chronicle.launch.cgroup import ControlGroup, make_group
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import become_subreaper, describe_containment
 from chronicle.launch.devices import DeviceSampler
-from chronicle.launch.environment import build_environment, count_requested_ranks
+from chronicle.launch.launchers import build_environment, count_requested_ranks
 from chronicle.launch.exit_report import DO_NOT_REQUEUE, describe_end, format_end, title_of_end, was_refused
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.output import read_last_lines
-from chronicle.launch.printed_metrics import PrintedMetrics
+from chronicle.launch.live_metrics import PrintedMetrics
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import LaunchRecord

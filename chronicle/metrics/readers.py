@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.csv_log import find_header, read_csv
+from chronicle.metrics.records import find_header, read_csv
 from chronicle.metrics.json_logs import read_json_lines, read_trainer_state
 from chronicle.metrics.lines import read_lines
 from chronicle.metrics.log import Point, parse_line, read_metrics

@@ -15,7 +15,7 @@ from typing import Any
 
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.launch.environment import REQUESTED_VARIABLE
+from chronicle.launch.launchers import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
 from chronicle.preflight.catalogue import check_facts
 from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, declare_plan, find_plan, read_seconds

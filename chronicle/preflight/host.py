@@ -176,7 +176,7 @@ def check_strays(host: Host) -> CheckResult:
 
 def list_strays(checkpoints_dir: Path) -> list[str]:
     """Strays beside the checkpoints and in the newest one, by names alone."""
-    from rollback.checkpoint import list_checkpoints, list_root_strays
+    from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 
     beside = [str(stray) for stray in list_root_strays(checkpoints_dir)]
     steps = [one for one in list_checkpoints(checkpoints_dir, include_abandoned=False) if one.step is not None]
@@ -189,7 +189,7 @@ def list_strays(checkpoints_dir: Path) -> list[str]:
 def _newest_size(checkpoints_dir: Path | None) -> int | None:
     if checkpoints_dir is None or not checkpoints_dir.is_dir():
         return None
-    from rollback.checkpoint import list_checkpoints
+    from rollback.checkpoint.listing import list_checkpoints
 
     sizes = [
         sum(file.size_bytes for file in one.files)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from chronicle.journal import Entry
 from chronicle.story.assemble import Story
-from chronicle.story.branches import Stretch, tell_stretches
+from chronicle.report.branches import Stretch, tell_stretches
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.report.escape import html_text
+from chronicle.report.markup import html_text
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.report.page_words import page_body, page_header
 from chronicle.story.assemble import Story

@@ -7,7 +7,7 @@ out escaped. Newest last, one sentence a line, numbers to the right, images by r
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
-from chronicle.report.escape import anchor_of, markdown_cell, markdown_line
+from chronicle.report.markup import anchor_of, markdown_cell, markdown_line
 from chronicle.report.markdown_chapter import changed, chapter_section
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chronicle.report.escape import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
+from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
 from chronicle.report.machine_words import TOLD_KINDS, machine_words
 from chronicle.story.chapters import Chapter
 from chronicle.story.launches import LaunchStory

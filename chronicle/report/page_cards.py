@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chronicle.report.escape import anchor_of
+from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LOSS_NAMES, Story
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import plain

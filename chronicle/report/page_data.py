@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.report.escape import anchor_of
+from chronicle.report.markup import anchor_of
 from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.page_cards import incident_cards, incident_row, short
 from chronicle.report.page_curves import channel_curves, cut
@@ -17,7 +17,7 @@ from chronicle.story.assemble import LOSS_NAMES, Story
 from chronicle.story.clocks import Clock, flops_are_estimated, tell_clocks
 from chronicle.story.launches import LaunchStory
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.progress import Progress, tell_progress
+from chronicle.story.learning import Progress, tell_progress
 from chronicle.story.resumes import ResumeWindow, resume_windows, would_have_resumed_at
 from chronicle.story.series import LaunchSeries, shown_range
 

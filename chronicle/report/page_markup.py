@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from chronicle.report.escape import html_text
+from chronicle.report.markup import html_text
 
 __all__ = ["Raw", "folded", "plot", "section", "table"]
 

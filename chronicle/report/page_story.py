@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from chronicle.report.escape import anchor_of, html_text, link_target
+from chronicle.report.markup import anchor_of, html_text, link_target
 from chronicle.report.machine_words import machine_words
 from chronicle.report.markdown_chapter import IMAGES
 from chronicle.report.page_markup import Raw, folded, section, table

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.report.escape import anchor_of, html_text
+from chronicle.report.markup import anchor_of, html_text
 from chronicle.report.page_markup import Raw, folded, plot, section, table
 from chronicle.report.page_story import page_story
 from chronicle.report.study_panels import KIND

@@ -11,7 +11,7 @@ from typing import Any
 
 from chronicle.journal import Entry
 from chronicle.paths import RunPaths
-from chronicle.report.escape import anchor_of
+from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import Story
 from chronicle.story.plain import plain
 

@@ -13,8 +13,8 @@ __all__ = ["ResumeRefused", "attach", "guard"]
 
 _LAZY = {
     "guard": "chronicle.resume.entrance",
-    "attach": "chronicle.resume.torch",
-    "ResumeRefused": "chronicle.resume.refusal",
+    "attach": "chronicle.resume.adapters.torch",
+    "ResumeRefused": "chronicle.resume.checks.check",
 }
 
 

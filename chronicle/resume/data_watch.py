@@ -10,13 +10,13 @@ from typing import Any
 
 from chronicle.resume.batches import BatchWitness
 from chronicle.resume.contract import Expectation
-from chronicle.resume.identity import check_next_batch
+from chronicle.resume.checks.run import check_next_batch
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.options import Options
-from chronicle.resume.refusal import Check, failed
+from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.ruling import Beginning
-from chronicle.resume.sealing import Sealer
-from chronicle.resume.story import Story
+from chronicle.resume.save import Sealer
+from chronicle.resume.journal import Story
 
 __all__ = ["DataWatch"]
 

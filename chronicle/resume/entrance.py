@@ -13,7 +13,7 @@ __all__ = ["guard"]
 T = TypeVar("T")
 
 if "accelerate" in sys.modules:
-    import chronicle.resume.tracker  # noqa: F401 registers `log_with="chronicle"` before the Accelerator is built
+    import chronicle.resume.adapters.tracker  # noqa: F401 registers `log_with="chronicle"` before the Accelerator is built
 
 
 def guard(
@@ -51,11 +51,11 @@ def guard(
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
     names = {base.__name__ for base in type(target).__mro__}
     if "Accelerator" in names and "accelerate" in origins:
-        from chronicle.resume.accelerate import guard_accelerator
+        from chronicle.resume.adapters.accelerate import guard_accelerator
 
         guard_accelerator(target, options)
     elif "DeepSpeedEngine" in names:
-        from chronicle.resume.deepspeed import guard_engine
+        from chronicle.resume.adapters.deepspeed import guard_engine
 
         guard_engine(target, options)
     else:

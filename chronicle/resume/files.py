@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.memory import Memory
-from chronicle.resume.refusal import Check, failed
-from rollback.checkpoint import open_checkpoint
+from chronicle.resume.checks.check import Check, failed
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Severity
-from rollback.layout import ACCELERATE_STATE_DIR
-from rollback.manifest import ManifestFile, digest_file, read_manifest, replace_manifest, write_manifest
-from rollback.verify import verify_checkpoint
+from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
+from rollback.checkpoint.manifest import ManifestFile, digest_file, read_manifest, replace_manifest, write_manifest
+from rollback.checks.verify import verify_checkpoint
 
 __all__ = ["check_digest", "check_files", "checkpoint_root", "read_memory", "write_digests", "write_first_manifest"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.forecast import BoundScheduler, forecast_further, forecast_lrs
+from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs
 from chronicle.resume.memory import Memory, RankDigest, Scheduler
 from chronicle.resume.optimizers import describe_group, groups_of, moments_of, optimizer_steps, order_of
 from chronicle.resume.tensors import digest, local_part, plain_bytes, tensor_digest

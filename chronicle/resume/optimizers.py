@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.resume.forecast import raw_optimizer
+from chronicle.resume.learning_rate import raw_optimizer
 from chronicle.resume.memory import Group
 from chronicle.resume.tensors import digest, local_part, norm
 

@@ -14,9 +14,9 @@ from chronicle.errors import ChronicleError
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Carried
 from chronicle.resume.options import Mode, Options
-from chronicle.resume.ranks import Ranks
-from chronicle.resume.refusal import Check, ResumeRefused, failed, format_table
-from chronicle.resume.story import Story
+from chronicle.resume.verdict import Ranks
+from chronicle.resume.checks.check import Check, ResumeRefused, failed, format_table
+from chronicle.resume.journal import Story
 from rollback.errors import RollbackError
 
 __all__ = ["Beginning", "Ruling", "guarded", "reason_of"]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.resume.carrying import Carrying
-from chronicle.resume.checks import check_memory, check_rng
+from chronicle.resume.honours import Carrying
+from chronicle.resume.checks.memory import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
 from chronicle.resume.data_watch import DataWatch
-from chronicle.resume.entry_checks import Entry, check_entry, check_mode
+from chronicle.resume.checks.entry_checks import Entry, check_entry, check_mode
 from chronicle.resume.files import check_digest, check_files, checkpoint_root, read_memory
 from chronicle.resume.fingerprint import (
     LiveState,
@@ -27,8 +27,8 @@ from chronicle.resume.fingerprint import (
     object_digests,
     rng_digests,
 )
-from chronicle.resume.forecast import NUM_FORECAST, forecast_lrs
-from chronicle.resume.identity import (
+from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
+from chronicle.resume.checks.run import (
     check_contract,
     check_fresh_start,
     check_identity,
@@ -39,12 +39,12 @@ from chronicle.resume.identity import (
 )
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.options import Mode, Options, effective_options, launch_number, requested_ranks
-from chronicle.resume.ranks import Ranks
-from chronicle.resume.refusal import Check, failed
+from chronicle.resume.verdict import Ranks
+from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.ruling import Beginning, Ruling, guarded, reason_of
-from chronicle.resume.sealing import Sealer
-from chronicle.resume.story import Story, find_run_dir
-from chronicle.resume.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
+from chronicle.resume.save import Sealer
+from chronicle.resume.journal import Story, find_run_dir
+from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
 
 __all__ = ["GuardSession"]
 

@@ -1,9 +1,9 @@
 """Rollbacks as the journal knows them: may one begin now, what is recorded, what can be undone.
 
-The edit itself is `rollback`'s; the verbs that a person types are in `chronicle.commands`.
+The edit itself is `rollback`'s; the verbs that a person types are in `chronicle.cli`.
 """
 
-from chronicle.rollbacks.ground import Ground, open_ground
-from chronicle.rollbacks.history import find_open_intent, find_undoable, with_launches
+from chronicle.cli.transaction import Ground, open_ground
+from chronicle.cli.history import find_open_intent, find_undoable, with_launches
 
 __all__ = ["Ground", "find_open_intent", "find_undoable", "open_ground", "with_launches"]

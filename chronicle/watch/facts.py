@@ -20,7 +20,7 @@ from rollback.findings import Severity
 from rollback.propose import Action, CandidateCheckpoint, History, PastRollback
 
 if TYPE_CHECKING:
-    from rollback.checkpoint import Checkpoint
+    from rollback.checkpoint.listing import Checkpoint
 
 VERIFIED_AT_MOST = 6
 SAVES = ("checkpoint", "guard.saved")  # entries of saves; the second where only the optimizer's state was seen to be taken
@@ -66,7 +66,7 @@ def collect_candidates(
 
 
 def _list(root: Path) -> Sequence[Checkpoint]:
-    from rollback.checkpoint import list_checkpoints  # only when something is to be proposed
+    from rollback.checkpoint.listing import list_checkpoints  # only when something is to be proposed
 
     try:
         return list_checkpoints(root, include_abandoned=False)
@@ -76,7 +76,7 @@ def _list(root: Path) -> Sequence[Checkpoint]:
 
 def is_verified(checkpoint: Checkpoint, entries: Sequence[Entry] = ()) -> bool:
     """Whether verification finds no error in it, now or when every byte was read; unreadable counts as not verified."""
-    from rollback.verify import verify_checkpoint
+    from rollback.checks.verify import verify_checkpoint
 
     verdict = find_verdict(checkpoint.path, entries)
     if verdict is not None and not verdict.passes:

@@ -10,7 +10,7 @@ from chronicle.metrics.mlflow_log import SQLITE_HEAD
 from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
-from chronicle.resume.refusal import Check
+from chronicle.resume.checks.check import Check
 from chronicle.watch.restart import LogRestart
 from chronicle.watch.tail import AnyLine, Reread, Tail
 from rollback.detect import Detector, Event

@@ -8,7 +8,7 @@ from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
-from chronicle.resume.log_tripwires import NUM_BEFORE, Row, logged_row
+from chronicle.resume.checks.log_tripwires import NUM_BEFORE, Row, logged_row
 
 REACH_STEPS = 20_000  # the longest memory of the detector, with room
 

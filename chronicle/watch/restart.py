@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from chronicle.metrics.log import Point
-from chronicle.resume.log_tripwires import NUM_AFTER, NUM_BEFORE, Row, check_log, logged_row
-from chronicle.resume.refusal import Check
+from chronicle.resume.checks.log_tripwires import NUM_AFTER, NUM_BEFORE, Row, check_log, logged_row
+from chronicle.resume.checks.check import Check
 
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 

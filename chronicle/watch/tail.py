@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from chronicle.metrics.csv_log import TableLines
+from chronicle.metrics.records import TableLines
 from chronicle.metrics.json_logs import parse_json_line
 from chronicle.metrics.lines import parse_log_line
 from chronicle.metrics.log import Point, parse_line

@@ -7,7 +7,7 @@ from collections import deque
 
 from rollback.detect.config import ChannelConfig
 from rollback.detect.excursion import ChannelEvent, Excursion
-from rollback.detect.quantum import GridSense
+from rollback.detect.noise import GridSense
 
 SCALARS = (
     "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",

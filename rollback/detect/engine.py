@@ -22,9 +22,9 @@ from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.fusion import Fusion
-from rollback.detect.lr_watch import LrFinding, LrWatch
+from rollback.detect.watches import LrFinding, LrWatch
 from rollback.detect.plateau import BLOCK_POINTS, BLOCKS, PlateauWatch
-from rollback.detect.roles import Role, role_of
+from rollback.channels import Role, role_of
 from rollback.detect.scale_watch import ScaleWatch
 from rollback.detect.state import channel_from_json, channel_to_json, fusion_from_json, fusion_to_json
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
-from rollback.detect.roles import Role
+from rollback.channels import Role
 
 CLOSED_SHAPES = ("drop", "too-good")  # good news, however suspicious: no part of a series of spikes
 JOIN_ROWS = 200  # channels that alarm this close together tell of one thing

@@ -15,7 +15,7 @@ from rollback.detect.config import ChannelConfig
 from rollback.detect.engine import DECISIVE, EVIDENCE, Detector
 from rollback.detect.events import Event
 from rollback.detect.excursion import ChannelEvent
-from rollback.detect.roles import Role, role_of
+from rollback.channels import Role, role_of
 
 Finding = tuple[int, str, dict[str, Any]]  # row, channel, the channel event as it was then
 FINISHED = -1  # the row of what is found when the log ends

@@ -15,8 +15,8 @@ from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event
 from rollback.detect.excursion import ChannelEvent, Excursion
 from rollback.detect.fusion import Fusion, Group
-from rollback.detect.quantum import GridSense
-from rollback.detect.roles import Role
+from rollback.detect.noise import GridSense
+from rollback.channels import Role
 
 
 def channel_to_json(channel: Channel) -> dict[str, Any]:

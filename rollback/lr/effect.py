@@ -15,7 +15,7 @@ from typing import Any
 from rollback.lr.fields import FieldEdit, Keys
 from rollback.lr.infer import SchedulerClass, child_states, infer_scheduler_class
 from rollback.lr.oracle import LrTable, Unknown, simulate_lrs
-from rollback.pickles.values import StoredFloat
+from rollback.files.pickle_values import StoredFloat
 
 _RATIO_TOLERANCE = 1e-9
 

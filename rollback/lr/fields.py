@@ -23,7 +23,7 @@ PLATEAU_FIELDS = (*SCHEDULER_FIELDS, "eps")
 
 
 class ScheduledFile(Protocol):
-    """What is needed of `rollback.state.SchedulerState`."""
+    """What is needed of `rollback.checkpoint.rollback_state.SchedulerState`."""
 
     @property
     def file(self) -> str: ...
@@ -34,7 +34,7 @@ class ScheduledFile(Protocol):
 
 
 class OptimizerFile(Protocol):
-    """What is needed of `rollback.state.OptimizerState`."""
+    """What is needed of `rollback.checkpoint.rollback_state.OptimizerState`."""
 
     @property
     def file(self) -> str: ...

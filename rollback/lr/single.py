@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from rollback.pickles.values import Encoding, StoredFloat
+from rollback.files.pickle_values import Encoding, StoredFloat
 
 _SINGLE = struct.Struct("<f")
 

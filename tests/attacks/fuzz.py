@@ -19,13 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollback.errors import RollbackError
-from rollback.formats.torch_state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
-from rollback.inspection import plain
-from rollback.integrity import check_file
-from rollback.manifest import read_manifest
-from rollback.pickles.reader import TABLE, Limits, read_pickle
-from rollback.state_file import read_state_file
-from rollback.torch_tree import place_of, walk_leaves
+from rollback.checkpoint.torch_state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
+from rollback.checks.inspection import plain
+from rollback.checks.files import check_file
+from rollback.checkpoint.manifest import read_manifest
+from rollback.files.reader import TABLE, Limits, read_pickle
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_tree import place_of, walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
 
 SMALL = Limits(num_bytes=2**22)

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chronicle.commands import main as commands
+from chronicle.cli import main as commands
 from tests.attacks import hostile_files
 from tests.attacks.companions import COMPANIONS, healthy
 from tests.attacks.pickle_bytes import optimizer, pickled, real, scheduler

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollback.errors import RollbackError
-from rollback.pickles.reader import read_pickle
-from rollback.state_file import read_state_file
-from rollback.torch_edit import write_edited_copy
-from rollback.torch_tree import LeafKind
+from rollback.files.reader import read_pickle
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_edit import write_edited_copy
+from rollback.files.torch_tree import LeafKind
 from tests.attacks.fuzz import fuzz, opcodes_only, use_pickle
 
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.booleans() | st.none()

@@ -15,7 +15,7 @@ from tests.attacks.pickle_bytes import pickled
 
 MEASURE = (
     "import json, resource, subprocess, sys;"
-    "done = subprocess.run([sys.executable, '-c', 'import sys; from chronicle.commands.main import main; main(sys.argv[1:])',"
+    "done = subprocess.run([sys.executable, '-c', 'import sys; from chronicle.cli.main import main; main(sys.argv[1:])',"
     " *sys.argv[1:]], capture_output=True, text=True);"
     "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
     "print(json.dumps([done.returncode, done.stdout + done.stderr, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime]))"

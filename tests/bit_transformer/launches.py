@@ -62,7 +62,7 @@ def _work(jobs: list[dict[str, Any]]) -> int:
 
     from bit_transformer.errors import TrainerError
     from bit_transformer.recipes import find_recipe, with_settings
-    from bit_transformer.report import print_error
+    from bit_transformer.training.report import print_error
     from bit_transformer.train import train
     from chronicle.errors import ChronicleError
 

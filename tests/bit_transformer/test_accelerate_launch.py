@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bit_transformer.errors import TopologyMismatch
-from bit_transformer.topology import require_all_ranks
+from bit_transformer.training.distributed import require_all_ranks
 from tests.bit_transformer.launches import ROOT, TINY, read_lines
 
 LAUNCH = ("accelerate", "launch", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")

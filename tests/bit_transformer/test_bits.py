@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bit_transformer.bits import BITS_PER_BYTE, decode_bits, decode_text, encode_bytes, encode_text, repair_parity
+from bit_transformer.data.bits import BITS_PER_BYTE, decode_bits, decode_text, encode_bytes, encode_text, repair_parity
 
 
 def test_all_256_bytes_survive_the_round_trip() -> None:

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from bit_transformer import compiling
-from bit_transformer.model import BitTransformer, ModelConfig, copy_model, next_symbol_losses
+from bit_transformer.training import compiling
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, copy_model, next_symbol_losses
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=32, max_bits=90, norm="pre")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bit_transformer.compression import (
+from bit_transformer.data.compression import (
     bits_to_runs,
     compress_runs,
     compress_window,
@@ -18,7 +18,7 @@ from bit_transformer.compression import (
     forward_compressed,
     runs_to_bits,
 )
-from bit_transformer.model import BitTransformer, ModelConfig
+from bit_transformer.model.transformer import BitTransformer, ModelConfig
 
 
 @given(runs=st.lists(st.integers(1, 600), max_size=8), first=st.integers(0, 1))

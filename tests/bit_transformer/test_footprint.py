@@ -7,7 +7,7 @@ import torch
 
 from bit_transformer import footprint as module
 from bit_transformer.footprint import activation_bytes, footprint
-from bit_transformer.model import BitTransformer, ModelConfig, next_symbol_losses
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
 
 LARGE = ModelConfig(d_model=2048, num_heads=32, num_layers=24, d_ff=8192, max_bits=2304, norm="pre", checkpointing=True)
 SMALL = ModelConfig(d_model=64, num_heads=4, num_layers=6, d_ff=256, max_bits=90, norm="pre")

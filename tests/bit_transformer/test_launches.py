@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bit_transformer.resume import find_resume_point
+from bit_transformer.training.resume import find_resume_point
 from tests.bit_transformer.launches import ROOT, TINY, job, read_lines, run_jobs
 
 
 def _chronicle(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    command = [sys.executable, "-m", "chronicle.commands.main", *arguments]
+    command = [sys.executable, "-m", "chronicle.cli.main", *arguments]
     return subprocess.run(command, cwd=directory, env={**environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
                           text=True, check=False, timeout=120)
 

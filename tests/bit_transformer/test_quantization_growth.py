@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.growth import grow_depth, grow_width
-from bit_transformer.model import BitTransformer, ModelConfig, count_parameters, next_symbol_losses
-from bit_transformer.quantization import QatLinear, convert_qat, export_int8, prepare_qat, weight_bytes
+from bit_transformer.model.growth import grow_depth, grow_width
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_parameters, next_symbol_losses
+from bit_transformer.model.conversion import QatLinear, convert_qat, export_int8, prepare_qat, weight_bytes
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90, norm="pre")
 

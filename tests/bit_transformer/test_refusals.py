@@ -49,7 +49,7 @@ REFUSED = {
 
 def _chronicle(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
-    return subprocess.run([sys.executable, "-m", "chronicle.commands.main", *arguments], cwd=directory, check=False,
+    return subprocess.run([sys.executable, "-m", "chronicle.cli.main", *arguments], cwd=directory, check=False,
                           env={**environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bit_transformer.footprint import of_recipe
-from bit_transformer.model import count_on_meta_device
+from bit_transformer.model.transformer import count_on_meta_device
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.room import list_ways, measure_room
 

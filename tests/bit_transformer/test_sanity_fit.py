@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bit_transformer.baselines import unigram_bpb
-from bit_transformer.corpora import read_corpus
-from bit_transformer.loaders import open_held_out
+from bit_transformer.evaluation.baselines import unigram_bpb
+from bit_transformer.data.corpora import read_corpus
+from bit_transformer.data.loaders import open_held_out
 from bit_transformer.recipes import find_recipe, with_settings
-from bit_transformer.schedule import plan_schedule
+from bit_transformer.training.schedule import plan_schedule
 from tests.bit_transformer.launches import ROOT, read_lines, run_jobs
 
 SETTINGS = ("norm=pre", "window_bytes=12", "max_bits=108", "batch_size=32", "optimizer.lr=0.006", "total_steps=400",

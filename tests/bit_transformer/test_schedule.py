@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.schedule import ScheduleConfig, plan_schedule, with_rewarms
+from bit_transformer.training.schedule import ScheduleConfig, plan_schedule, with_rewarms
 
 WSD = ScheduleConfig(shape="wsd", warmup_steps=4, total_steps=20, decay_steps=10, final_fraction=0.1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bit_transformer import report
+from bit_transformer.training import report
 from bit_transformer.recipes import find_recipe
 from tests.bit_transformer.launches import job, run_jobs
 from tests.bit_transformer.test_exact_resume import needs_zero

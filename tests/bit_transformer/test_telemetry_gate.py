@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from bit_transformer.bits import encode_bytes
-from bit_transformer.corpora import read_corpus
+from bit_transformer.data.bits import encode_bytes
+from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import GateTripped
-from bit_transformer.gate import Gate, GateState, Limit
-from bit_transformer.telemetry import (
+from bit_transformer.evaluation.gate import Gate, GateState, Limit
+from bit_transformer.evaluation.telemetry import (
     Telemetry,
     agreement,
     calibrate,

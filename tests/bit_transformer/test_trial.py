@@ -34,7 +34,7 @@ time.sleep(60)
 def preflight(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHRONICLE_PREFLIGHT_STEPS": "12"}
-    command = [sys.executable, "-m", "chronicle.commands.main", "preflight", "--run", "demo", *words]
+    command = [sys.executable, "-m", "chronicle.cli.main", "preflight", "--run", "demo", *words]
     return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 

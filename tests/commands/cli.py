@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 
 
 @dataclass(frozen=True)

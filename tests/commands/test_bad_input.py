@@ -173,7 +173,7 @@ def test_ctrl_c_is_code_130(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("chronicle.commands.status.read_brief_story", interrupt)
+    monkeypatch.setattr("chronicle.cli.status.read_brief_story", interrupt)
     done = chronicle("status")
     assert (done.code, done.err) == (130, "error: interrupted\n")
 
@@ -182,7 +182,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     run = toy_run(tmp_path)
     for index in range(300):
         run.add("note", title=f"note {index} " + "x" * 300)
-    command = f"{sys.executable} -m chronicle.commands.main log -n 0 | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m chronicle.cli.main log -n 0 | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE)
     assert done.stderr == ""

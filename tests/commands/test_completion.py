@@ -15,7 +15,7 @@ def offered(words: str, directory: Path) -> list[str]:
     """What bash would be offered for the last word."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("CHRONICLE_")}
     environ |= {"_CHRONICLE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    code = "from chronicle.commands.main import main; main()"
+    code = "from chronicle.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=directory, env=environ, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout.split()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.mirror.projection import Projection
+from chronicle.integrations.mlflow import Projection
 from tests.builders.story_runs import toy_run
 
 pytest.importorskip("mlflow")

@@ -12,7 +12,7 @@ from tests.builders.story_runs import toy_run
 HEAVY = ("torch", "mlflow", "numpy", "pydantic", "matplotlib", "plotly", "pandas", "accelerate", "rich")
 PROBE = """
 import json, sys
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 code = run({words!r})
 sys.stderr.write("\\n" + json.dumps([code, sorted({{name.split(".")[0] for name in sys.modules}})]))
 """

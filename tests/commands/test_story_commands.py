@@ -237,7 +237,7 @@ def test_lines_fit_a_terminal_and_are_whole_elsewhere(
     run.end(1, 3)
     for words in (("log", "--graph"), ("log",)):
         assert "word " * 39 in chronicle(*words).out
-    monkeypatch.setattr("chronicle.commands.log._columns", lambda: 80)
+    monkeypatch.setattr("chronicle.cli.log._columns", lambda: 80)
     for words in (("log", "--graph"), ("log",)):
         lines = chronicle(*words).out.splitlines()
         assert max(map(len, lines)) == 80 and any(entry.id[-8:] in line for line in lines)
@@ -263,7 +263,7 @@ def test_what_the_detector_and_a_proposal_said_is_told_in_sentences(tmp_path: Pa
 
 def test_json_stays_json_where_the_terminal_knows_only_ascii(tmp_path: Path) -> None:
     toy_run(tmp_path).add("note", title="größer → 1")
-    words = [sys.executable, "-m", "chronicle.commands.main", "log", "--json"]
+    words = [sys.executable, "-m", "chronicle.cli.main", "log", "--json"]
     environ = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, check=True)
     assert json.loads(done.stdout)[0]["title"] == "größer → 1"

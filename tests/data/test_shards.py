@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bit_transformer.loaders import ShardWindows
+from bit_transformer.data.loaders import ShardWindows
 from chronicle.data.corpora import read_text
 from chronicle.data.errors import CorpusMissing, DataError, ShardProblem
 from chronicle.data.index import ShardReader, read_index, scan_tar, write_index
@@ -223,7 +223,7 @@ def test_package_that_debians_own_tool_built_is_read_through_the_command(tmp_pat
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", str(package), str(tmp_path / "dict-gcide_1.deb")], check=True,
                    capture_output=True)
     for arguments in (["data", "build", "out", "--corpus", "./dict-gcide_1.deb"], ["data", "verify", "out"]):
-        done = subprocess.run([sys.executable, "-m", "chronicle.commands.main", *arguments], cwd=tmp_path,
+        done = subprocess.run([sys.executable, "-m", "chronicle.cli.main", *arguments], cwd=tmp_path,
                               capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert read_manifest(str(tmp_path / "out/dict-gcide")).digest == hashlib.sha256(text).hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chronicle.commands.main import main as chronicle
+from chronicle.cli.main import main as chronicle
 from chronicle.data import DataError, DataPlan, RatioAlarm, Segments, SourceSpec, observe
 from chronicle.data.observe import read_accounts
 from chronicle.data.story import read_readings, write_start

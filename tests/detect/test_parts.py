@@ -6,11 +6,11 @@ import random
 import pytest
 
 from rollback.detect.calibrate import calibrate_inflation
-from rollback.detect.lr_watch import LrWatch
+from rollback.detect.watches import LrWatch
 from rollback.detect.onset import find_onset
 from rollback.detect.plateau import is_falling
-from rollback.detect.quantum import GridSense, quantum_at
-from rollback.detect.roles import Role, role_of
+from rollback.detect.noise import GridSense, quantum_at
+from rollback.channels import Role, role_of
 from rollback.detect.stream import Stream
 
 

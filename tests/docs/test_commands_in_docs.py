@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import _group
+from chronicle.cli.main import _group
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

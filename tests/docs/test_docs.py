@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.commands.reference import render_exit_codes, render_reference
+from chronicle.cli.reference import render_exit_codes, render_reference
 from chronicle.journal import compute_lineage, read_journal
 from chronicle.paths import RunPaths
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_reference_of_commands_is_what_the_help_texts_say() -> None:
-    """Make it again with `python -m chronicle.commands.reference > docs/commands.md`."""
+    """Make it again with `python -m chronicle.cli.reference > docs/commands.md`."""
     assert (DOCS / "commands.md").read_text(encoding="utf-8") == render_reference()
 
 

@@ -17,7 +17,7 @@ class Absent:
         if name.split(".")[0] in {extras}:
             raise ModuleNotFoundError("No module named " + repr(name), name=name)
 sys.meta_path.insert(0, Absent())
-from chronicle.commands.main import main
+from chronicle.cli.main import main
 main(sys.argv[1:])
 """
 

@@ -27,7 +27,7 @@ def chronicle(where: Path, *words: str, timeout: float = 240) -> "subprocess.Com
     path = f"{BIN}{os.pathsep}{keep.get('PATH', '')}"
     environment = keep | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "chronicle.commands.main", *words],
+        [sys.executable, "-m", "chronicle.cli.main", *words],
         cwd=where, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from chronicle.evidence import open_evidence
-from chronicle.evidence.judge import Verdict, judge_claim
-from chronicle.evidence.reader import read_evidence
+from chronicle.audit import open_evidence
+from chronicle.audit.claims import Verdict, judge_claim
+from chronicle.audit.evidence import read_evidence
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths

@@ -2,7 +2,7 @@
 
 import torch
 
-from chronicle.evidence import count_parameters, describe_device
+from chronicle.audit import count_parameters, describe_device
 
 
 def test_tied_weights_count_once():

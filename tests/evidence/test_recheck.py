@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
-from chronicle.evidence import open_evidence
+from chronicle.cli.main import run as chronicle
+from chronicle.audit import open_evidence
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.seals import seal_file
 from chronicle.paths import RunPaths
-from rollback.manifest import write_manifest
+from rollback.checkpoint.manifest import write_manifest
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from chronicle.evidence.statements import Kind, parse_claim, parse_number
+from chronicle.audit.evidence_statements import Kind, parse_claim, parse_number
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.history import Finished
 from experiments.order import DataShape, leg_order
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.result import LegResult
 
 Fate = Callable[[StudyRun, Leg], int | Exception]

@@ -13,14 +13,14 @@ from experiments.design import StudyPlan, plan_study
 from experiments.history import LEG, list_ready, read_history
 from experiments.launching import ChronicleLauncher, resume_path
 from experiments.outcomes import read_study
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.reading import find_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COMMAND = [sys.executable, "-m", "chronicle.commands.main", "experiment", "run", "restart-impact", "--profile", "ci"]
+COMMAND = [sys.executable, "-m", "chronicle.cli.main", "experiment", "run", "restart-impact", "--profile", "ci"]
 
 
 def start_runner(logs: Path) -> subprocess.Popen[str]:

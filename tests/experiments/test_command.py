@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
 from experiments.design import plan_study
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.reading import find_study
 from experiments.runner import register, run_study
 from tests.experiments.fakes import FakeLauncher
@@ -80,7 +80,7 @@ def test_a_registered_study_is_not_changed_by_another_margin(elsewhere: Path, ca
 @pytest.mark.parametrize("words", [["plan", "--profile", "cpu"], ["--help"]])
 def test_planning_imports_nothing_heavy(words: list[str]) -> None:
     heavy = ("torch", "scipy", "matplotlib", "mlflow", "numpy", "accelerate")
-    code = (f"import sys; from chronicle.commands.main import run; run({['experiment', *words]!r}); "
+    code = (f"import sys; from chronicle.cli.main import run; run({['experiment', *words]!r}); "
             f"found = [m for m in {heavy!r} if m in sys.modules]; print('heavy:', found, file=sys.stderr)")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip().endswith("heavy: []")

@@ -10,7 +10,7 @@ import pytest
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import StudyError
 from experiments.launching import ChronicleLauncher, _Process, resume_path
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.reading import find_study
 
 
@@ -37,7 +37,7 @@ def ended(launcher: ChronicleLauncher, plan: StudyPlan, said: str, code: int = 0
 def test_every_launch_goes_through_chronicle_run(plan: StudyPlan, launcher: ChronicleLauncher) -> None:
     run = plan.run("B-s0")
     command = launcher.command(plan, run, run.legs[1])
-    assert command[1:4] == ["-m", "chronicle.commands.main", "run"]
+    assert command[1:4] == ["-m", "chronicle.cli.main", "run"]
     trainer = command[command.index("--") + 1 :]
     assert trainer[1:3] == ["-m", "experiments.trainer"]
     assert trainer[trainer.index("--leg") + 1] == "2"

@@ -18,7 +18,7 @@ from experiments.errors import GateFailed, NotRegistered, StudyError
 from experiments.gates import check_gates, count_ledger, find_treatment
 from experiments.history import REPORT
 from experiments.outcomes import bounce, read_study
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.reading import find_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study

@@ -9,7 +9,7 @@ import pytest
 from chronicle.journal import read_journal
 from experiments.design import plan_study
 from experiments.history import LEG
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.plan_text import format_slurm
 from experiments.reading import find_study
 from experiments.runner import read_registered

@@ -18,7 +18,7 @@ from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.history import LEG, STOP
 from experiments.launching import ChronicleLauncher, Running
 from experiments.outcomes import read_study
-from experiments.paths import StudyPaths
+from experiments.files import StudyPaths
 from experiments.reading import parse_study
 from experiments.runner import read_registered, run_study
 
@@ -117,7 +117,7 @@ def test_a_disk_that_is_full_for_the_study_itself_is_one_sentence_and_is_gone_on
     """No file may grow: the runner's own journal cannot be written. Nothing is launched, nothing is lost."""
     study = tmp_path / "troubles.yaml"
     study.write_text(STUDY)
-    words = [sys.executable, "-m", "chronicle.commands.main", "experiment", "run", str(study), "--profile", "tiny",
+    words = [sys.executable, "-m", "chronicle.cli.main", "experiment", "run", str(study), "--profile", "tiny",
              "--only", "start", "--logs", str(tmp_path / "logs")]  # fmt: skip
     none = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # noqa: E731
     done = subprocess.run(words, capture_output=True, text=True, preexec_fn=none)

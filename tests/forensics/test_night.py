@@ -11,11 +11,11 @@ from datetime import datetime
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
-from chronicle.forensics.draft import write_draft
-from chronicle.forensics.infer import find_contradictions, infer_launches, list_unknowns
-from chronicle.forensics.lines import Kind, parse_line, parse_time
-from chronicle.forensics.scan import scan_directory
+from chronicle.cli.main import run as chronicle
+from chronicle.audit.draft import write_draft
+from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns
+from chronicle.audit.traces import Kind, parse_line, parse_time
+from chronicle.audit.scan import scan_directory
 
 # quoted in FORENSIC_REVISION.md
 LOG = """\

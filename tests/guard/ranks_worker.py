@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 
 from chronicle import ResumeRefused
-from rollback.manifest import read_manifest, write_manifest
+from rollback.checkpoint.manifest import read_manifest, write_manifest
 from tests.guard.training import Launch, start
 
 RUN_DIR, CHECKPOINT = Path(sys.argv[1]), Path(sys.argv[2])

@@ -12,7 +12,7 @@ import torch
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from rollback.manifest import MANIFEST_NAME, read_manifest
+from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from tests.guard.training import Launch, start
 
 
@@ -323,7 +323,7 @@ def test_save_into_a_full_disk_goes_on(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("chronicle.resume.sealing.write_first_manifest", no_space)
+    monkeypatch.setattr("chronicle.resume.save.write_first_manifest", no_space)
     launch, losses = first_launch(run_dir, checkpoint)
     launch.save(checkpoint)
     assert len(losses) == 5
@@ -484,7 +484,7 @@ def write_contract(run_dir: Path, checkpoint: Path, *, ratio: float) -> None:
 
 def halve_lr(checkpoint: Path) -> None:
     """What the editor does to a LambdaLR checkpoint, done with torch; the manifest is written anew."""
-    from rollback.manifest import write_manifest
+    from rollback.checkpoint.manifest import write_manifest
 
     scheduler = torch.load(checkpoint / "scheduler.bin", weights_only=True)
     for key in ("base_lrs", "_last_lr"):

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 import chronicle
 from chronicle import ResumeRefused
-from chronicle.commands.main import run as command
+from chronicle.cli.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.optimizers import steppers_of
 from chronicle.watch.facts import collect_candidates, collect_history
-from rollback.manifest import read_manifest
+from rollback.checkpoint.manifest import read_manifest
 from rollback.propose import propose
 from tests.detect.test_propose import event
 from tests.guard.carrying_runs import GAMMA, LR, OnAccelerate, Weight, samples
@@ -353,7 +353,7 @@ def train_with_hf(out: Path, run_dir: Path | None, stop_at: int, resume: bool = 
     """12 batches an epoch in two micro-batches a step; the Trainer finds its place by its own arithmetic."""
     import transformers
 
-    from chronicle.resume.transformers import ChronicleCallback
+    from chronicle.resume.adapters.transformers import ChronicleCallback
 
     read: list[list[int]] = []
     used: list[float] = []
@@ -403,7 +403,7 @@ def test_hf_trainer(run_dir: Path, tmp_path: Path) -> None:
 def fit(path: Path, run_dir: Path, max_steps: int, load: Path | None = None) -> list[tuple[float, list[int]]]:
     import lightning.pytorch as pl
 
-    from chronicle.resume.lightning import ChronicleCallback
+    from chronicle.resume.adapters.lightning import ChronicleCallback
 
     told: list[tuple[float, list[int]]] = []
 

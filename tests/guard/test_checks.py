@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronicle.resume.checks import check_memory, check_rng
+from chronicle.resume.checks.memory import check_memory, check_rng
 from chronicle.resume.contract import Contract, Expectation, parse_change
 from chronicle.resume.memory import Group, Memory, RankDigest, Scheduler
-from chronicle.resume.tripwires import LrTripwire, LrWitness
+from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
 
 SAVED = Memory(
     step=30,

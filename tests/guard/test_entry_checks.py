@@ -8,12 +8,12 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.contract import Expectation
-from chronicle.resume.entry_checks import Entry, check_entry, check_mode
-from chronicle.resume.forecast import far_points
-from chronicle.resume.identity import check_newest
-from chronicle.resume.lr_checks import further_checks
+from chronicle.resume.checks.entry_checks import Entry, check_entry, check_mode
+from chronicle.resume.learning_rate import far_points
+from chronicle.resume.checks.run import check_newest
+from chronicle.resume.checks.lr_checks import further_checks
 from chronicle.resume.memory import Memory, RankDigest, Scheduler
-from chronicle.resume.story import fold_history
+from chronicle.resume.journal import fold_history
 
 SAVED = Memory(
     step=12,

@@ -17,7 +17,7 @@ from benchmarks.planted_bugs.causes_accelerate import reseal_file
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.lightning import ChronicleCallback, EnteredCallback, callbacks_factory
+from chronicle.resume.adapters.lightning import ChronicleCallback, EnteredCallback, callbacks_factory
 
 
 class Regression(pl.LightningModule):

@@ -14,12 +14,12 @@ from benchmarks.planted_bugs.__main__ import play_on_ranks
 from benchmarks.planted_bugs.healthy import healthy_causes
 from benchmarks.planted_bugs.plan import causes
 from benchmarks.planted_bugs.play import Outcome
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.memory import RankDigest
-from chronicle.resume.ranks import MAX_REPORT_BYTES, shorten_report
-from rollback.manifest import read_manifest
+from chronicle.resume.verdict import MAX_REPORT_BYTES, shorten_report
+from rollback.checkpoint.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {"refused": 78}

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 from chronicle import ResumeRefused
-from chronicle.commands.main import run as command
+from chronicle.cli.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from tests.guard.training import start

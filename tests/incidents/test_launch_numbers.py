@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from chronicle.evidence.judge import Verdict as Claimed
-from chronicle.evidence.judge import judge_claim
-from chronicle.evidence.reader import LaunchEvidence, Observation, RunEvidence
+from chronicle.audit.claims import Verdict as Claimed
+from chronicle.audit.claims import judge_claim
+from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
 from chronicle.preflight import RankFacts, TrainerFacts, Verdict, check_facts
 from chronicle.preflight.expectation import Expectation
 

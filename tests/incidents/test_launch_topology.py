@@ -4,13 +4,13 @@ import os
 import signal
 import sys
 
-from chronicle.launch.environment import count_requested_ranks
+from chronicle.launch.launchers import count_requested_ranks
 from tests.launch.conftest import driver  # noqa: F401 the fixture
 from tests.launch.driver import ACCELERATE
 
 TRAINER = """
 import os, socket
-from chronicle.evidence import describe_device, open_evidence
+from chronicle.audit import describe_device, open_evidence
 from chronicle.preflight import PreflightFailed, RankFacts, TrainerFacts, check_before_first_step
 
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

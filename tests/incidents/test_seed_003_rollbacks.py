@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.optim.lr_scheduler import LambdaLR
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from tests.rollback.accelerate_runs import Training, make_run, used_lrs
 from tests.rollback.disks import picture
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.costs import Cause, compute_costs
 from chronicle.metrics.log import MetricsWriter

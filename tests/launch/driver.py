@@ -59,7 +59,7 @@ class Driver:
         return self.process.pid
 
     def chronicle(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "chronicle.commands.main", *words]
+        return [sys.executable, "-m", "chronicle.cli.main", *words]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another `chronicle` command on the same run, to its end."""

@@ -8,7 +8,7 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import LaunchRefused, ensure_startable, hold_admission
 from chronicle.paths import RunPaths
-from rollback.lock import hold_lock
+from rollback.disk.lock import hold_lock
 from tests.launch.driver import Driver
 
 

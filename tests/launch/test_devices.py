@@ -3,14 +3,14 @@
 import json
 import sys
 
-from chronicle.evidence.judge import Verdict, judge_claim
-from chronicle.evidence.reader import read_evidence
+from chronicle.audit.claims import Verdict, judge_claim
+from chronicle.audit.evidence import read_evidence
 from chronicle.journal import read_journal
 from chronicle.launch.devices import parse_sample
 
 TRAINER = """
 import os, time
-from chronicle.evidence import open_evidence
+from chronicle.audit import open_evidence
 for rank in (0, 1):
     evidence = open_evidence(rank=rank)
     evidence.process(world_size=2, device={"kind": "cuda", "id": f"GPU-{rank}"})

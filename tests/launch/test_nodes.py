@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
+from chronicle.cli.main import run as chronicle
 from chronicle.story import read_story
 
 TRAINER = """
 import sys, time
-from chronicle.evidence import open_evidence
+from chronicle.audit import open_evidence
 from chronicle.launch.rank_output import open_rank_output
 node, seconds, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 open_rank_output(node)

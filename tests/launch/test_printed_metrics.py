@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.launch.printed_metrics import HOLD_SECONDS, REPEATS, PrintedMetrics
+from chronicle.launch.live_metrics import HOLD_SECONDS, REPEATS, PrintedMetrics
 from chronicle.metrics.log import MetricsWriter, read_metrics
 
 

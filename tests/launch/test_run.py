@@ -252,7 +252,7 @@ def test_reader_that_goes_away_does_not_end_the_run(driver):
 def test_run_imports_nothing_heavy():
     """A supervisor with torch inside would cost 200 MB beside every launch."""
     heavy = "('torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib', 'psutil')"
-    ours = "chronicle.commands.run, chronicle.launch.launching, chronicle.commands.ps, chronicle.commands.sweep"
+    ours = "chronicle.cli.run, chronicle.launch.launching, chronicle.cli.processes, chronicle.cli.sweep"
     code = f"import sys; import {ours}; print([name for name in {heavy} if name in sys.modules])"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)

@@ -144,7 +144,7 @@ time.sleep(600)
 def test_warned_job_saves_requeues_and_goes_on_as_the_second_launch(slurm, driver):
     """`--signal` reaches the supervisor, the trainer saves within the grace, the script requeues, the journal says so."""
     wrapper = driver.directory / "chronicle"
-    wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -m chronicle.commands.main \"$@\"\n")
+    wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -m chronicle.cli.main \"$@\"\n")
     wrapper.chmod(0o755)
     (driver.directory / "train.py").write_text(TRAINER)
     script = format_sbatch("demo", [sys.executable, "train.py"], grace_seconds=20)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chronicle.commands.main import run as chronicle
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import LaunchRefused
 from chronicle.paths import RunPaths
@@ -118,7 +118,7 @@ def test_run_refuses_on_a_failed_check_and_skip_is_journalled(tmp_path, monkeypa
         taken.bind(("", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        from chronicle.commands.run import _look_before
+        from chronicle.cli.run import _look_before
         from chronicle.settings import load_settings
 
         settings = load_settings(tmp_path, {}, run="demo")

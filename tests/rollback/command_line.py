@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 
 
 def places(top: Path) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rollback.durable import Disk
+from rollback.disk.durable import Disk
 
 
 class Killed(BaseException):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollback.durable import Disk
+from rollback.disk.durable import Disk
 from tests.rollback.disks import Journal
 
 Names = tuple[tuple[int, str, int | None], ...]  # (directory, name, what it names from now on)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rollback.change import Patch
-from rollback.durable import Disk
+from rollback.transaction.change import Patch
+from rollback.disk.durable import Disk
 from rollback.errors import RollbackError, StoppedPartWay
-from rollback.transaction import Receipt, recover, remove_leftovers
+from rollback.transaction.protocol import Receipt, recover, remove_leftovers
 from tests.rollback.disks import DyingDisk, FailingDisk, Journal, Killed, picture
 from tests.rollback.test_transaction import (
     HALVED,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
-from rollback.deepspeed_config import ConfigFile, config_notes, plan_config
+from rollback.lr.deepspeed_config import ConfigFile, config_notes, plan_config
 from rollback.errors import PlanRefused
-from rollback.json_numbers import NotPlainJson, parse_object, replace_numbers
+from rollback.files.json_file import NotPlainJson, parse_object, replace_numbers
 from tests.builders.checkpoints import run_script
 from tests.rollback.disks import picture
 

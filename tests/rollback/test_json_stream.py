@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollback import json_stream
+from rollback.files import json_stream
 from rollback.errors import UnreadableFile
-from rollback.json_stream import JsonPart, json_parts, put_part
+from rollback.files.json_stream import JsonPart, json_parts, put_part
 
 LEAVES = st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 TREES = st.recursive(

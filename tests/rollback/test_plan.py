@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollback.errors import PlanRefused
-from rollback.layout import Checkpoint
-from rollback.plan import Plan, digest_of, plan_rollback
-from rollback.plan_text import format_plan
-from rollback.request import Cost, InputFile, RollbackRequest, Source
-from rollback.state_values import CheckpointState, OptimizerState, SchedulerState
+from rollback.checkpoint.layout import Checkpoint
+from rollback.plan.plan import Plan, digest_of, plan_rollback
+from rollback.plan.text import format_plan
+from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 
 EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45]}
 

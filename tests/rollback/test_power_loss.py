@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollback.transaction import recover, remove_leftovers
+from rollback.transaction.protocol import recover, remove_leftovers
 from tests.rollback.disks import Journal
 from tests.rollback.power_loss import Log, RecordingDisk, RecordingJournal, possible_remains, write_remains
 from tests.rollback.test_crash_points import NAMES, SCENARIOS, loader_views

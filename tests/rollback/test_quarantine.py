@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rollback.checkpoint import list_checkpoints, list_root_strays
-from rollback.durable import Disk
+from rollback.checkpoint.listing import list_checkpoints, list_root_strays
+from rollback.disk.durable import Disk
 from rollback.errors import Refused, RollbackError
-from rollback.quarantine import apply_quarantine, moves_from_json, plan_quarantine, quarantine_dir, restore
+from rollback.transaction.cleanup import apply_quarantine, moves_from_json, plan_quarantine, quarantine_dir, restore
 from tests.attacks.hostile_files import safetensors, torch_zip
 from tests.attacks.pickle_bytes import optimizer, pickled, real, scheduler
 
@@ -102,7 +102,7 @@ def test_restore_overwrites_nothing(strayed: Path) -> None:
 
 
 def chronicle(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+    code = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, env=environ, check=False

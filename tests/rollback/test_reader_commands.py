@@ -17,7 +17,7 @@ SEED = {"folder": "opt_step-{step}/accelerator_state", "scheduler": "register", 
 
 def chronicle(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from chronicle.commands.main import run; c = run(sys.argv[1:]);"
+        "import sys; from chronicle.cli.main import run; c = run(sys.argv[1:]);"
         "assert not {'torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib'} & set(sys.modules), 'slow import'; sys.exit(c)"
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "NO_COLOR": "1"}
@@ -125,6 +125,6 @@ def test_a_name_with_a_line_break_does_not_make_a_line(seed_root: Path) -> None:
 
 
 def test_nothing_is_no_difference_from_something_that_is_empty() -> None:
-    from rollback.inspection import flatten
+    from rollback.checks.inspection import flatten
 
     assert dict(flatten({"counters": {}, "step": 3, "rng": {"ranks": []}})) == {"step": 3, "rng.ranks": []}

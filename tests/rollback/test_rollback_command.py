@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.plan import digest_of
-from rollback.state_file import read_state_file
-from rollback.torch_edit import write_edited_copy
+from rollback.plan.plan import digest_of
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_edit import write_edited_copy
 from tests.attacks.companions import healthy
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.command_line import chronicle, places
@@ -244,7 +244,7 @@ def test_a_live_run_elsewhere_is_not_touched_unless_forced_with_a_reason(
 
 
 def test_second_writer_is_told_who_holds_the_lock(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rollback.lock import hold_lock
+    from rollback.disk.lock import hold_lock
 
     with hold_lock(top / "logs" / "r" / "rollback.lock"):
         assert chronicle(top, "rollback", "--to", "10", "--yes") == 3
@@ -253,7 +253,7 @@ def test_second_writer_is_told_who_holds_the_lock(top: Path, capsys: pytest.Capt
 
 def test_rollback_imports_nothing_heavy(top: Path) -> None:
     code = (
-        "import sys\nfrom chronicle.commands.main import run\n"
+        "import sys\nfrom chronicle.cli.main import run\n"
         f"code = run({['rollback', '--to', '10', '--lr-scale', '0.5', '--yes', *places(top)]!r})\n"
         "heavy = {'torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib', 'rich'} & set(sys.modules)\n"
         "assert code == 0 and not heavy, (code, heavy)\n"
@@ -287,7 +287,7 @@ def test_pointer_file_keeps_its_mode(top: Path) -> None:
 
 
 def test_of_two_rollbacks_at_once_one_wins_and_the_other_changes_nothing(top: Path) -> None:
-    code = "import sys; from chronicle.commands.main import main; main(sys.argv[1:])"
+    code = "import sys; from chronicle.cli.main import main; main(sys.argv[1:])"
     words = [
         ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes"],
         ["rollback", "--to", "15", "--lr-scale", "0.5", "--yes"],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HERE = Path(__file__).resolve()

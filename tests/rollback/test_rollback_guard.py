@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import chronicle
-from chronicle.commands.main import run
-from rollback.checkpoint import open_checkpoint
+from chronicle.cli.main import run
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.findings import Severity
-from rollback.verify import verify_checkpoint
+from rollback.checks.verify import verify_checkpoint
 from tests.rollback.accelerate_runs import Training, make_run, used_lrs
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, hugging_face_cases

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import rollback.apply
-from chronicle.commands.main import run
-from rollback.checkpoint import open_checkpoint
+import rollback.transaction.apply
+from chronicle.cli.main import run
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.findings import Severity
-from rollback.verify import verify_checkpoint
+from rollback.checks.verify import verify_checkpoint
 from tests.rollback.accelerate_runs import make_run, used_lrs
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED
@@ -25,8 +25,8 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CHRONICLE_LAUNCH", "1")
     (tmp_path / "logs" / "r").mkdir(parents=True)
     make_run(tmp_path / "checkpoints", CASE, "registered", run_dir=tmp_path / "logs" / "r")
-    monkeypatch.setattr(rollback.apply, "LARGE_BYTES", 1200)  # optimizer.bin is larger, the scheduler is not
-    monkeypatch.setattr("rollback.durable.Disk.can_reflink", lambda self, directory: False)
+    monkeypatch.setattr(rollback.transaction.apply, "LARGE_BYTES", 1200)  # optimizer.bin is larger, the scheduler is not
+    monkeypatch.setattr("rollback.disk.durable.Disk.can_reflink", lambda self, directory: False)
     return tmp_path
 
 

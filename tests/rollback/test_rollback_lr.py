@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from tests.rollback.accelerate_runs import HOW, make_run, used_lrs
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, hugging_face_cases, lrs, train_step

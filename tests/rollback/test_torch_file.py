@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from rollback.errors import PlanRefused, UnknownFormat, UnreadableFile
-from rollback.pickles.values import StoredFloat, TensorRef
-from rollback.state_file import read_state_file
-from rollback.torch_edit import plan_patch, write_edited_copy
-from rollback.torch_tree import Container, LeafKind, TorchFile
+from rollback.files.pickle_values import StoredFloat, TensorRef
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_edit import plan_patch, write_edited_copy
+from rollback.files.torch_tree import Container, LeafKind, TorchFile
 
 
 def load_four_ways(path: Path) -> list[Any]:
@@ -326,7 +326,7 @@ def test_reading_imports_no_torch(tmp_path: Path) -> None:
 
     saved(tmp_path / "s.pt", {"lr": 1e-3})
     code = (
-        "import sys; from rollback.state_file import read_state_file as r; assert r(sys.argv[1]).get(('lr',)) == 1e-3;"
+        "import sys; from rollback.files.state_file import read_state_file as r; assert r(sys.argv[1]).get(('lr',)) == 1e-3;"
         "print(sorted({'torch','numpy','typer','mlflow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "s.pt"], capture_output=True, text=True, check=False)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollback.change import Patch
-from rollback.durable import Disk
+from rollback.transaction.change import Patch
+from rollback.disk.durable import Disk
 from rollback.errors import Refused, RollbackError
-from rollback.transaction import Change, Receipt, apply_change, recover, undo
+from rollback.transaction.protocol import Change, Receipt, apply_change, recover, undo
 from tests.rollback.disks import Journal, picture
 
 OLD_NS = 1_600_000_000_123_456_789

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.stamp import stamp_of
+from rollback.checkpoint.stamp import stamp_of
 from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.commands.spikes import sparkline, spikes
-from chronicle.commands.watch import watch
+from chronicle.cli.spikes import sparkline, spikes
+from chronicle.cli.watch import watch
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import MetricsWriter
 from chronicle.watch.follow import follow_file
@@ -270,7 +270,7 @@ def test_nothing_heavy_is_imported_to_list_spikes(tmp_path: Path) -> None:
     code = (
         "import sys; import chronicle.metrics.readers, rollback.detect, rollback.propose\n"
         "assert 'typer' not in sys.modules\n"
-        f"from chronicle.commands.spikes import spikes; spikes([{str(path)!r}])\n"
+        f"from chronicle.cli.spikes import spikes; spikes([{str(path)!r}])\n"
         "print([m for m in ('torch','mlflow','numpy','pydantic','matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

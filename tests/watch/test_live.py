@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.commands.propose import propose
+from chronicle.cli.propose import propose
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
 from chronicle.watch.tail import Tail

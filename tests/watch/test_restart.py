@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.main import run
+from chronicle.cli.main import run
 from chronicle.journal import Entry, read_journal
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths

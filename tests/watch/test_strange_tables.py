@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.commands.spikes import spikes
+from chronicle.cli.spikes import spikes
 from chronicle.metrics.readers import UnknownLog, read_log
 from rollback.detect import Kind, Status, Tier
 

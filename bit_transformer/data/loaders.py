@@ -1,0 +1,225 @@
+"""Batches by step: what the data plan names, read and expanded to bits.
+
+Item t of the dataset is this rank's part of the global batch of step t, so that workers are stateless and a resume
+starts anywhere. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bit_transformer.data.bits import encode_bytes
+from bit_transformer.data.compression import compress_window, compressed_rows
+from bit_transformer.data.corpora import read_corpus
+from bit_transformer.errors import BadRecipe
+from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
+from chronicle.data.errors import ShardProblem
+from chronicle.data.index import ShardReader, read_index
+from chronicle.data.order import Ids
+from chronicle.data.shards import read_manifest, shard_location
+
+_STRETCH_IDS = 8192
+
+
+class SampleStore(Protocol):
+    """Samples by number: a window of whole bytes each."""
+
+    name: str
+    digest: str
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index` as uint8."""
+
+
+class TextWindows:
+    """Consecutive windows of a text in memory; the incomplete last one is left out."""
+
+    def __init__(self, name: str, text: bytes, digest: str, window_bytes: int) -> None:
+        self.name = name
+        self.digest = f"{digest}:{window_bytes}"
+        usable = len(text) // window_bytes * window_bytes
+        if not usable:
+            raise BadRecipe(f"source `{name}` has {len(text)} bytes, fewer than one window of {window_bytes}")
+        self._windows = np.frombuffer(text, dtype=np.uint8)[:usable].reshape(-1, window_bytes)
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+        return len(self._windows)
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index`."""
+        window: np.ndarray[tuple[int], np.dtype[np.uint8]] = self._windows[index]
+        return window
+
+
+class ShardWindows:
+    """Windows inside the members of built tar shards, by offset: any window of any shard is one `pread`.
+
+    Raises ShardProblem or DataError before training where a shard is missing, truncated or not the manifest's.
+    """
+
+    def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
+        manifest = read_manifest(location)
+        self.name = manifest.source
+        self.digest = f"{manifest.digest}:{split}:{window_bytes}"
+        paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]
+        self.num_shards = len(paths)
+        self._readers = [ShardReader(path) for path in paths]
+        rows = []
+        for number, (path, shard) in enumerate(zip(paths, manifest.of_split(split), strict=True)):
+            index = read_index(path)
+            if len(index) != shard.num_samples:
+                raise ShardProblem(f"shard `{path}` holds {len(index)} samples, the manifest says {shard.num_samples}",
+                                   "`chronicle data verify` lists all of them")
+            rows.append(np.column_stack([np.full(len(index), number), index.rows[:, :2]]))
+        members = np.concatenate(rows) if rows else np.zeros((0, 3), dtype=np.int64)
+        self._windows_before = np.concatenate([[0], np.cumsum(members[:, 2] // window_bytes)])
+        self._members, self._window_bytes = members, window_bytes
+        if not self.num_samples:
+            raise DataError(f"source `{location}` has no window of {window_bytes} bytes in its {split} shards",
+                            "build it from more text, or choose a smaller window")
+
+    @property
+    def num_samples(self) -> int:
+        """How many windows there are."""
+        return int(self._windows_before[-1])
+
+    def read(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """Return window `index`."""
+        member = int(np.searchsorted(self._windows_before, index, "right")) - 1
+        shard, offset, _ = self._members[member]
+        start = int(offset) + (index - int(self._windows_before[member])) * self._window_bytes
+        return np.frombuffer(self._readers[int(shard)].read(start, self._window_bytes), dtype=np.uint8)
+
+
+def open_stores(sources: Iterable[str], window_bytes: int, *, data_dir: str | None) -> tuple[SampleStore, ...]:
+    """Return the training windows of each source: built shards below `data_dir`, or text in memory without one."""
+    if data_dir is not None:
+        return tuple(ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes) for name in sources)
+    corpora = [read_corpus(name) for name in sources]
+    return tuple(TextWindows(c.name, c.train, c.digest, window_bytes) for c in corpora)
+
+
+def open_held_out(sources: Iterable[str], window_bytes: int, num_windows: int, *,
+                  data_dir: str | None) -> dict[str, Tensor]:
+    """Return evenly spaced held-out windows of each source as bytes (num_windows, window_bytes), uint8."""
+    found = {}
+    for name in sources:
+        store: SampleStore
+        if data_dir is not None:
+            store = ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes, split="held_out")
+        else:
+            corpus = read_corpus(name)
+            store = TextWindows(name, corpus.held_out, corpus.digest, window_bytes)
+        if store.num_samples < num_windows:
+            raise BadRecipe(f"source `{name}` holds out {store.num_samples} windows of {window_bytes} bytes, "
+                            f"eval_windows asks for {num_windows}")
+        chosen = np.linspace(0, store.num_samples - 1, num_windows).astype(int)
+        found[name] = torch.from_numpy(np.stack([store.read(int(index)) for index in chosen]))
+    return found
+
+
+def spread_windows(stores: Iterable[SampleStore], weights: Mapping[str, int], num_windows: int) -> Tensor:
+    """Return about `num_windows` evenly spaced training windows as bytes, each source by its weight, uint8."""
+    total = sum(weights.values())
+    found = []
+    for store in stores:
+        count = min(store.num_samples, max(1, num_windows * weights[store.name] // total))
+        found += [store.read(int(index)) for index in np.linspace(0, store.num_samples - 1, count).astype(int)]
+    return torch.from_numpy(np.stack(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One rank's part of one optimizer step: bits (B, T), of which the first `num_bits_B` of a row are no padding, the
+    source of each row (B,), and the digest of the global batch's ids.
+    """
+
+    step: int
+    bits_BT: Tensor
+    sources_B: Tensor
+    num_bits_B: Tensor
+    digest: str
+
+    def split(self, num_parts: int) -> Iterator[Batch]:
+        """Yield equal consecutive parts, for gradient accumulation."""
+        for bits, sources, num_bits in zip(self.bits_BT.chunk(num_parts), self.sources_B.chunk(num_parts),
+                                           self.num_bits_B.chunk(num_parts), strict=True):
+            yield Batch(step=self.step, bits_BT=bits, sources_B=sources, num_bits_B=num_bits, digest=self.digest)
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on `device`."""
+        return Batch(step=self.step, bits_BT=self.bits_BT.to(device), sources_B=self.sources_B.to(device),
+                     num_bits_B=self.num_bits_B.to(device), digest=self.digest)
+
+    def without_padding(self, losses_BT: Tensor) -> Tensor:
+        """Return the losses (B, T − 1) of predicted symbols with those of padding set to 0."""
+        target_T = torch.arange(1, losses_BT.shape[1] + 1, device=losses_BT.device)
+        return torch.where(target_T < self.num_bits_B[:, None], losses_BT, 0.0)
+
+    def num_predicted_B(self) -> Tensor:
+        """Return how many symbols of each row are predicted: all but the first."""
+        return self.num_bits_B - 1
+
+
+class StepDataset(Dataset[Batch]):
+    """`dataset[step]` is this rank's batch of that step; a function of plan and segments alone.
+
+    The ids of many steps are reckoned at once, since that costs a twentieth of reckoning each: the last stretch is kept.
+    """
+
+    def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
+                 world_size: int, compress: Callable[[int], float] = lambda step: 0.0, as_bytes: bool = False) -> None:
+        self.plan, self.segments, self.stores = plan, segments, stores
+        self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
+        self._stretch: tuple[int, Ids] | None = None
+
+    def _ids(self, step: int) -> Ids:
+        count = max(1, _STRETCH_IDS // self.plan.batch_size)
+        first = step // count * count
+        if self._stretch is None or self._stretch[0] != first:
+            self._stretch = first, self.plan.block_ids(first, count, self.segments)
+        ids: Ids = self._stretch[1][step - first]
+        return ids
+
+    def __getitem__(self, step: int) -> Batch:
+        ids = self._ids(step)
+        share = len(ids) // self.world_size
+        mine = ids[self.rank * share:(self.rank + 1) * share]
+        windows = torch.from_numpy(np.stack([self.stores[source].read(int(index)) for source, index in mine]))
+        bits_BT = windows.long() if self.as_bytes else encode_bytes(windows)
+        num_bits_B = torch.full((share,), bits_BT.shape[1])
+        probability = self.compress(step)
+        if probability > 0:
+            chosen = compressed_rows(seed=self.plan.seed, position=self.segments.position(step), num_rows=len(ids),
+                                     probability=probability)[self.rank * share:(self.rank + 1) * share]
+            for row in np.flatnonzero(chosen):
+                bits_BT[row], num_bits_B[row] = compress_window(bits_BT[row])
+        return Batch(step=step, bits_BT=bits_BT, sources_B=torch.from_numpy(mine[:, 0].copy()), num_bits_B=num_bits_B,
+                     digest=step_digest(ids))
+
+
+def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, batch_size: int, seed: int) -> DataPlan:
+    """Return the plan over these stores."""
+    return DataPlan(seed=seed, batch_size=batch_size, sources=tuple(
+        SourceSpec(name=store.name, num_samples=store.num_samples, digest=store.digest, weight=weights[store.name])
+        for store in stores))
+
+
+def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
+    """Yield the batches of steps first … end - 1; the number of workers changes nothing but the speed."""
+    # a loader draws a seed for its workers when it starts: from torch's generator a restart would draw once more
+    return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers,
+                           generator=torch.Generator()))

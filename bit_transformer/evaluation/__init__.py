@@ -1,0 +1,1 @@
+"""What is measured on a model: held-out bits per byte, telemetry, and the safety gate."""

@@ -1,0 +1,71 @@
+"""Causal self-attention through torch's fused kernel, over everything before or over a band of chunks.
+
+Shapes: B batch, T positions, D channels, H heads, E channels a head; N chunks of C queries, each with W = overlap + C
+keys. No T × T map is ever built; `attention_map` computes one on request, for looking at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bit_transformer.model.masks import band_mask, chunk_masks
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention with biases: 4·D² + 4·D parameters. `chunk` 0 attends to everything before."""
+
+    def __init__(self, d_model: int, num_heads: int, *, chunk: int = 0, overlap: int = 0) -> None:
+        super().__init__()
+        self.num_heads, self.chunk, self.overlap = num_heads, chunk, overlap
+        self.in_proj = nn.Linear(d_model, 3 * d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Attend each position to itself and the earlier ones; same shape out."""
+        q_BHTE, k_BHTE, v_BHTE = self._heads(x_BTD)
+        if self.chunk and x_BTD.shape[1] > self.chunk:
+            y_BHTE = attend_in_chunks(q_BHTE, k_BHTE, v_BHTE, chunk=self.chunk, overlap=self.overlap)
+        else:
+            y_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
+        y_BTD: Tensor = self.out_proj(y_BHTE.transpose(1, 2).flatten(2))
+        return y_BTD
+
+    def attention_map(self, x_BTD: Tensor) -> Tensor:
+        """Return the weights (B, H, T, T): T² memory, so only when somebody wants to look."""
+        q_BHTE, k_BHTE, _ = self._heads(x_BTD)
+        num_positions = x_BTD.shape[1]
+        allowed = band_mask(num_positions, self.chunk or num_positions, self.overlap, x_BTD.device)
+        return _weights(q_BHTE, k_BHTE, allowed)
+
+    def _heads(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                   for part in self.in_proj(x_BTD).chunk(3, dim=-1))
+        return q, k, v
+
+
+def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: int, overlap: int) -> Tensor:
+    """Each chunk of queries sees itself and `overlap` positions before it: O(T · (chunk + overlap)) memory.
+
+    Equals dense attention with `band_mask` for every T, chunk and overlap; the last chunk is padded and cut again.
+    """
+    num_positions = q_BHTE.shape[2]
+    padding = -num_positions % chunk
+    num_chunks = (num_positions + padding) // chunk
+    q_BHNCE = F.pad(q_BHTE, (0, 0, 0, padding)).view(*q_BHTE.shape[:2], num_chunks, chunk, -1)
+    k_BHNWE, v_BHNWE = (F.pad(part, (0, 0, overlap, padding)).unfold(2, overlap + chunk, chunk).transpose(-1, -2)
+                        for part in (k_BHTE, v_BHTE))
+    mask_NCW = chunk_masks(num_chunks, chunk, overlap, q_BHTE.device)
+    y_BHNCE = F.scaled_dot_product_attention(q_BHNCE, k_BHNWE, v_BHNWE, attn_mask=mask_NCW)
+    return y_BHNCE.flatten(2, 3)[:, :, :num_positions]
+
+
+def attend_explicitly(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
+    """Softmax attention with a boolean mask, written out: the reference that the fast paths are tested against."""
+    return _weights(q_BHTE, k_BHTE, allowed_TT) @ v_BHTE
+
+
+def _weights(q_BHTE: Tensor, k_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
+    scores = q_BHTE @ k_BHTE.transpose(-1, -2) / q_BHTE.shape[-1] ** 0.5
+    return torch.softmax(scores.masked_fill(~allowed_TT, float("-inf")), dim=-1)

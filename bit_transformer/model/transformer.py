@@ -1,0 +1,206 @@
+"""The transformer over bits (or, for comparison, over bytes): embedding, sinusoids, blocks, logits of what comes next.
+
+Positions have no parameters, there is no final norm with parameters and nothing is tied, so that the number of
+parameters is the closed formula of `ModelConfig.num_parameters`. Shapes: B batch, T positions, D channels, V symbols.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from bit_transformer.model.act import HaltingState
+from bit_transformer.model.attention import CausalSelfAttention
+from bit_transformer.data.bits import BITS_PER_BYTE
+from bit_transformer.errors import BadRecipe
+from bit_transformer.model.positions import PHASE_CHANNELS, sinusoids
+from bit_transformer.model.reversible import run_reversibly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of the model. `max_bits` bounds the window (positions); `vocab` is 2 (bits) or 256 (bytes)."""
+
+    d_model: int
+    num_heads: int
+    num_layers: int
+    d_ff: int
+    max_bits: int
+    vocab: int = 2
+    byte_phase: bool = True
+    norm: str = "post"
+    chunk: int = 0
+    overlap: int = 0
+    act: bool = False
+    act_threshold: float = 0.9
+    reversible: bool = False
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.d_model % self.num_heads or self.d_model % 2:
+            raise BadRecipe(f"d_model {self.d_model} does not divide into {self.num_heads} heads of even width")
+        if self.byte_phase and self.d_model <= PHASE_CHANNELS:
+            raise BadRecipe(f"d_model {self.d_model} leaves no room beside {PHASE_CHANNELS} byte-phase channels")
+        if self.vocab not in (2, 256):
+            raise BadRecipe(f"vocab is {self.vocab}, expected 2 (bits) or 256 (bytes)")
+        if self.vocab == 2 and self.max_bits % BITS_PER_BYTE:
+            raise BadRecipe(f"max_bits {self.max_bits} is not a multiple of {BITS_PER_BYTE}")
+        if self.norm not in ("pre", "post"):
+            raise BadRecipe(f"norm is `{self.norm}`, expected pre or post")
+        if self.reversible and (self.norm == "post" or self.checkpointing):
+            raise BadRecipe("reversible blocks need norm=pre and no checkpointing: they recompute by themselves")
+        if not 0 < self.act_threshold <= 1:
+            raise BadRecipe(f"act_threshold is {self.act_threshold}, expected above 0 and at most 1")
+
+    @property
+    def num_parameters(self) -> int:
+        """Exact count: 2·V·d + V + L·(4d² + 9d + ff·(2d + 1)), with ACT + L·(d + 1); V = 2 gives 4·d + 2."""
+        d, ff, v = self.d_model, self.d_ff, self.vocab
+        layer = 4 * d * d + 9 * d + ff * (2 * d + 1) + (d + 1 if self.act else 0)
+        return 2 * v * d + v + self.num_layers * layer
+
+
+class Block(nn.Module):
+    """Attention and feed-forward with one LayerNorm each: on the sum (post) or on the branch's input (pre)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.post = config.norm == "post"
+        self.norm_attention = nn.LayerNorm(config.d_model)
+        self.attention = CausalSelfAttention(
+            config.d_model, config.num_heads, chunk=config.chunk, overlap=config.overlap)
+        self.norm_feedforward = nn.LayerNorm(config.d_model)
+        self.feedforward = nn.Sequential(
+            nn.Linear(config.d_model, config.d_ff), nn.GELU(), nn.Linear(config.d_ff, config.d_model))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the stream after this block."""
+        if self.post:
+            x_BTD = self.norm_attention(x_BTD + self.attention(x_BTD))
+            y_BTD: Tensor = self.norm_feedforward(x_BTD + self.feedforward(x_BTD))
+            return y_BTD
+        x_BTD = x_BTD + self.attention_branch(x_BTD)
+        return x_BTD + self.feedforward_branch(x_BTD)
+
+    def attention_branch(self, x_BTD: Tensor) -> Tensor:
+        """Return what attention adds (pre-norm)."""
+        y_BTD: Tensor = self.attention(self.norm_attention(x_BTD))
+        return y_BTD
+
+    def feedforward_branch(self, x_BTD: Tensor) -> Tensor:
+        """Return what the feed-forward adds (pre-norm)."""
+        y_BTD: Tensor = self.feedforward(self.norm_feedforward(x_BTD))
+        return y_BTD
+
+
+class Output(NamedTuple):
+    """Logits (B, T, V) in float32, position t predicting symbol t + 1; the ponder cost, 0 without ACT."""
+
+    logits_BTV: Tensor
+    ponder: Tensor
+
+
+class BitTransformer(nn.Module):
+    """Symbols in, for every position the logits of the next symbol out."""
+
+    positions: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.halting = nn.ModuleList(
+            nn.Linear(config.d_model, 1) for _ in range(config.num_layers if config.act else 0))
+        self.head = nn.Linear(config.d_model, config.vocab)
+        self.register_buffer("positions", sinusoids(
+            config.max_bits, config.d_model, byte_phase=config.byte_phase and config.vocab == 2), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                last = name.endswith(("out_proj", "feedforward.2"))
+                nn.init.normal_(module.weight, std=residual_std if last else 0.02)
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.embedding.weight, std=1.0)  # at 0.02 the positions drown the bits
+        for name, bias in self.halting.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(bias, -1.0)  # p = 0.27: no position stops before it has learned to
+
+    def forward(self, symbols_BT: Tensor) -> Output:
+        """Return logits for every position of (B, T) symbols, T at most `max_bits`."""
+        x_BTD = self.embedding(symbols_BT) + self.positions[: symbols_BT.shape[1]]
+        if self.config.act:
+            x_BTD, ponder = self._run_with_halting(x_BTD)
+        else:
+            x_BTD, ponder = self._run(x_BTD), x_BTD.new_zeros(())
+        if self.config.norm == "pre":
+            x_BTD = F.layer_norm(x_BTD, x_BTD.shape[-1:])
+        return Output(self.head(x_BTD).float(), ponder)
+
+    def _run(self, x_BTD: Tensor) -> Tensor:
+        if self.config.reversible:
+            x1_BTD, x2_BTD = run_reversibly(list(self.blocks), x_BTD, x_BTD)
+            return (x1_BTD + x2_BTD) / 2
+        for block in self.blocks:
+            if self.config.checkpointing and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD)
+        return x_BTD
+
+    def _run_with_halting(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        state = HaltingState(x_BTD, self.config.act_threshold, self.config.num_layers)
+        streams = (x_BTD, x_BTD)
+        running_BT = state.running_BT
+        for layer, (block, unit) in enumerate(zip(self.blocks, self.halting, strict=True)):
+            keep = running_BT[..., None]
+            if self.config.reversible:
+                new = run_reversibly([block], *streams)
+                streams = (torch.where(keep, new[0], streams[0]), torch.where(keep, new[1], streams[1]))
+                x_BTD = (streams[0] + streams[1]) / 2
+            else:
+                new_BTD = (checkpoint(block, x_BTD, use_reentrant=False)
+                           if self.config.checkpointing and torch.is_grad_enabled() else block(x_BTD))
+                x_BTD = torch.where(keep, new_BTD, x_BTD)
+            running_BT = state.take(layer, x_BTD, torch.sigmoid(unit(x_BTD).float()).squeeze(-1))
+        return state.output_BTD, state.ponder()
+
+
+def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
+    """Return the cross-entropy of every predicted symbol in nats, shape (B, T - 1), float32."""
+    return F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), symbols_BT[:, 1:].flatten(),
+                           reduction="none").view(symbols_BT.shape[0], -1)
+
+
+def copy_model(model: BitTransformer) -> BitTransformer:
+    """Return another plain model with the same weights: built anew, since Accelerate ties a wrapped one's forward to it."""
+    result = BitTransformer(model.config).to(next(model.parameters()).device)
+    result.load_state_dict(model.state_dict())
+    result.positions.copy_(model.positions)  # no part of the state: a model that grew in width repeats the old ones
+    return result
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of trainable elements this process holds (after sharding: its part only)."""
+    return sum(local_part(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """Return what this process holds of a parameter: FSDP2 makes it a DTensor, ZeRO-3 empties it and keeps `ds_tensor`."""
+    part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else getattr(parameter, "ds_tensor", parameter)
+    return part
+
+
+def count_on_meta_device(config: ModelConfig) -> int:
+    """Build the model without memory and count it: what `num_parameters` must equal."""
+    with torch.device("meta"):
+        return count_parameters(BitTransformer(config))

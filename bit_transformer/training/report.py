@@ -1,0 +1,262 @@
+"""What a launch says: one metrics line a step, a line of text now and then, the facts at the start.
+
+Only the main rank writes metrics and talks; every loss is in nats per bit, with bits per byte beside it and the coin
+flip (9.0) as the yardstick: a loss above it is worse than knowing nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bit_transformer.evaluation.baselines import baselines
+from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
+from bit_transformer.evaluation.held_out import HeldOut, evaluate
+from bit_transformer.evaluation.export import export_model, format_table
+from bit_transformer.model.growth import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.data.loaders import Batch, SampleStore
+from bit_transformer.model.transformer import BitTransformer, count_parameters
+from bit_transformer.evaluation.monitor import Monitor, Notice, describe, measure_batch, measure_model
+from bit_transformer.training.output import open_output
+from bit_transformer.training.state import Progress
+from bit_transformer.recipes import Recipe
+from bit_transformer.evaluation.sampling import sample_under_gate
+from bit_transformer.training.tally import StepResult
+from bit_transformer.evaluation.telemetry import Floors
+from bit_transformer.training.distributed import Topology
+from chronicle.data import DataPlan
+from chronicle.data.story import write_start
+from chronicle.audit import open_evidence
+from chronicle.audit.rank import digest_of
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.metrics.log import MetricsWriter
+from chronicle.paths import RunPaths
+from chronicle.preflight.expectation import find_plan
+
+__all__ = ["StepLog", "open_output", "print_error"]
+
+_KEPT_FRAMES = 16
+_SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
+
+
+def bits_per_byte(nats_per_bit: float) -> float:
+    """Convert a mean loss in nats per predicted bit to bits per byte (parity included)."""
+    return nats_per_bit / math.log(2) * BITS_PER_BYTE
+
+
+def print_error(problem: Exception) -> None:
+    """One sentence on stderr, and the way out."""
+    print(f"error: {problem}", file=sys.stderr)
+    remedy = getattr(problem, "remedy", None)
+    if remedy:
+        print(f"hint: {remedy}", file=sys.stderr)
+
+
+class StepLog:
+    """Metrics and talk of one launch."""
+
+    def __init__(self, environ: Mapping[str, str], *, is_main: bool, recipe: Recipe) -> None:
+        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
+        self._recipe = recipe
+        self._directory = Path(launch_dir) if launch_dir else None
+        self._run = RunPaths(Path(environ["CHRONICLE_RUN_DIR"])) if environ.get("CHRONICLE_RUN_DIR") else None
+        self._launch = int(environ.get("CHRONICLE_LAUNCH") or 0)
+        self._is_main = is_main
+        self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
+        self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
+        self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
+        self._evidence = open_evidence(environ)
+        self._rows_read = 0  # by this rank, in this launch
+
+    def start(self, *, parameters_logical: int, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
+              resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
+        """Print what this launch is; counts are before and after wrapping."""
+        facts = {"recipe": self._recipe.name, "parameters_logical": parameters_logical,
+                 "parameters_local": count_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
+                 "data_position": progress.segments.position(progress.step),
+                 "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
+        self._say(f"start {json.dumps(facts)}")
+        for warning in warnings:
+            self._say(f"preflight: {warning}")
+        total_steps = self._recipe.schedule.total_steps
+        for source, drawn in zip(plan.sources, plan.drawn_before(progress.segments.position(total_steps)), strict=True):
+            if drawn > source.num_samples:
+                self._say(f"data: source `{source.name}` has {source.num_samples:,} windows and runs out: it is read "
+                          f"{drawn / source.num_samples:.1f} times over {total_steps:,} steps, in another order each time")
+        if self._run is not None and self._is_main:
+            told = write_start(self._run, plan, progress.segments, first_step=progress.step, launch=self._launch)
+            self._say(f"data: {told}")
+        if self._directory and self._is_main:
+            text = json.dumps({**facts, "recipe_fields": self._recipe.to_json()}, indent=1) + "\n"
+            (self._directory / "trainer.json").write_text(text, encoding="utf-8")
+
+    def step(self, progress: Progress, step: StepResult, *, learning_rate: float, batch: Batch,
+             seconds: float) -> dict[str, float]:
+        """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
+        values: dict[str, float] = {
+            "loss": step.loss, "loss_bpb": bits_per_byte(step.loss), "lr": learning_rate, "grad_norm": step.grad_norm,
+            "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
+        values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
+        total = sum(step.source_rows.values())
+        values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
+        if self._samples:  # two launches with equal digests provably saw the same data
+            self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
+        first = not self._frames
+        self._frames.append({"step": progress.step, "digest": batch.digest, **values})
+        self._rows_read += len(batch.bits_BT)
+        if progress.step % self._recipe.log_every == 0:
+            self._record_data(progress)
+        if progress.step % self._recipe.log_every == 0 or first:
+            self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
+                      f"({values['loss_bpb']:.2f} bits/byte, coin flip {COIN_FLIP_BITS_PER_BYTE:.1f}) | "
+                      f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")
+        return values
+
+    def _record_data(self, progress: Progress) -> None:
+        data, sources = self._recipe.data, progress.plan.sources
+        self._evidence.data(step=progress.step, samples=self._rows_read, bytes=self._rows_read * data.window_bytes,
+                            dataset="+".join(data.sources),
+                            dataset_digest=digest_of([[source.name, source.digest, source.weight] for source in sources]),
+                            dataset_bytes=sum(source.num_samples for source in sources) * data.window_bytes)
+
+    def evaluation(self, progress: Progress, found: Mapping[str, HeldOut]) -> dict[str, float]:
+        """Return the held-out figures as metrics, and print them."""
+        weights = self._recipe.data.sources
+        mean = sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
+        told = ", ".join(f"{name} {held.bpb:.3f}" for name, held in found.items())
+        self._say(f"held-out at step {progress.step}: {told}, mixture {mean:.3f} bits/byte "
+                  f"(coin flip {COIN_FLIP_BITS_PER_BYTE:.1f})")
+        return {"eval_bpb": mean, **{f"eval_bpb/{name}": held.bpb for name, held in found.items()},
+                **{f"eval_parity_bpb/{name}": held.parity_bpb for name, held in found.items()}}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the step's one metrics line."""
+        if self._metrics:
+            self._metrics.write(step, values)
+
+    def saved(self, progress: Progress, path: Path) -> None:
+        """Say that a checkpoint is on disk."""
+        self._say(f"saved checkpoint of step {progress.step}: {path}")
+
+    def keep_frames(self, batch: Batch, step: StepResult) -> None:
+        """Write the last steps before a non-finite gradient beside the metrics."""
+        if self._directory and self._is_main:
+            frames = [*self._frames, {"step": batch.step + 1, "digest": batch.digest, "loss": repr(step.loss),
+                                      "grad_norm": repr(step.grad_norm)}]
+            (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
+
+    def notice(self, step: int, notice: Notice) -> None:
+        """Say what the monitor or a growth has to tell: on stderr, and in the journal."""
+        if not self._is_main:
+            return
+        print(f"{notice.kind} at step {step}: {notice.text}", file=sys.stderr)
+        if self._run is not None:
+            with JournalWriter(self._run) as journal:
+                journal.append(notice.kind, step=step, launch=self._launch or None, title=notice.text, data=notice.data)
+
+    def telemetry(self, progress: Progress, model: BitTransformer, held_out: Mapping[str, Tensor],
+                  batch: Batch) -> dict[str, float]:
+        """Return K, C and S of this moment; none for byte models, or where they are switched off. Every rank calls it."""
+        monitor = progress.monitor
+        if monitor.floors is None:
+            return {}
+        found = measure_model(model, held_out, monitor.frequencies_9, windows=monitor.windows)
+        self._say(f"telemetry at step {progress.step}: K {found.k:.3f}, C {found.c:.3f}, S {found.s:.3f} of what the model "
+                  f"writes (the data: C {monitor.floors.c_floor:.2f} to {monitor.floors.c_ceiling:.2f}, "
+                  f"S above {monitor.floors.s_floor:.2f})")
+        return describe(found, measure_batch(batch.bits_BT, monitor.frequencies_9))
+
+    def grown(self, progress: Progress, kind: str, model: BitTransformer, before: int) -> None:
+        """Tell of a growth: a change of the run's plan, declared as such."""
+        after = model.config.num_parameters
+        self.notice(progress.step, Notice(kind="growth", data={"kind": kind, "before": before, "after": after}, text=(
+            f"twice the {kind}, {before:,} to {after:,} parameters, same function; the optimizer starts anew, the LR is "
+            f"multiplied by 1/√2 and warmed up over {GROWTH_WARMUP} steps")))
+        self._evidence.model(logical=after, counted=after, local=count_parameters(model),
+                             config=asdict(model.config))
+        if self._run is not None and self._is_main:
+            plan = find_plan(read_journal(self._run).entries)
+            if plan is not None:
+                with JournalWriter(self._run) as journal:
+                    journal.append("plan", step=progress.step, launch=self._launch or None,
+                                   title=f"plan changed: {kind} doubled at a plateau, as the recipe says",
+                                   data={"declared": {**plan.data["declared"], "params": after}, "reason": "growth"})
+
+    def summary(self, model: BitTransformer | None, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
+                progress: Progress, *, averaged: bool) -> None:
+        """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write.
+
+        `model` is whole, on the main rank; the others need none.
+        """
+        if not self._is_main or model is None:
+            return
+        found = evaluate(model, held_out, rank=0, world_size=1)
+        rows = {"averaged weights" if averaged else "model": {name: held.bpb for name, held in found.items()}}
+        for store in stores:
+            every = max(1, store.num_samples // 4000)
+            train = b"".join(store.read(row).tobytes() for row in range(0, store.num_samples, every))
+            for name, value in baselines(train, held_out[store.name].numpy().tobytes()).items():
+                rows.setdefault(name, {})[store.name] = value
+        self._say(f"{'bits/byte, held out':<20}" + "".join(f"{name:>12}" for name in found))
+        for name, values in rows.items():
+            self._say(f"{name:<20}" + "".join(f"{values.get(source, math.nan):>12.3f}" for source in found))
+        if self._recipe.export:
+            self._export(model, held_out, progress.step)
+        if model.config.vocab == 2 and progress.monitor.floors is not None:
+            self._sample(model, progress.monitor, progress.monitor.floors)
+
+    def _export(self, model: BitTransformer, held_out: Mapping[str, Tensor], step: int) -> None:
+        directory = self._directory / "export" if self._directory else None
+        rows = export_model(model, self._recipe.export, held_out, self._recipe.data.sources, directory)
+        for line in format_table(rows):
+            self._say(line)
+        if directory is None:
+            self._say("export: not written, since there is no launch directory (start with `chronicle run --`)")
+        else:
+            small = ", ".join(f"{row.name} {row.bytes:,} bytes {row.bpb:.3f} bits/byte" for row in rows)
+            self.notice(step, Notice(kind="export", text=small, data={"rows": [row.to_json() for row in rows]}))
+
+    def _sample(self, model: BitTransformer, monitor: Monitor, floors: Floors) -> None:
+        self._say(f"samples: drawing 4 texts of {_SAMPLE_BYTES} bytes, a pass through the model for every bit")
+        judged = sample_under_gate(model, "The ", _SAMPLE_BYTES, count=4, floors=floors, config=monitor.config,
+                                   frequencies_9=monitor.frequencies_9, after_byte=self._tell_of_bytes())
+        for text in judged.samples.texts:
+            self._say(f"sample: {judged.samples.prompt + text!r}")
+        told = judged.telemetry
+        verdict = f"outside the floors: {', '.join(judged.verdict.tripped)}" if judged.verdict.tripped else "within the floors"
+        self._say(f"samples: {judged.samples.num_repairs} of {judged.samples.num_bytes} parity bits repaired; K {told.k:.3f}, "
+                  f"C {told.c:.3f}, S {told.s:.3f}, {verdict} of the data (draw {judged.draws})")
+
+    def _tell_of_bytes(self, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
+        """Return what says every ten seconds how far the samples are."""
+        told = [clock()]
+
+        def after_byte(done: int) -> None:
+            if clock() - told[0] >= _TELL_SECONDS:
+                told[0] = clock()
+                self._say(f"samples: {done} of {_SAMPLE_BYTES} bytes")
+
+        return after_byte
+
+    def end(self, progress: Progress, *, stopped: bool) -> None:
+        """Say how the launch ended."""
+        self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
+        self._record_data(progress)
+        self._evidence.end(step=progress.step, reason="stopped on request" if stopped else "completed")
+        if self._metrics:
+            self._metrics.close()
+        if self._samples:
+            self._samples.close()
+
+    def _say(self, line: str) -> None:
+        if self._is_main:
+            print(line)

@@ -1,0 +1,143 @@
+"""Read back what ranks recorded, and what journal and metrics say beside it, as one value that claims are judged on.
+
+Each observation keeps where it stands (`launches/0003/evidence/rank-0.jsonl:2`, or a journal entry's id): a verdict names
+its evidence. Lines that are torn or of another version are passed over; less evidence is not other evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chronicle.audit.rank import VERSION
+from chronicle.journal import Entry, Journal, compute_lineage
+from chronicle.metrics.log import read_metrics
+from chronicle.paths import RunPaths
+
+__all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
+
+EVIDENCE_FILE = re.compile(r"(rank-\d+|host-[\w.-]+)\.jsonl")
+HOST = -1  # the "rank" of what the supervisor of a host recorded
+LAUNCH_DIR = re.compile(r"\d{4,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One line a rank wrote (rank −1: a host's supervisor). `ref` is file and line below the run directory, from 1."""
+
+    ref: str
+    rank: int
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEvidence:
+    """What is known of one launch from inside it. `losses` are (step, loss) of its per-step log."""
+
+    launch: int
+    observations: tuple[Observation, ...] = ()
+    first_step: int | None = None
+    last_step: int | None = None
+    last_loss: float | None = None
+    best_loss: float | None = None
+    metrics_ref: str = ""
+
+    def of_kind(self, kind: str) -> tuple[Observation, ...]:
+        """Observations of one kind, rank by rank in the order written."""
+        return tuple(one for one in self.observations if one.kind == kind)
+
+    def newest(self, kind: str) -> dict[int, Observation]:
+        """The last observation of a kind by rank."""
+        return {one.rank: one for one in self.of_kind(kind)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvidence:
+    """All launches of a run. `kept` are those that hold steps of the lineage; `head_step` is its last step."""
+
+    run: str
+    launches: tuple[LaunchEvidence, ...] = ()
+    kept: tuple[int, ...] = ()
+    head_step: int = 0
+    entries: tuple[Entry, ...] = field(default=())
+
+    @property
+    def scope(self) -> tuple[LaunchEvidence, ...]:
+        """Launches a sentence about the run is about: those of the lineage, or all when there is no lineage yet."""
+        chosen = tuple(one for one in self.launches if one.launch in self.kept)
+        return chosen or self.launches
+
+
+def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
+    """Everything on disk about this run's launches; without `metrics` only what ranks recorded, in milliseconds."""
+    launches = tuple(_read_launch(paths, number, metrics) for number in _launch_numbers(paths))
+    observed = {
+        one.launch: (one.first_step, one.last_step)
+        for one in launches
+        if one.first_step is not None and one.last_step is not None
+    }
+    lineage = compute_lineage(journal.entries, observed)
+    kept = tuple(dict.fromkeys(interval.launch for interval in lineage.kept))
+    return RunEvidence(
+        run=journal.run, launches=launches, kept=kept, head_step=lineage.head_step, entries=tuple(journal.entries)
+    )
+
+
+def _launch_numbers(paths: RunPaths) -> list[int]:
+    if not paths.launches_dir.is_dir():
+        return []
+    return sorted(int(one.name) for one in paths.launches_dir.iterdir() if LAUNCH_DIR.fullmatch(one.name))
+
+
+def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
+    steps, losses = [], []
+    try:
+        for point in read_metrics(paths.metrics_path(number)) if metrics else ():
+            steps.append(point.step)
+            loss = point.values.get("loss")
+            if loss is not None and loss == loss:
+                losses.append(loss)
+    except OSError:
+        pass  # no metrics: nothing is known of steps and loss
+    return LaunchEvidence(
+        launch=number,
+        observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence")),
+        first_step=min(steps) if steps else None,
+        last_step=max(steps) if steps else None,
+        last_loss=losses[-1] if losses else None,
+        best_loss=min(losses) if losses else None,
+        metrics_ref=_ref(paths, paths.metrics_path(number)) if steps else "",
+    )
+
+
+def _read_ranks(paths: RunPaths, directory: Path) -> Iterator[Observation]:
+    files: Sequence[Path] = sorted(directory.glob("*.jsonl")) if directory.is_dir() else ()
+    for path in sorted(files, key=lambda one: (len(one.name), one.name)):
+        if EVIDENCE_FILE.fullmatch(path.name):
+            for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+                fields = _parse(line)
+                if fields is not None:
+                    yield Observation(
+                        ref=f"{_ref(paths, path)}:{number}", rank=fields["rank"], kind=fields["kind"], fields=fields
+                    )
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.get("v") != VERSION:
+        return None
+    fields.setdefault("rank", HOST)
+    known = isinstance(fields["rank"], int) and isinstance(fields.get("kind"), str)
+    return fields if known else None
+
+
+def _ref(paths: RunPaths, path: Path) -> str:
+    return path.relative_to(paths.run_dir).as_posix()

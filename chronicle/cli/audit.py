@@ -1,0 +1,162 @@
+"""`chronicle audit`: is the record itself sound? Journal chains, clocks, logs of launches, attachments.
+
+`verify` looks at checkpoints; this looks at what was written about them. Findings end with exit code 5.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.existing import need_run
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.audit.evidence import read_evidence
+from chronicle.audit.recheck import recheck_claims
+from chronicle.journal import Journal, read_journal
+from chronicle.journal.anchors import check_anchors
+from chronicle.journal.objects import object_path
+from chronicle.journal.writer import id_milliseconds
+from chronicle.launch.seals import verify_seals
+from chronicle.paths import RunPaths
+from chronicle.story import Story, read_story
+from chronicle.story.plain import format_age, plain
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.errors import UnreadableFile
+from rollback.findings import Finding, Severity
+from rollback.checkpoint.manifest import read_manifest
+from rollback.checks.manifest_check import compare_manifest
+
+__all__ = ["audit"]
+
+SKEW_SECONDS = 60
+
+
+def audit(
+    full: Annotated[bool, typer.Option("--full", help="Also read every byte of the checkpoints.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check the record itself: journal chains, clocks, per-step logs, attachments, sealed logs, manifests, claims.
+
+    Example: chronicle audit --json
+    """
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
+    journal = read_journal(settings.paths)
+    story = read_story(settings.paths, journal=journal)
+    paths = settings.paths
+    findings = [*_journal(journal, paths), *_anchors(journal, paths), *_clocks(journal), *_logs(story, paths)]
+    findings += _objects(journal, paths)
+    findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
+    bad = [f for f in findings if f.severity is not Severity.INFO]
+    lines = [f"{f.severity.value}: {f.check} {plain(f.path)}: {plain(f.message)}" for f in findings]
+    chains = f"{len(journal.entries)} entries, {len(journal.heads)} writers"
+    lines.append(f"journal: {chains}, " + (f"{len(bad)} finding(s)" if bad else "chains unbroken"))
+    data = {
+        "v": 1,
+        "run": settings.run,
+        "entries": len(journal.entries),
+        "writers": len(journal.heads),
+        "heads": dict(journal.heads),
+        "findings": [f.to_json() for f in findings],
+    }
+    return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.FINDINGS if bad else ExitCode.DONE)
+
+
+def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    for problem in journal.problems:
+        # A write cut short by a crash is the last thing a dead writer did; nothing before it is in doubt.
+        severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
+        where = f"{problem.path.relative_to(paths.run_dir).as_posix()}:{problem.line}"
+        yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
+
+
+def _anchors(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Lines at the end of a chain, or whole files, that other entries saw and that are gone."""
+    for where, sentence in check_anchors(paths, journal):
+        yield Finding(check="chain-cut", severity=Severity.ERROR, path=where, message=sentence)
+
+
+def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
+    """Files of checkpoints that are no longer what their manifest lists."""
+    for checkpoint in list_checkpoints(checkpoints) if checkpoints is not None and checkpoints.is_dir() else ():
+        try:
+            manifest = read_manifest(checkpoint.folder)
+        except UnreadableFile as problem:
+            yield _warn("manifest", str(checkpoint.path), str(problem))
+            continue
+        for finding in compare_manifest(checkpoint.folder, manifest, full=full) if manifest is not None else ():
+            yield replace(finding, path=f"{checkpoint.path}/{finding.path}")
+
+
+def _clocks(journal: Journal) -> Iterator[Finding]:
+    worst: dict[str, float] = {}
+    for entry in journal.entries:
+        known = id_milliseconds(entry.id)
+        try:
+            behind = 0.0 if known is None else known / 1000 - datetime.fromisoformat(entry.ts).timestamp()
+        except ValueError:
+            continue
+        if behind > SKEW_SECONDS:
+            worst[entry.writer] = max(behind, worst.get(entry.writer, 0.0))
+    for writer, behind in worst.items():
+        text = f"its clock was {format_age(behind)} behind entries already in the journal; order is kept by ids"
+        yield Finding(check="clock-skew", severity=Severity.INFO, path=f"journal/{writer}.jsonl", message=text)
+
+
+def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
+    numbers = {launch.number for launch in story.launches}
+    for number in range(1, max(numbers, default=0) + 1):
+        if number not in numbers:
+            text = "no `launch.start` entry: its journal file was not copied here"
+            yield _warn("launch-missing", f"launches/{number:04d}", text)
+    for launch in story.launches:
+        if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
+            where = paths.metrics_path(launch.number).relative_to(paths.run_dir).as_posix()
+            text = "the launch has steps but no per-step log"
+            yield Finding(check="no-metrics", severity=Severity.INFO, path=where, message=text)
+
+
+def _warn(check: str, path: str, message: str) -> Finding:
+    return Finding(check=check, severity=Severity.WARN, path=path, message=message)
+
+
+def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Logs and evidence files that are no longer what was sealed when they were closed."""
+    for sentence in verify_seals(paths, journal.entries):
+        yield _warn("seal-broken", "launches", sentence)
+
+
+def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Claims that evidence contradicts, or no longer answers as it did."""
+    if any(entry.kind == "claim" for entry in journal.entries):
+        for entry_id, sentence in recheck_claims(read_evidence(paths, journal)):
+            yield _warn("claim", entry_id, sentence)
+
+
+def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    for entry in journal.entries:
+        evidence = entry.data.get("evidence")
+        for item in evidence if isinstance(evidence, list) else ():
+            digest = item.get("sha256") if isinstance(item, Mapping) else None
+            if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+                yield from _object(entry.id, item, digest, paths)
+
+
+def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths) -> Iterator[Finding]:
+    path = object_path(paths, digest)
+    where = path.relative_to(paths.run_dir).as_posix()
+    if not path.exists():
+        yield _warn("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != digest:
+        yield _warn("object-changed", where, f"attachment of entry {entry_id} now hashes to {found[:12]}…")

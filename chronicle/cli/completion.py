@@ -1,0 +1,88 @@
+"""What the Tab key offers: run names, steps of checkpoints, entry ids. Quick, silent, and never an error into a prompt."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from chronicle.errors import ChronicleError
+from chronicle.paths import RunPaths
+from chronicle.settings import Settings, load_settings
+
+__all__ = ["complete_entries", "complete_runs", "complete_steps", "enable"]
+
+MOST = 50
+VARIABLE = "_CHRONICLE_COMPLETE"
+
+
+def enable() -> None:
+    """Let the command line answer the shell's questions."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Names of runs in the logs directory."""
+    try:
+        logs = load_settings(Path.cwd(), os.environ, run="any").logs_dir
+        names = sorted(path.parent.name for path in logs.glob("*/journal"))
+    except (ChronicleError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)][:MOST]
+
+
+def complete_steps(incomplete: str) -> list[str]:
+    """Steps that have a checkpoint, newest first: those that the journal knows and those that lie there."""
+    settings = _settings()
+    if settings is None:
+        return []
+    steps = {*_journalled(settings.paths), *_lying(settings.checkpoints_dir)}
+    return [text for step in sorted(steps, reverse=True) if (text := str(step)).startswith(incomplete)][:MOST]
+
+
+def complete_entries(incomplete: str) -> list[str]:
+    """Ends of entry ids, newest first; what is open comes before everything else."""
+    settings = _settings()
+    if settings is None:
+        return []
+    try:
+        from chronicle.story.read import read_brief_story
+
+        story = read_brief_story(settings.paths)
+    except (ChronicleError, OSError):
+        return []
+    first = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
+    rest = [entry.id for entry in reversed(story.entries)]
+    ends = dict.fromkeys(entry_id[-8:] for entry_id in [*first, *rest])
+    return [end for end in ends if end.startswith(incomplete.upper())][:MOST]
+
+
+def _settings() -> Settings | None:
+    try:
+        return load_settings(Path.cwd(), os.environ)
+    except ChronicleError:
+        return None
+
+
+def _journalled(paths: RunPaths) -> Iterator[int]:
+    from chronicle.journal import read_journal
+    from chronicle.journal.index import open_index
+
+    index = open_index(paths)
+    try:
+        entries = read_journal(paths).of_kind("checkpoint") if index is None else index.newest(MOST, kinds=["checkpoint"])
+        yield from (entry.step for entry in entries if entry.step is not None)
+    finally:
+        if index is not None:
+            index.close()
+
+
+def _lying(directory: Path | None) -> Iterator[int]:
+    from rollback.checkpoint.listing import list_checkpoints
+    from rollback.errors import RollbackError
+
+    try:
+        found = [] if directory is None else list_checkpoints(directory)
+    except (RollbackError, OSError):
+        return
+    yield from (checkpoint.step for checkpoint in found if checkpoint.step is not None)

@@ -1,0 +1,67 @@
+"""`chronicle config show`: every setting with where its value comes from, as `git config --show-origin` does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult
+from chronicle.errors import UsageProblem
+from chronicle.story.plain import plain
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show the settings in force.")
+
+
+@app.callback()
+def _group() -> None:
+    """Show the settings in force."""
+
+
+@app.command("show")
+def show_settings(
+    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+) -> CommandResult:
+    """Show every setting and where its value comes from.
+
+    Example: chronicle config show
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    values: dict[str, str | None] = {
+        "logs": str(settings.logs_dir),
+        "run": settings.run,
+        "checkpoints": _text(settings.checkpoints_dir),
+        "mlflow_uri": settings.mlflow_uri,
+        "deepspeed_config": _text(settings.deepspeed_config),
+        **{key: settings.hooks.get(key) for key in ("on_notice", "on_warn", "on_propose")},
+    }
+    origin = {key: settings.origin.get(key, "default") for key in values}
+    if values["checkpoints"] and origin["checkpoints"] == "default":
+        origin["checkpoints"] = "directory `checkpoints` here"
+    width = max(len(key) for key in values)
+    lines = [f"{key:<{width}}  {plain(value) if value else '-'}  ({plain(origin[key])})" for key, value in values.items()]
+    data = {key: {"value": value, "origin": origin[key]} for key, value in values.items()}
+    return CommandResult(text="\n".join(lines), data=data)
+
+
+@app.command("completion")
+def completion_script(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> CommandResult:
+    """Print the script that teaches your shell to complete commands, runs, steps and entry ids.
+
+    Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    if shell not in ("bash", "zsh", "fish"):
+        raise UsageProblem(f"no completion for `{shell}`: expected bash, zsh or fish")
+    text = get_completion_script(prog_name="chronicle", complete_var="_CHRONICLE_COMPLETE", shell=shell)
+    return CommandResult(text=text)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

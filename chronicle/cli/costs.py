@@ -1,0 +1,104 @@
+"""`chronicle costs`: what the run cost beyond its steps; unknown stays unknown."""
+
+import time
+from collections.abc import Iterable
+
+from chronicle.cli.existing import need_run
+from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult
+from chronicle.audit.evidence import RunEvidence, read_evidence
+from chronicle.journal import read_journal
+from chronicle.journal.costs import Costs, compute_costs
+from chronicle.journal.entries import Entry
+from chronicle.metrics.log import read_metrics
+from chronicle.paths import RunPaths
+
+__all__ = ["costs"]
+
+
+def costs(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+    """Show goodput, lost steps and hours by cause, interruptions, times to detect, decide and recover.
+
+    Example: chronicle costs --run tr-190
+    """
+    paths = need_run(settings_from(run, logs)).paths
+    journal = read_journal(paths)
+    evidence = read_evidence(paths, journal)
+    series = {one.launch: _read_times(paths, one.launch) for one in evidence.launches}
+    alive = _is_alive(journal.entries)
+    found = compute_costs(
+        journal.entries, series, now=time.time() if alive else None, samples_per_step=_samples_per_step(evidence)
+    )
+    return CommandResult(text="\n".join(_rows(found)), data={"run": paths.run, **found.to_json()})
+
+
+def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, float]]:
+    try:
+        return [(one.step, one.time) for one in read_metrics(paths.metrics_path(launch)) if one.time is not None]
+    except OSError:
+        return []
+
+
+def _is_alive(entries: Iterable[Entry]) -> bool:
+    started, ended = set(), set()
+    for entry in entries:
+        if entry.kind == "launch.start":
+            started.add(entry.launch)
+        elif entry.kind == "launch.end":
+            ended.add(entry.launch)
+    return bool(started - ended)
+
+
+def _samples_per_step(evidence: RunEvidence) -> float | None:
+    """Samples all ranks read per step, from their own counters; None when nobody counted."""
+    for launch in reversed(evidence.launches):
+        newest = launch.newest("data").values()
+        counted = [
+            (one.fields["samples"], one.fields["step"])
+            for one in newest
+            if one.fields.get("samples") and one.fields.get("step")
+        ]
+        first = launch.first_step
+        if counted and first is not None and len(counted) == len(newest):
+            return float(sum(samples / max(1, step - first + 1) for samples, step in counted))
+    return None
+
+
+def _rows(found: Costs) -> list[str]:
+    goodput = "unknown" if found.goodput_fraction is None else f"{found.goodput_fraction:.1%}"
+    rows = [
+        _row("wall", _time(found.wall_seconds)),
+        _row("productive", f"{_time(found.productive_seconds)} (goodput {goodput})"),
+        _row("recomputed", f"{_time(found.recomputed_seconds)}, {_count(found.repeated_steps, 'steps')}, "
+                           f"{_count(found.repeated_samples, 'samples')} repeated"),
+    ]  # fmt: skip
+    for lost in found.lost:
+        start = "unknown" if lost.from_step is None else f"{lost.from_step}"
+        rows.append(f"  {lost.cause.value}: {start} → {lost.to_step}, {_count(lost.steps, 'steps')}, {_time(lost.seconds)}")
+    rows.append(_row("interruptions", f"{len(found.interruptions)}, MTBF {_time(found.mtbf_seconds)}, "
+                                      f"MTTR {_time(found.mttr_seconds)}"))  # fmt: skip
+    for one in found.interruptions:
+        rows.append(f"  launch {one.launch}: {one.cause.value}, recovered after {_time(one.recovered_seconds)}")
+    rows.append(_row("to detect", ", ".join(map(_time, found.detect_seconds)) or "no event"))
+    rows.append(_row("to decide", ", ".join(map(_time, found.decide_seconds)) or "no rollback"))
+    rows.append(_row("to resume", ", ".join(map(_time, found.resume_seconds)) or "no launch"))
+    tax = "unknown" if found.checkpoint_tax_fraction is None else f"{found.checkpoint_tax_fraction:.1%}"
+    rows.append(_row("checkpoint tax", tax))
+    rows.append(_row("unverified restarts", str(found.unverified_restarts)))
+    return rows
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<20} {text}"
+
+
+def _count(number: int | None, what: str) -> str:
+    return f"unknown {what}" if number is None else f"{number:,} {what}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"

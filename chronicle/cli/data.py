@@ -1,0 +1,93 @@
+"""`chronicle data build | verify | usage`: text into shards, shards against their manifest, and what a run really read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult, ExitCode
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+                  help="Build, verify and account for training data.")
+
+
+@app.command("build")
+def build(
+    out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
+    corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
+                                              "dict-gcide, python3-doc, a .deb, or a folder of text; may be repeated.")],
+    shard_size: Annotated[int, typer.Option("--shard-size", metavar="BYTES", min=16_384,
+                                            help="Text in one tar.")] = 4_000_000,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Build WebDataset tar shards with offset index and manifest from text that is already on this machine.
+
+    Example: chronicle data build data --corpus code --corpus notes=~/notes
+    """
+    from chronicle.data.corpora import read_text
+    from chronicle.data.shards import build_source
+
+    lines, built = [], []
+    for named in corpus:
+        name, found, origin = named.rpartition("=")
+        name = name if found else Path(origin).name.split("_")[0].removesuffix(".deb")
+        manifest = build_source(out, name, read_text(str(Path(origin).expanduser()) if "/" in origin else origin),
+                                origin=origin, shard_size_bytes=shard_size)
+        size = sum(shard.text_bytes for shard in manifest.shards)
+        lines.append(f"{name}: {size:,} bytes in {len(manifest.shards)} shards, sha256 {manifest.digest[:12]}")
+        built.append(manifest.to_json())
+    return CommandResult(text="\n".join(lines), data={"directory": str(out), "sources": built})
+
+
+@app.command("verify")
+def verify(
+    location: Annotated[str, typer.Argument(help="A built source, or the directory of several.", metavar="DIR")],
+    json: JsonOption = False,
+) -> CommandResult:
+    """Compare every shard with the manifest: missing, truncated, changed, unlisted.
+
+    Example: chronicle data verify data
+    """
+    from chronicle.data.errors import DataError
+    from chronicle.data.shards import MANIFEST, verify_source
+
+    root = Path(location)
+    many = "://" not in location and not (root / MANIFEST).is_file()
+    sources = sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}")) if many else [location]
+    if not sources:
+        raise DataError(f"`{location}` holds no built source: {MANIFEST} is missing", "build it with `chronicle data build`")
+    found = {source: list(verify_source(source)) for source in sources}
+    lines = [line for source, problems in found.items() for line in (problems or [f"{source}: as its manifest says"])]
+    code = ExitCode.FINDINGS if any(found.values()) else ExitCode.DONE
+    return CommandResult(text="\n".join(lines), data={"sources": found}, exit_code=code)
+
+
+@app.command("usage")
+def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
+    """Tell what the lineage read: repeats, skips and re-reads of each restart, and what is still unseen.
+
+    Example: chronicle data usage --run demo
+
+    Of a foreign loader under `chronicle.data.observe`: samples, repeats and shares of each launch.
+    """
+    from chronicle.data.observe import read_accounts
+    from chronicle.data.story import has_plan, read_readings
+    from chronicle.data.usage import restart_lines, source_use
+
+    paths = settings_from(run, logs).paths
+    accounts = read_accounts(paths.observed_dir)
+    if accounts and not has_plan(paths):
+        return CommandResult(text="\n".join(account.text() for account in accounts), data={
+            "observed": [{"launch": account.launch, **account.to_json()} for account in accounts]})
+    plan, readings = read_readings(paths)
+    restarts, sources = restart_lines(plan, readings), source_use(plan, readings)
+    lines = [line.text() for line in restarts] or ["no restart"]
+    lines += [f"{use.name}: {use.drawn:,} windows read of {use.num_samples:,} ({use.epochs:.2f} epochs), "
+              f"{use.repeats:,} repeats, {use.unseen_fraction:.1%} unseen" for use in sources]
+    data = {"plan_hash": plan.plan_hash, "restarts": [line.to_json() for line in restarts], "sources": [
+        {"name": use.name, "num_samples": use.num_samples, "drawn": use.drawn, "repeats": use.repeats,
+         "epochs": use.epochs, "unseen_fraction": use.unseen_fraction} for use in sources]}
+    return CommandResult(text="\n".join(lines), data=data)

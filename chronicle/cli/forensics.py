@@ -1,0 +1,49 @@
+"""`chronicle forensics [DIR]`: what happened here, without a journal: timeline, contradictions, a draft."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.options import JsonOption
+from chronicle.cli.result import CommandResult
+from chronicle.errors import UsageProblem
+from chronicle.audit.draft import list_timeline, write_draft
+from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns
+from chronicle.audit.scan import scan_directory
+
+__all__ = ["forensics"]
+
+
+def forensics(
+    directory: Annotated[Path | None, typer.Argument(help="Where to look [here].", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the post-mortem draft here, as Markdown.", metavar="FILE")] = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Reconstruct launches from files, logs and processes; keep observed, inferred and unknown apart.
+
+    Example: chronicle forensics /data/run7 --out POSTMORTEM.md
+    """
+    place = directory or Path.cwd()
+    if not place.is_dir():
+        raise UsageProblem(f"`{place}` is not a directory")
+    scan = scan_directory(place)
+    launches = infer_launches(scan.observations)
+    contradictions = find_contradictions(launches, scan.observations, scan.scripts)
+    unknowns = list_unknowns(launches)
+    draft = write_draft(scan, launches, contradictions, unknowns)
+    talk: tuple[str, ...] = ()
+    if out is not None:
+        out.write_text(draft, encoding="utf-8")
+        talk = (f"draft: {out}",)
+    data = {
+        "directory": str(place),
+        "launches": [
+            {"number": one.number, "source": one.source, "started": one.started, "reached": one.reached} for one in launches
+        ],
+        "contradictions": [{"text": one.text, "from": list(one.follows_from)} for one in contradictions],
+        "unknown": list(unknowns),
+        "timeline": [{"time": time, "place": where, "what": what} for time, where, what in list_timeline(scan, launches)],
+        "processes": [{"pid": one.pid, "started": one.started, "orphan": one.orphan} for one in scan.processes],
+    }
+    return CommandResult(text=draft, data=data, talk=talk)

@@ -1,0 +1,94 @@
+"""`chronicle hardware [FILE …]`: Xid and ECC events out of kernel logs and `nvidia-smi`, entered beside the curve."""
+
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult
+from chronicle.errors import UsageProblem
+from chronicle.audit.hardware import HardwareEvent, parse_kernel_log, parse_nvidia_smi
+from chronicle.audit.place import find_step, guess_year
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.provenance import host_name
+from chronicle.paths import RunPaths
+
+__all__ = ["hardware"]
+
+QUERY_SECONDS = 20.0
+
+
+def hardware(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Kernel logs or `nvidia-smi -q` texts; `-` is stdin [this machine].")
+    ] = None,
+    year: Annotated[int | None, typer.Option(help="Year of lines that have none [the run's].")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Read hardware events and enter the new ones into the journal, at the step they happened.
+
+    Example: chronicle hardware /var/log/kern.log
+    """
+    paths = settings_from(run, logs).paths
+    used_year = year or guess_year(paths, datetime.now(UTC))
+    events = _read_files(files, used_year) if files else _read_machine(used_year)
+    known = {entry.data.get("key") for entry in read_journal(paths).of_kind("hardware")}
+    fresh = list({event.key: event for event in events if event.key[:600] not in known}.values())
+    lines, written = [], []
+    if fresh:
+        with JournalWriter(paths) as writer:
+            for event in fresh:
+                line, data = _enter(paths, writer, event)
+                lines.append(line)
+                written.append(data)
+    talk = (f"{len(events)} events read, {len(fresh)} new",)
+    text = "\n".join(lines) or "no new hardware event"
+    return CommandResult(text=text, data={"new": written, "read": len(events)}, talk=talk)
+
+
+def _enter(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[str, dict[str, Any]]:
+    place = None if event.time is None else find_step(paths, event.time)
+    launch, step = place if place is not None else (None, None)
+    entry = writer.append("hardware", step=step, launch=launch, title=event.title, data=event.to_json())
+    where = "outside every launch" if place is None else f"launch {launch}, step {step}"
+    hint = f"\n      hint: chronicle exclude-node {event.host}" if event.serious and event.host else ""
+    return f"{entry.id}  {event.title} · {where}{hint}", {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
+
+
+def _read_files(files: list[Path], year: int) -> list[HardwareEvent]:
+    events = []
+    for path in files:
+        try:
+            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UsageProblem(f"cannot read `{path}`: {error.strerror or error}") from error
+        events += _parse(text, year)
+    return events
+
+
+def _parse(text: str, year: int) -> list[HardwareEvent]:
+    return parse_kernel_log(text.splitlines(), year=year) + parse_nvidia_smi(text)
+
+
+def _read_machine(year: int) -> list[HardwareEvent]:
+    """Kernel log and `nvidia-smi -q` of this machine, as far as they may be read."""
+    events = []
+    for command in (["dmesg", "--time-format", "iso"], ["nvidia-smi", "-q"]):
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if command[0] == "dmesg":
+            events += parse_kernel_log(done.stdout.splitlines(), year=year, host=host_name())
+        else:
+            events += parse_nvidia_smi(done.stdout, host=host_name())
+    return events

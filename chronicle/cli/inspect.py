@@ -1,0 +1,191 @@
+"""`chronicle inspect`: every number that decides how a run continues from a checkpoint, read without executing it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, select_checkpoint
+from rollback.errors import one_line
+from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, summarise
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.rollback_state import read_state
+
+__all__ = ["checkpoint_named", "inspect", "settings_root"]
+
+LABEL_WIDTH = 12
+MAX_LINES = 12
+
+
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint: a path, a step, or STEP@LAUNCH.", metavar="CKPT")],
+    all_files: Annotated[bool, typer.Option("--files", help="List every file with its role.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Show scheduler, optimizer, counters, RNG, data position and topology of a checkpoint.
+
+    Example: chronicle inspect checkpoints/opt_step-30500
+    """
+    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints), count_steps=False)
+    summary = summarise(read_state(chosen, allow_strays=True))
+    return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
+
+
+def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
+    """The checkpoints directory of the settings; not asked for when the checkpoint is given by its path."""
+    if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
+        return None
+    return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
+
+
+def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> Checkpoint:
+    """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
+    step, _, launch = named.partition("@")
+    if root is not None and step.isdigit() and (not launch or launch.isdigit()):
+        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)
+    path = root / named if root is not None and (root / named).exists() else named
+    return open_checkpoint(path, count_steps=count_steps)
+
+
+def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
+    yield _headline(summary)
+    yield ""
+    for scheduler in _folded(summary["schedulers"]):
+        yield from _scheduler_lines(scheduler)
+    for optimizer in _folded(summary["optimizers"]):
+        yield from _optimizer_lines(optimizer)
+    yield from _mapping_lines("counters", _without_file(summary["counters"]))
+    yield _labelled("rng", _rng(summary["rng"]))
+    yield from _mapping_lines("data", summary["data"]) if summary["data"] else [_labelled("data", "no position saved")]
+    yield from _mapping_lines("topology", summary["topology"])
+    yield from _mapping_lines("config", summary["config"])
+    yield from _listed("strays", summary["strays"])
+    yield from _listed("notes", summary["notes"])
+    if all_files:
+        yield from _listed("files", [f"{f['path']}  {f['role']}  {_size(f['size_bytes'])}" for f in summary["files"]])
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    step = (
+        f"step {summary['step']} (by its {summary['step_source']})" if summary["step"] is not None else "step unknown"
+    )
+    ranks = f"{summary['world_size']} ranks" if (summary["world_size"] or 1) > 1 else "1 rank"
+    files = f"{summary['num_files']} file{'s' if summary['num_files'] != 1 else ''}"
+    parts = [summary["format"], step, ranks, f"{files}, {_size(summary['size_bytes'])}"]
+    if summary["launch"] is not None:
+        parts.append(f"launch {summary['launch']}")
+    if summary["abandoned"]:
+        parts.append(f"abandoned by {summary['abandoned']}")
+    return f"{Path(summary['path']).name}  {' · '.join(parts)}"
+
+
+def _folded(states: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Rank shards that say the same are shown once, with their number."""
+    seen: dict[str, dict[str, Any]] = {}
+    for state in states:
+        essence = repr({k: v for k, v in state.items() if k not in ("file", "rank", "num_states")})
+        if essence in seen and state["rank"] is not None:
+            seen[essence]["copies"] += 1
+        else:
+            seen[essence if state["rank"] is not None else f"{essence}{state['file']}"] = {**state, "copies": 1}
+    yield from seen.values()
+
+
+def _scheduler_lines(scheduler: Mapping[str, Any]) -> Iterator[str]:
+    owner = scheduler["owner"] + ("" if scheduler["authoritative"] else ", overridden")
+    yield _labelled("scheduler", f"{_file(scheduler)}  {scheduler['class'] or 'class unknown'} · {owner}")
+    state = scheduler["state"]
+    count = "" if "_step_count" not in state else f"   _step_count {state['_step_count']}"
+    yield _labelled("", f"last_epoch {scheduler['last_epoch']}{count}")
+    for field in LR_FIELDS:
+        if field in state:
+            yield _labelled("", f"{field:<10} {_values(state[field])}")
+
+
+def _optimizer_lines(optimizer: Mapping[str, Any]) -> Iterator[str]:
+    steps = optimizer["steps"]
+    count = (
+        "no counters" if not steps else f"step {steps[0]}" if steps[0] == steps[1] else f"steps {steps[0]}–{steps[1]}"
+    )
+    moments = f" · {', '.join(optimizer['moments'])}" if optimizer["moments"] else ""
+    yield _labelled("optimizer", f"{_file(optimizer)}  {count} · {optimizer['num_states']} states{moments}")
+    groups = optimizer["groups"]
+    columns = [field for field in GROUP_FIELDS if any(group.get(field) is not None for group in groups)]
+    rows = [["group", *columns]] + [[str(i), *(_values(g.get(c)) for c in columns)] for i, g in enumerate(groups[:16])]
+    yield from (_labelled("", line) for line in _table(rows))
+    if len(groups) > 16:
+        yield _labelled("", f"… {len(groups)} groups")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _file(state: Mapping[str, Any]) -> str:
+    where = "".join(f".{key}" for key in state["keys"])
+    copies = f" and {state['copies'] - 1} more ranks" if state["copies"] > 1 else ""
+    return f"{state['file']}{':' + where[1:] if where else ''}{copies}"
+
+
+def _rng(rng: Mapping[str, Any]) -> str:
+    ranks, digests = rng["ranks"], rng["digests"]
+    if not ranks:
+        return "none saved"
+    span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}–{ranks[-1]}"
+    alike = len(digests) - len(set(digests.values()))
+    if len(ranks) == 1:
+        return span
+    return f"{span}, all different" if not alike else f"{span}, {alike} of them like another rank's"
+
+
+def _mapping_lines(label: str, values: Mapping[str, Any]) -> Iterator[str]:
+    shown = list(values.items())[:MAX_LINES]
+    width = min(64, max((len(key) for key, _ in shown), default=0))
+    for index, (key, value) in enumerate(shown):
+        yield _labelled(label if index == 0 else "", f"{key:<{width}}  {_values(value)}")
+    if len(values) > MAX_LINES:
+        yield _labelled("", f"… and {len(values) - MAX_LINES} more (--json)")
+
+
+def _without_file(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """Counters of a single file need not repeat its name."""
+    files = {name.partition(":")[0] for name in counters}
+    return {name.partition(":")[2]: value for name, value in counters.items()} if len(files) == 1 else dict(counters)
+
+
+def _listed(label: str, values: Sequence[str]) -> Iterator[str]:
+    for index, value in enumerate(values):
+        yield _labelled(label if index == 0 else "", value)
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{LABEL_WIDTH}}{text}".rstrip()
+
+
+def _values(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list):
+        shown = [_values(part) for part in value[:6]]
+        return "  ".join(shown) + (f"  … {len(value)}" if len(value) > 6 else "")
+    return str(value)
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

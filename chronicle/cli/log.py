@@ -1,0 +1,178 @@
+"""`chronicle log [--graph]`: the journal, newest first, as lines or as the tree of launches that it is."""
+
+import itertools
+import json as json_module
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.existing import need_run
+from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult
+from chronicle.journal import Entry, read_journal
+from chronicle.journal.index import open_index
+from chronicle.paths import RunPaths
+from chronicle.report.graph import GraphLine, draw_graph
+from chronicle.story import read_story
+from chronicle.story.assemble import loss_of
+from chronicle.story.chapters import BOOKKEEPING
+from chronicle.story.measurements import points_until
+from chronicle.story.plain import format_when, plain
+from chronicle.story.read import BRIEF_KINDS, read_brief_story
+
+__all__ = ["log"]
+
+DRAWN_ENTRIES = 5000  # of one kind; more are no picture any more
+QUIET = tuple(sorted(BOOKKEEPING - {"run.init"}))
+COLOURS = {"kept": "1;32", "abandoned": "90", "incident": "31", "rollback.receipt": "1;33", "hardware": "35", "proposal": "36"}
+
+
+def log(
+    graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a tree.")] = False,
+    kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind (repeatable).")] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="At most this many lines; 0 for all.")] = 200,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also bookkeeping: every checkpoint, intents, batches.")] = False,
+    only_open: Annotated[bool, typer.Option("--open", help="Only what still asks for an outcome.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """List the journal, newest first.
+
+    Example: chronicle log --graph
+    """
+    settings = need_run(settings_from(run, logs))
+    paths = settings.paths
+    if graph and not json:
+        return _graph(paths, limit)
+    wanted = _Wanted(kinds=tuple(kind or ()), every=every or json, limit=limit)
+    entries = _open_entries(paths) if only_open else _newest(paths, wanted)
+    shown = entries if not limit else entries[-limit:]
+    talk = []
+    if not entries:
+        talk.append("no entries" + (f" of kind {', '.join(kind)}" if kind else "") + f" in run `{settings.run}`")
+    elif len(entries) > len(shown):
+        talk.append(f"the newest {limit} lines; `-n 0` shows all")
+    chosen = shown if reverse else shown[::-1]
+    data = [json_module.loads(entry.to_json()) for entry in chosen]
+    return CommandResult(text="\n".join(_lines(chosen)), data=data, talk=tuple(talk))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    kinds: tuple[str, ...]
+    every: bool
+    limit: int
+
+    def select(self, entries: Sequence[Entry]) -> list[Entry]:
+        """A checkpoint followed by another is left out: the last of each row stands for it."""
+        chosen = [e for e in entries if (e.kind in self.kinds if self.kinds else self.every or e.kind not in QUIET)]
+        if self.every or self.kinds:
+            return chosen
+        return [e for i, e in enumerate(chosen) if not (e.kind == "checkpoint" and _is_checkpoint(chosen, i + 1))]
+
+
+def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
+    """One more than the limit, where there are more; of a large journal only the end is read."""
+    index = open_index(paths) if wanted.limit else None
+    if index is None:
+        return wanted.select(read_journal(paths).entries)
+    try:
+        total, count = sum(index.counts().values()), 4 * wanted.limit + 64
+        while True:
+            without = () if wanted.kinds or wanted.every else QUIET
+            found = index.newest(count, kinds=wanted.kinds, without=without)
+            chosen = wanted.select(found)
+            if len(chosen) > wanted.limit or count >= total:
+                return chosen
+            count *= 4
+    finally:
+        index.close()
+
+
+def _open_entries(paths: RunPaths) -> list[Entry]:
+    story = read_brief_story(paths)
+    wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
+    return [entry for entry in story.entries if entry.id in wanted]
+
+
+def _graph(paths: RunPaths, limit: int) -> CommandResult:
+    """The tree of launches; of a large journal without its bulk, which is counted instead of drawn."""
+    index, talk = open_index(paths), []
+    if index is None:
+        story = read_story(paths)
+    else:
+        counts = index.counts()
+        drawn = [kind for kind, count in counts.items() if kind in BRIEF_KINDS or count <= DRAWN_ENTRIES]
+        story = read_story(paths, journal=index.journal(drawn), saved=index.last_saved())
+        left_out = [f"{count} of kind {kind}" for kind, count in counts.items() if kind not in drawn]
+        talk += [f"not drawn: {plain(', '.join(left_out))}; `chronicle log` lists them"] if left_out else []
+        index.close()
+    rows = list(itertools.islice(draw_graph(story, _loss_reader(paths)), limit + 1 if limit else None))
+    if limit and len(rows) > limit:
+        talk.append(f"the newest {limit} lines; `-n 0` shows all")
+    if not story.entries:
+        talk.append(f"no entries in run `{paths.run}`")
+    return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
+
+
+def _is_checkpoint(entries: Sequence[Entry], index: int) -> bool:
+    """A checkpoint followed by another is left out: the last of each row stands for it."""
+    return index < len(entries) and entries[index].kind == "checkpoint"
+
+
+def _lines(entries: Sequence[Entry]) -> Iterator[str]:
+    columns, widest = _columns(), max((len(entry.kind) for entry in entries), default=0)
+    for entry in entries:
+        launch = "" if entry.launch is None else f"L{entry.launch}"
+        step = "" if entry.step is None else str(entry.step)
+        what = plain(entry.title) or plain(entry.data.get("path") or entry.data.get("verdict") or "")
+        where = f"{launch:>4} {step:>8}"
+        kind = f"{plain(entry.kind):<{min(widest, 16)}}"
+        yield _fitted(f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)
+
+
+def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
+    def loss_at(launch: int, step: int) -> float | None:
+        for point in reversed(points_until(paths.metrics_path(launch), step)):
+            loss = loss_of(point.values)
+            if loss is not None:
+                return loss
+        return None
+
+    return loss_at
+
+
+def _paint(rows: Sequence[GraphLine]) -> Iterator[str]:
+    width = min(24, max((len(row.lanes) for row in rows), default=0))
+    colour, columns = _wants_colour(), _columns()
+    for row in rows:
+        name = f"  {plain(row.entry_id[-8:])}" if row.entry_id else ""
+        text = _fitted(f"{row.lanes:<{width}}  {row.text}".rstrip(), name, columns)
+        code = COLOURS.get(row.style) if colour else None
+        yield f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+
+def _columns() -> int | None:
+    """The width of the terminal; None where the output goes elsewhere and is kept whole."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _fitted(text: str, name: str, columns: int | None) -> str:
+    """A line wrapped by the terminal would tear the lanes; the id at its end stays."""
+    if columns is None or len(text) + len(name) <= columns:
+        return text + name
+    return text[: max(0, columns - len(name) - 1)] + "…" + name
+
+
+def _wants_colour() -> bool:
+    """https://no-color.org; never into a file or a pipe unless FORCE_COLOR says so."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()

@@ -1,0 +1,145 @@
+"""`chronicle note`: what a person saw, thinks, did or expects, as one entry; `$EDITOR` when no text is given.
+
+The fields are those that chronicles written by hand have in common: seen, suspects (claim, test, verdict), did (what was
+changed), expected (asked before the outcome), rule learnt, evidence. What came out is said later, with `chronicle close`.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.existing import need_run
+from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.objects import store_file
+from chronicle.paths import RunPaths
+from chronicle.story.plain import plain
+
+__all__ = ["note"]
+
+TEMPLATE = """
+# What happened? The first line is the title. Lines starting with # are left out; an empty text aborts.
+# Worth writing: what was seen, from which step, what you suspect, what you did, what you expect now.
+# Run {run}.
+"""
+VERDICTS = ("open", "supported", "refuted")
+
+
+def note(
+    text: Annotated[str | None, typer.Argument(help="The note; opens $EDITOR when left out.", show_default=False)] = None,
+    step: Annotated[int | None, typer.Option(help="Optimizer step it is about.")] = None,
+    launch: Annotated[int | None, typer.Option(help="Launch it is about.")] = None,
+    incident: Annotated[bool, typer.Option("--incident", help="It is an incident: open until it is closed.")] = False,
+    seen: Annotated[str | None, typer.Option(help="What was seen.")] = None,
+    suspect: Annotated[
+        list[str] | None, typer.Option(help="`cause: claim [| test [| open, supported or refuted]]` (repeatable).")
+    ] = None,
+    did: Annotated[list[str] | None, typer.Option(help="A change, `field: before -> after` (repeatable).")] = None,
+    expect: Annotated[str | None, typer.Option(help="What should happen now; asked before the outcome.")] = None,
+    rule: Annotated[str | None, typer.Option(help="A rule learnt, collected in the chronicle.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Host it is about (repeatable).")] = None,
+    attach: Annotated[list[Path] | None, typer.Option(help="File kept with the note (repeatable).")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag (repeatable).")] = None,
+    amend: Annotated[str | None, typer.Option(help="Entry id that this note corrects.", metavar="ID")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Write a note into the journal.
+
+    Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
+    """
+    if amend and incident:
+        raise UsageProblem("--amend corrects an entry, --incident begins one: expected one of them")
+    settings = settings_from(run, logs)
+    paths = settings.paths
+    fresh = not paths.journal_dir.is_dir()
+    refs = (read_journal(need_run(settings).paths).find(amend).id,) if amend else ()
+    title, body = _split(text if text is not None else _from_editor(settings.run))
+    words = {"text": body, "symptom": seen, "expect": expect, "rule": rule}
+    data: dict[str, Any] = {key: value for key, value in words.items() if value}
+    if suspect:
+        data["suspects"] = [_suspect(claim) for claim in suspect]
+    if did:
+        data["action"] = {"verb": "change", "changes": [_change(change) for change in did]}
+    if host:
+        data["hosts"] = list(host)
+    if tag:
+        data["tags"] = list(tag)
+    data |= _attachments(paths, attach or ())
+    kind = "amend" if amend else "incident" if incident else "note"
+    with JournalWriter(paths) as writer:
+        entry = writer.append(kind, step=step, launch=launch, title=title, refs=refs, data=data)
+    talk = [f"new journal: {paths.journal_dir}"] if fresh else [*_contradicted(paths, f"{title}\n{body}")]
+    if incident:
+        talk.append(f'when you know what came of it: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
+    result = {"id": entry.id, "kind": kind, "title": title, "run": settings.run}
+    return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
+
+
+def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
+    """Numbers that the ranks' own records contradict; said after the note is written, which they never prevent."""
+    if not any(character.isdigit() for character in text):
+        return ()
+    from chronicle.audit.recheck import lint_note
+
+    return lint_note(paths, text)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """First line is the title, the rest the body."""
+    lines = text.strip().splitlines()
+    if not lines or not lines[0].strip():
+        raise UsageProblem("empty note, nothing written", 'chronicle note "what happened"')
+    return lines[0].strip(), "\n".join(lines[1:]).strip()
+
+
+def _suspect(words: str) -> dict[str, str]:
+    """`cause: claim | test | verdict`; only the cause must be there."""
+    first, *rest = (part.strip() for part in words.split("|"))
+    cause, _, claim = first.partition(":")
+    verdict = rest[1] if len(rest) > 1 else "open"
+    if not cause.strip() or verdict not in VERDICTS:
+        raise UsageProblem(
+            f"--suspect {words}: expected `cause: claim | test | verdict`, the verdict one of {', '.join(VERDICTS)}"
+        )
+    out = {"cause": cause.strip(), "claim": claim.strip(), "verdict": verdict}
+    return out | ({"test": rest[0]} if rest and rest[0] else {})
+
+
+def _change(words: str) -> dict[str, str]:
+    name, colon, values = words.partition(":")
+    before, arrow, after = values.partition("->")
+    if not colon or not arrow or not name.strip():
+        raise UsageProblem(f"--did {words}: expected `field: before -> after`")
+    return {"field": name.strip(), "before": before.strip(), "after": after.strip()}
+
+
+def _attachments(paths: RunPaths, files: Sequence[Path]) -> dict[str, Any]:
+    return {"evidence": [store_file(paths, path) for path in files]} if files else {}
+
+
+def _from_editor(run: str) -> str:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if editor is None and not sys.stdin.isatty():
+        raise UsageProblem("no text given and no terminal to ask on", 'chronicle note "what happened"')
+    with tempfile.TemporaryDirectory(prefix="chronicle-note-") as directory:
+        path = Path(directory) / "NOTE.md"
+        path.write_text(TEMPLATE.format(run=run), encoding="utf-8")
+        try:
+            done = subprocess.run([*shlex.split(editor or "vi"), str(path)], check=False)
+        except OSError as problem:
+            raise ChronicleError(f"cannot start the editor `{editor or 'vi'}`: {problem.strerror}") from problem
+        if done.returncode != 0:
+            raise ChronicleError(f"editor `{editor or 'vi'}` ended with code {done.returncode}, nothing written")
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#"))

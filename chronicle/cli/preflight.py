@@ -1,0 +1,138 @@
+"""`chronicle preflight`: the catalogue PF01 to PF31 over this host, this run, and what its trainer says about itself."""
+
+import json as json_format
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.errors import UsageProblem
+from chronicle.audit.evidence_statements import Kind, parse_claim
+from chronicle.journal import Entry, read_journal
+from chronicle.preflight.catalogue import check_facts, require_known
+from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, find_plan, read_seconds
+from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
+from chronicle.preflight.results import CheckResult, Verdict, summarize
+from chronicle.settings import Settings
+
+__all__ = ["preflight"]
+
+DEFAULT_GRACE_SECONDS = 90.0
+
+
+def preflight(
+    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher, after `--`; needed for --full.")] = None,
+    facts: Annotated[
+        Path | None, typer.Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
+    ] = None,
+    claim: Annotated[str | None, typer.Option(help="What is said about the run: counts are held against it.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Start the launcher for save round trip, fit and parts.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed already.")] = False,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave out a check (repeatable).", metavar="PFnn")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check before spending: shards, counts, devices, memory, plan, LR, labels, disk, save time, strays, orphans.
+
+    Example: chronicle preflight --claim "1.21B on 4 GPUs" -- torchrun --nproc_per_node 4 train.py
+
+    Unknown is said as unknown and is no pass. Exit code 3 when a check failed.
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    command = tuple(launcher or ())
+    skipped = require_known(skip or ())
+    talk = (_make_experiments(settings, command, again),) if full else ()
+    entries = read_journal(settings.paths).entries
+    host = Host(
+        paths=settings.paths,
+        checkpoints_dir=settings.checkpoints_dir,
+        entries=entries,
+        environ=os.environ,
+        command=command,
+        grace_seconds=DEFAULT_GRACE_SECONDS,
+    )
+    known, source = _find_facts(facts, entries)
+    known = replace(known, save_seconds=known.save_seconds or measured_save_seconds(entries))
+    from_host = {one.check: one for one in check_host(host, skip=skipped)}
+    expected = _expectation(entries, claim, settings.checkpoints_dir)
+    from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
+    results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
+    failed = any(one.verdict is Verdict.FAIL for one in results)
+    text = "\n".join([*map(_line, results), f"{summarize(results)}; trainer's facts: {source}"])
+    data = {"checks": [one.to_json() for one in results], "facts": source}
+    return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+
+
+def _better(host: Mapping[str, CheckResult], facts: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
+    """Host answers, except where only the trainer knew."""
+    unknown = Verdict.UNKNOWN
+    return {
+        name: one
+        for name, one in host.items()
+        if one.verdict is not unknown or name not in facts or facts[name].verdict is unknown
+    }
+
+
+def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerFacts, str]:
+    if path is not None:
+        try:
+            return TrainerFacts.from_json(json_format.loads(path.read_text(encoding="utf-8"))), str(path)
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageProblem(f"cannot read trainer's facts from `{path}`: {error}") from error
+    for entry in reversed(entries):
+        if entry.kind == "preflight" and isinstance(entry.data.get("facts"), Mapping):
+            try:
+                return TrainerFacts.from_json(entry.data["facts"]), f"launch {entry.launch}, entry {entry.id}"
+            except (ValueError, TypeError):
+                continue
+    return TrainerFacts(), "none yet: a trainer gives them with `check_before_first_step`"
+
+
+def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Expectation:
+    plan = find_plan(entries)
+    said: dict[Kind, Any] = {one.kind: one for one in parse_claim(claim or "")}
+    params, devices = said.get(Kind.PARAMETERS), said.get(Kind.DEVICES)
+    wrapper = said.get(Kind.WRAPPER)
+    return Expectation(
+        plan=dict(plan.data["declared"]) if plan is not None else {},
+        claimed_params=None if params is None or params.low is None else _middle(params.low, params.high),
+        claimed_devices=None if devices is None else round(devices.low),
+        claimed_wrapper=None if wrapper is None else wrapper.word,
+        grace_seconds=DEFAULT_GRACE_SECONDS,
+        signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
+        free_bytes=free_bytes(checkpoints),
+    )
+
+
+def _middle(low: float, high: float | None) -> float:
+    return low if high is None or high == float("inf") else (low + high) / 2
+
+
+def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:
+    """Start the trainer for its experiments, unless they passed on this very command, code and environment."""
+    from chronicle.preflight.full import find_reusable, run_experiments
+
+    if not command:
+        raise UsageProblem("--full needs a launcher", "chronicle preflight --full -- torchrun --nproc_per_node 2 train.py")
+    known = None if again else find_reusable(read_journal(settings.paths).entries, command)
+    if known is not None:
+        return f"experiments of launch {known.launch} reused: same command, code and environment (--again repeats them)"
+    number = run_experiments(settings, command, grace_seconds=DEFAULT_GRACE_SECONDS)
+    return f"experiments made by launch {number}"
+
+
+def _line(one: CheckResult) -> str:
+    line = f"{one.check}  {one.verdict.value:<8} {one.title}: {one.message}"
+    return f"{line}\n{'':16}hint: {one.remedy}" if one.remedy and one.verdict in (Verdict.FAIL, Verdict.WARN) else line
+
+
+preflight.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]  # the launcher's own words

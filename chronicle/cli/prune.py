@@ -1,0 +1,104 @@
+"""`chronicle prune`: delete abandoned checkpoints, and originals that no undo needs any more."""
+
+import json as jsonlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from chronicle.cli.carrying_out import agree, uninterrupted
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult
+from chronicle.journal import Entry
+from chronicle.cli.transaction import Ground, open_ground
+from chronicle.cli.history import find_undoable
+from chronicle.verified import Verdict, find_verdict
+from rollback.transaction.change import originals_of
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.checkpoint.layout import Checkpoint
+from rollback.transaction.pruning import PrunePlan, apply_prune, plan_prune
+from rollback.checks.verify import passes, verify_checkpoint
+
+__all__ = ["prune"]
+
+GB = 10**9
+
+
+def prune(
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Delete what rollbacks moved aside. Kept: what the last rollback's undo needs, and the last two verified.
+
+    Example: chronicle prune
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    with open_ground(settings) as ground:
+        root = settings.need_checkpoints()
+        found = list_checkpoints(root)
+        standing = find_undoable(ground.journal.entries)
+        pinned = set() if standing is None else {str(standing.data.get("intent"))}
+        plan = plan_prune(found, _verified(found, ground.journal.entries), pinned)
+        objects = _unneeded_objects(ground, standing)
+        if not plan.delete and not objects:
+            kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
+            return CommandResult(
+                text=f"nothing to prune{kept}", data=_data(plan, objects, str(ground.root), done=False)
+            )
+        text = _text(plan, objects)
+        agree("Delete them for good?", text, yes=yes)
+        with uninterrupted():
+            data = _data(plan, objects, str(ground.root), done=True)
+            entry = ground.writer.append("prune", title=f"{len(plan.delete)} abandoned checkpoints deleted", data=data)
+            apply_prune(plan, objects, parent=ground.root.parent, id_=entry.id)
+    return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
+
+
+def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:
+    """Those that pass a look at names, structure and counters, and that no reading of every byte has found unsound."""
+    verdicts = {c.path: find_verdict(c.path, entries) for c in found}
+    return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
+
+
+def _passed(verdict: Verdict | None) -> bool:
+    return verdict is None or verdict.passes
+
+
+def _unneeded_objects(ground: Ground, standing: Entry | None) -> list[Path]:
+    """Originals of rollbacks that were undone: they are back in their places. Whatever else is referred to stays."""
+    undone = {ref for entry in ground.journal.of_kind("undo.receipt") for ref in entry.refs}
+    past = {
+        sha256
+        for entry in ground.journal.of_kind("rollback.receipt")
+        if entry.id in undone and "files" in entry.data
+        for sha256 in originals_of(entry.data)
+    }
+    others = "".join(
+        jsonlib.dumps(entry.data, default=str)
+        for entry in ground.journal.entries
+        if not (entry.kind == "rollback.receipt" and entry.id in undone)
+    )
+    paths = [ground.paths.objects_dir / sha256[:2] / sha256 for sha256 in sorted(past) if sha256 not in others]
+    return [path for path in paths if path.is_file()]
+
+
+def _text(plan: PrunePlan, objects: Sequence[Path]) -> str:
+    lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {plan.size_bytes / GB:.2f} GB", ""]
+    lines += [f"  delete  {c.path}  (step {c.step}, {c.size_bytes / GB:.2f} GB)" for c in plan.delete]
+    lines += [f"  keep    {c.path}  ({reason})" for c, reason in plan.kept]
+    if objects:
+        lines.append(f"  delete  {len(objects)} originals of rollbacks that were undone")
+    return "\n".join(lines)
+
+
+def _data(plan: PrunePlan, objects: Sequence[Path], root: str, *, done: bool) -> dict[str, object]:
+    return {
+        "changed": done,
+        "deleted": [str(c.path) for c in plan.delete],
+        "kept": [{"path": str(c.path), "reason": reason} for c, reason in plan.kept],
+        "objects": [path.name for path in objects],
+        "bytes": plan.size_bytes,
+        "root": root,
+    }

@@ -1,0 +1,202 @@
+"""`chronicle run -- <launcher …>`: start one launch of a run and stay with it to its end."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, LogsOption, RunOption, given_flags
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult
+from chronicle.errors import UsageProblem
+from chronicle.integrations.mlflow_process import MLFLOW_OFF, MirrorHandle, start_mirror
+from chronicle.settings import Settings
+
+__all__ = ["run"]
+
+DEFAULT_GRACE_SECONDS = 90.0
+CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
+
+
+def run(
+    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher and its arguments, after `--`.")] = None,
+    on_propose: Annotated[
+        str, typer.Option(help="When the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
+    ] = "continue",
+    grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds between a forwarded signal and KILL [90, or twice the longest save].", metavar="SECONDS"),
+    ] = None,
+    accept_change: Annotated[
+        str | None,
+        typer.Option(help="Why model, data, topology or precision differ from the declared plan.", metavar="REASON"),
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Leave out a preflight check (repeatable; journalled).", metavar="PFnn")
+    ] = None,
+    autopilot: Annotated[
+        bool, typer.Option("--autopilot", help="Roll back as proposed and launch again, within budgets; off by default.")
+    ] = False,
+    node: Annotated[
+        bool, typer.Option("--node", help="Under `srun`: one of several nodes of one launch.")
+    ] = False,
+    sbatch: Annotated[
+        int | None, typer.Option(help="Print a batch script for N nodes instead of starting.", metavar="N")
+    ] = None,
+    force: Annotated[
+        str | None, typer.Option(help="Start although a launch seems alive on another host; the reason is journalled.")
+    ] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+) -> CommandResult:
+    """Start a launcher under supervision: journal, logs, detector, no orphans.
+
+    Example: chronicle run --run demo -- torchrun --nproc_per_node 2 train.py
+
+    Returns the launcher's exit code, 128+n for a signal, 125 when nothing was started.
+    """
+    from chronicle.launch.launching import LaunchRequest, launch
+
+    command = tuple(launcher or ())
+    if not command:
+        raise UsageProblem("no launcher given", "chronicle run -- torchrun --nproc_per_node 2 train.py")
+    if on_propose not in ("stop", "continue"):
+        raise UsageProblem(f"--on-propose is `{on_propose}`: expected `stop` or `continue`")
+    if grace is not None and grace < 0:
+        raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    skipped = _known_checks(skip)
+    seconds, recorded = _look_before(settings, command, grace, skipped)
+    if sbatch is not None:
+        return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
+    request = LaunchRequest(
+        command=command,
+        paths=settings.paths,
+        checkpoints_dir=settings.checkpoints_dir,
+        cwd=Path.cwd(),
+        environ=_environment(accept_change, skipped),
+        grace_seconds=seconds,
+        stop_on_proposal=autopilot or on_propose == "stop",
+        force=force,
+        recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
+        node=_node_identity() if node else None,
+    )
+    live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
+    mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
+    try:
+        if autopilot:
+            from chronicle.watch.autopilot import fly
+
+            end = fly(settings.paths, lambda: launch(request, live_watch=live_watch), _type_command, _say)
+        else:
+            end = launch(request, live_watch=live_watch)
+    finally:
+        feeding = mirror.pid
+        if not mirror.stop():
+            _say(f"process {feeding} still feeds MLflow and ends by itself")
+    return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
+    from chronicle.preflight.catalogue import require_known
+
+    return require_known(skip or ())
+
+
+def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[str, str]:
+    """Our own environment and what the preflight inside the ranks must know."""
+    environ = dict(os.environ)
+    if accept_change:
+        environ["CHRONICLE_ACCEPT_CHANGE"] = accept_change
+    if skipped:
+        environ["CHRONICLE_PREFLIGHT_SKIP"] = ",".join(skipped)
+    return environ
+
+
+def _node_identity() -> tuple[str, int]:
+    from chronicle.launch.slurm import node_identity
+
+    identity = node_identity(os.environ)
+    if identity is None:
+        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
+    return identity
+
+
+def _start_mirror(settings: Settings, *, first_node: bool) -> MirrorHandle:
+    """Feed MLflow where it is installed or asked for, from one node; a run never waits for it, nor needs it."""
+    if settings.mlflow_uri == MLFLOW_OFF:
+        return MirrorHandle()
+    if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
+        return MirrorHandle()
+    return start_mirror(settings.paths, settings.mlflow_uri, talk=_say)
+
+
+def _type_command(words: Sequence[str]) -> int:
+    """Run another `chronicle` command as a person would, in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "chronicle.cli.main", *words], check=False).returncode
+
+
+def _say(line: str) -> None:
+    print(f"chronicle: {line}", file=sys.stderr, flush=True)
+
+
+def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:
+    from chronicle.launch.nodes import find_excluded
+    from chronicle.journal import read_journal
+    from chronicle.launch.slurm import format_sbatch
+
+    excluded = tuple(find_excluded(read_journal(settings.paths).entries))
+    return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)
+
+
+def _look_before(
+    settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...]
+) -> tuple[float, dict[str, Any]]:
+    """The grace to use and what the quick preflight found; raises `LaunchRefused` when a check failed."""
+    from chronicle.journal import read_journal
+    from chronicle.launch.admission import LaunchRefused
+    from chronicle.preflight.host import Host, check_host, measured_save_seconds
+    from chronicle.preflight.results import Verdict
+
+    entries = read_journal(settings.paths).entries
+    save = measured_save_seconds(entries) or 0.0
+    seconds = grace if grace is not None else max(DEFAULT_GRACE_SECONDS, 2.0 * save)
+    host = Host(
+        paths=settings.paths,
+        checkpoints_dir=settings.checkpoints_dir,
+        entries=entries,
+        environ=os.environ,
+        command=command,
+        grace_seconds=seconds,
+    )
+    # orphans: `launch` itself refuses over them; late output of an earlier launch is no reason not to start
+    results = check_host(host, skip={*skipped, "PF07", "PF24"})
+    failed = [result for result in results if result.verdict is Verdict.FAIL]
+    if failed:
+        hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
+        raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
+    for result in results:
+        if result.verdict is Verdict.WARN:
+            _say(f"preflight {result.check} {result.title}: {result.message}")
+    verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
+    return seconds, {"preflight": verdicts, "skipped": list(skipped)}
+
+
+def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
+    """The live detector with its hooks and the flags its proposals need, where this installation has one."""
+    try:
+        watch = import_module("chronicle.watch")
+    except ImportError:
+        return None
+    return functools.partial(watch.LiveWatch, hooks=hooks, options=options)
+
+
+run.context_settings = CONTEXT  # type: ignore[attr-defined]  # what follows the launcher's name is the launcher's

@@ -1,0 +1,136 @@
+"""`chronicle spikes`: what the detector sees in training logs, with a sparkline, as JSON or as a picture."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, given_flags
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.errors import UsageProblem
+from chronicle.metrics.readers import UnknownLog
+from chronicle.watch.bar import progress_bar
+from chronicle.watch.scan import Scan, scan_file, scan_run, unread
+from rollback.detect import Event, Status, Tier
+
+__all__ = ["spikes"]
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def spikes(
+    files: Annotated[list[str] | None, typer.Argument(help="Logs, or the name of a run.", metavar="[FILE…|RUN]")] = None,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit 5 when an event is at warn or above.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the loss and the events.", metavar="PNG")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """List spikes, divergences and other trouble in training logs.
+
+    Example: chronicle spikes train.log --fail
+    """
+    scans = _scan(files or [], run, logs, checkpoints)
+    if plot is not None:
+        from chronicle.watch.picture import draw_scans
+
+        draw_scans(scans, plot)
+    talk = (f"picture: `{plot}`",) if plot is not None else ()
+    return CommandResult(
+        text="\n\n".join(describe(scan) for scan in scans),
+        data=[scan.to_json() for scan in scans] if len(scans) != 1 else scans[0].to_json(),
+        exit_code=_exit_code(scans, fail=fail),
+        talk=talk,
+    )
+
+
+def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
+    if any(scan.problem is not None for scan in scans):
+        return ExitCode.ERROR
+    loud = any(event.tier is not Tier.NOTICE for scan in scans for event in scan.events)
+    return ExitCode.FINDINGS if fail and loud else ExitCode.DONE
+
+
+def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
+    """A name is a file when one is there, else a run; no name is the run of this directory."""
+    if not names:
+        settings = settings_with_checkpoints(run, logs, checkpoints)
+        return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))]
+    scans = []
+    for name in names:
+        try:
+            scans.append(_scan_one(name, logs, checkpoints))
+        except (UnknownLog, OSError) as problem:
+            if len(names) == 1:
+                raise
+            scans.append(unread(name, str(problem)))  # the others are worth reading all the same
+    return scans
+
+
+def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
+    path = Path(name)
+    if path.exists() or Path(name.partition("#")[0]).is_file():  # `mlflow.db#RUN`
+        with progress_bar(path) as progress:
+            return scan_file(path, checkpoints_dir=checkpoints, progress=progress)
+    if "/" in name:
+        raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
+    named = settings_with_checkpoints(name, logs, checkpoints)
+    if not named.paths.run_dir.is_dir():
+        raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
+    return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints))
+
+
+def describe(scan: Scan) -> str:
+    """The text of one log: title, sparkline, one line an event, the proposal."""
+    if scan.problem is not None:
+        return f"{scan.source}: {scan.problem}"
+    lines = [f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} events"]
+    if scan.spark:
+        lines += ["  " + sparkline([value for _, value in scan.spark]), "  " + marks(scan)]
+    lines += [f"  {describe_event(event)}" for event in scan.events]
+    if scan.proposal is not None:
+        lines += [f"  proposal: {reason}" for reason in scan.proposal.reasons]
+        if scan.proposal.command is not None:
+            lines.append(f"  {scan.proposal.command}")
+    return "\n".join(lines)
+
+
+def describe_event(event: Event) -> str:
+    """Tier, class, onset with its lower bound, peak, end."""
+    since = f"{event.onset_step}"
+    if event.onset_low_step != event.onset_step:
+        since = f"{event.onset_low_step}–{event.onset_step}"
+    size = f" +{event.excess:.3g}" if event.excess is not None else ""
+    end = f" back at {event.recovered_step}" if event.status is Status.RECOVERED and event.recovered_step else ""
+    why = f"  ({'; '.join(event.evidence)})" if event.evidence else ""
+    return (
+        f"{event.tier.value:7} {event.kind.value:18} {event.status.value:9} since {since}"
+        f"{size}{end}  [{', '.join(event.channels)}]{why}"
+    )
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Text bars on a robust range; a value that is not finite is `✗`."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    if not finite:
+        return "✗" * len(values)
+    low, high = finite[0], finite[int(0.98 * (len(finite) - 1))]
+    span = (high - low) or 1.0
+    bars = (
+        BARS[min(7, max(0, int(8 * (value - low) / span)))] if math.isfinite(value) else "✗" for value in values
+    )
+    return "".join(bars)
+
+
+def marks(scan: Scan) -> str:
+    """`^` under the slice in which an event at warn or above began, `'` for notices."""
+    row_of = [row for row, _ in scan.spark]
+    out = [" "] * len(row_of)
+    for event in scan.events:
+        at = max((index for index, row in enumerate(row_of) if row <= (event.onset_row or 0)), default=0)
+        out[at] = "^" if event.tier is not Tier.NOTICE else (out[at] if out[at] == "^" else "'")
+    return "".join(out).rstrip()

@@ -1,0 +1,167 @@
+"""`chronicle status`: one screen. Where the run is, on which LR, what is saved, what is open, what to type next."""
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from chronicle.cli.existing import need_run
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.result import CommandResult
+from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story.lr_check import LrCheck, check_lr
+from chronicle.story.plain import format_age, format_factor, format_number, plain
+from chronicle.story.read import read_brief_story
+from chronicle.story.summary import summarize
+from chronicle.verified import Verdict, describe, find_verdict
+
+__all__ = ["status"]
+
+SHOWN = 3  # open matters on the screen; the rest is counted
+NEXT_TO_LOSS = ("lr", "grad_norm")
+
+
+def status(
+    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+) -> CommandResult:
+    """Show where the run is: step, loss and LR of its lineage, last checkpoint, what is open, what to type next.
+
+    Example: chronicle status --run tr-190
+    """
+    settings = need_run(settings_from(run, logs, checkpoints))
+    story = read_brief_story(settings.paths)
+    lr = check_lr(story, settings.paths)
+    verdict = _verdict(story.last_checkpoint, story)
+    text = "\n".join(_screen(story, lr, verdict, time.time()))
+    return CommandResult(text=text, data=summarize(story, lr, verdict))
+
+
+def _verdict(saved: SavedCheckpoint | None, story: Story) -> Verdict | None:
+    return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
+
+
+def _screen(story: Story, lr: LrCheck, verdict: Verdict | None, now: float) -> Iterator[str]:
+    yield from _where(story, now)
+    if not story.launches:
+        yield "hint: start it with `chronicle run -- <launcher …>`"
+    yield from _values(story.headline)
+    yield from _lr(story, lr)
+    yield _row("checkpoint", _checkpoint(story.last_checkpoint, verdict))
+    yield from _guard(story)
+    yield from _open(story)
+    if story.problems:
+        yield _row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<12}{text}"
+
+
+def _where(story: Story, now: float) -> Iterator[str]:
+    last, head = story.last_launch, story.headline
+    if last is None:
+        yield f"run {story.run} · no launch yet"
+        return
+    place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
+    age = _since(last, now)
+    yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
+    abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
+    if abandoned:
+        yield _row("lineage", f"{len(story.launches)} launches, {abandoned} steps abandoned")
+
+
+def _since(launch: LaunchStory, now: float) -> str:
+    stamp = launch.ended or launch.started
+    try:
+        seconds = now - datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return ""
+    return f" for {format_age(seconds)}" if launch.alive else f", {format_age(seconds)} ago" if launch.ended else ""
+
+
+def _values(head: Headline) -> Iterator[str]:
+    if head.loss is not None:
+        where = "" if head.measured_step == head.step else f"  (measured at step {head.measured_step})"
+        yield _row("loss", format_number(head.loss) + where)
+    for name in NEXT_TO_LOSS[1:]:
+        if name in head.values:
+            yield _row(name, format_number(head.values[name]))
+
+
+def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
+    value = story.headline.values.get("lr")
+    factors = story.lr_path
+    if value is None and len(factors) < 2:
+        return
+    line = story.ledger.line(story.headline.launch)
+    of_first = "" if line is None else f"  {format_factor(line.factor)} of the first schedule"
+    yield _row("lr", format_number(value) + of_first)
+    if len(factors) > 1 or story.ledger.pending is not None:
+        path = " → ".join(format_factor(f) for f in factors)
+        pending = story.ledger.pending
+        coming = "" if pending is None else f", next launch {format_factor(pending)}"
+        yield _row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
+
+
+def _checkpoint(saved: SavedCheckpoint | None, verdict: Verdict | None) -> str:
+    if saved is None:
+        return "none recorded"
+    hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
+    return f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))} · {plain(describe(verdict))}{hint}"
+
+
+def _short_path(path: str) -> str:
+    """As one would type it from here."""
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here)
+
+
+def _guard(story: Story) -> Iterator[str]:
+    if story.unverified:
+        numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
+        more = len(story.unverified) - SHOWN
+        words = f"resumed without a guard's word: launch {numbers}" + (f" and {more} before" if more > 0 else "")
+        yield _row("unverified", words)
+    last = story.last_launch
+    if last is not None and last.verdict is not None:
+        checks = (last.verdict_entry.data.get("checks") or ()) if last.verdict_entry else ()
+        count = f", {len(checks)} checks" if checks else ""
+        yield _row("guard", f"launch {last.number} {plain(last.verdict)}{count}")
+
+
+def _open(story: Story) -> Iterator[str]:
+    if story.intent is not None:
+        yield _row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} was begun and not ended: `chronicle recover`")
+    matters = story.open_matters
+    for matter in matters[-SHOWN:]:
+        yield _row("open", f"{_short(matter.first_id)} {_matter(matter)}")
+    waiting = [x for x in story.interventions if x.open]
+    for intervention in waiting[-SHOWN:]:
+        words = plain(intervention.entry.title) + _answered(story, intervention)
+        yield _row("outcome?", f"{_short(intervention.entry.id)} {words}")
+    hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
+    if hidden:
+        yield _row("", f"… and {hidden} more: `chronicle log --open`")
+    if matters or waiting:
+        some = matters[-1].first_id if matters else waiting[-1].entry.id
+        yield _row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
+    if story.proposal is not None:
+        yield _row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}")
+        yield _row("", plain(story.proposal.command))
+
+
+def _matter(matter: Matter) -> str:
+    launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
+    return f"{plain(matter.entry.title) or 'incident'}{launch}"
+
+
+def _answered(story: Story, intervention: Intervention) -> str:
+    """Which incidents it went back behind."""
+    ids = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == intervention.entry.id]
+    return f" (answers incident {', '.join(ids)})" if ids else ""
+
+
+def _short(entry_id: str) -> str:
+    """The random tail: the head of a ULID is the time and the same for neighbours."""
+    return plain(entry_id[-8:])

@@ -1,0 +1,177 @@
+"""`chronicle verify`: whether checkpoints can be trusted, with every byte read unless told otherwise."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.inspect import checkpoint_named, settings_root
+from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
+from chronicle.cli.progress import byte_progress
+from chronicle.cli.quarantining import bring_back, move_strays
+from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.remembering import remember, stamp_or_none
+from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.errors import ChronicleError
+from rollback.checkpoint.listing import list_checkpoints, list_root_strays
+from rollback.disk.checksums import Progress
+from rollback.errors import one_line
+from rollback.findings import Finding, Severity
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checks.verify import check_retention, passes, root_stray_findings, verify_checkpoint
+
+__all__ = ["verify"]
+
+Found = list[tuple[str, Checkpoint | None, list[Finding]]]
+
+
+def verify(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(help="A path, a step, or STEP@LAUNCH; without it, all.", metavar="[CKPT]", show_default=False),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Verify every checkpoint of the run, abandoned ones too.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Move strays out of every loader's sight.")] = False,
+    restore: Annotated[
+        str | None, typer.Option("--restore", help="Bring the strays of a quarantine back.", metavar="ID")
+    ] = None,
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check a checkpoint, or all: strays, completeness, checksums, agreement of steps and LRs (exit 5 on findings).
+
+    What was found about a run's own checkpoints goes into its journal, and holds until one of their files changes.
+
+    Example: chronicle verify --all
+    """
+    if restore is not None:
+        return bring_back(restore, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
+    root = None if checkpoint and not all_ else settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
+    if checkpoint and not all_:
+        chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))]
+    else:
+        assert root is not None
+        chosen = list_checkpoints(root)
+    if quarantine:
+        beside = list_root_strays(root) if root is not None else ()
+        where = root or chosen[0].path.parent
+        return move_strays(where, chosen, beside, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
+    found, stamps = _verified(chosen, full)
+    talk = _remember(found, stamps, full, run, logs, checkpoints)
+    if root is not None:
+        beside_them = root_stray_findings(list_root_strays(root)) + _retention(found)
+        if beside_them:
+            found.append((str(root), None, beside_them))
+    code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
+    text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else f"no checkpoints in {root}"
+    return CommandResult(text=text, data=_data(found, full), exit_code=code, talk=talk)
+
+
+def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str | None]]:
+    """The findings of each, and the stamps that the checkpoints had before they were read."""
+    found: Found = []
+    stamps = []
+    total = sum(checkpoint.size_bytes for checkpoint in chosen)
+    with (
+        ThreadPoolExecutor(max_workers=os.cpu_count()) as executor,
+        byte_progress(total if full else 0, len(chosen)) as bar,
+    ):
+        for checkpoint in chosen:
+            told = _Told(bar)
+            stamps.append(stamp_or_none(checkpoint.path))
+            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=told.add)
+            told.add(checkpoint.size_bytes - told.count)  # what needed no reading
+            found.append((str(checkpoint.path), checkpoint, findings))
+    return found, stamps
+
+
+class _Told:
+    """How many bytes of one checkpoint the bar has been told."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.bar, self.count = bar, 0
+
+    def add(self, count: int) -> None:
+        self.count += count
+        if self.bar is not None:
+            self.bar(count)
+
+
+def _remember(
+    found: Found,
+    stamps: Sequence[str | None],
+    full: bool,
+    run: str | None,
+    logs: Path | None,
+    checkpoints: Path | None,
+) -> tuple[str, ...]:
+    try:
+        settings = settings_with_checkpoints(run, logs, checkpoints)
+    except ChronicleError:
+        return ()  # a checkpoint named by its path needs no run
+    looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]
+    return remember(settings, looked, full=full)
+
+
+def _retention(found: Found) -> list[Finding]:
+    """F10 for the newest checkpoint: how many others there are to go back to."""
+    standing = [(c, passes(findings)) for _, c, findings in found if c is not None and not c.abandoned]
+    if not standing:
+        return []
+    good = {c.path for c, passed in standing if passed}
+    return check_retention(standing[-1][0], [c for c, _ in standing], lambda c: c.path in good)
+
+
+def _counts(finding: Finding) -> bool:
+    return finding.severity is not Severity.INFO
+
+
+def _lines(found: Found, full: bool, *, brief: bool) -> Iterator[str]:
+    width = max(len(Path(path).name) for path, _, _ in found)
+    for path, checkpoint, findings in found:
+        yield f"{one_line(Path(path).name):<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
+        for finding in findings:
+            if brief and not _counts(finding):
+                continue
+            yield f"  {finding.severity.value:<5} {finding.check:<3} {one_line(finding.path)}: {one_line(finding.message)}"
+            if finding.remedy and _counts(finding):
+                yield f"            hint: {one_line(finding.remedy)}"
+
+
+def _about(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return ""
+    step = "step ?" if checkpoint.step is None else f"step {checkpoint.step}"
+    return f"{checkpoint.format} · {step}{' · abandoned' if checkpoint.abandoned else ''} · "
+
+
+def _verdict(findings: Sequence[Finding], full: bool) -> str:
+    count = sum(map(_counts, findings))
+    if count:
+        return f"{count} finding{'s' if count > 1 else ''}"
+    return "intact" if full else "complete; contents not read"
+
+
+def _data(found: Found, full: bool) -> Mapping[str, Any]:
+    return {
+        "full": full,
+        "checkpoints": [
+            {
+                "path": path,
+                "format": checkpoint.format if checkpoint else None,
+                "step": checkpoint.step if checkpoint else None,
+                "passes": not any(finding.severity is Severity.ERROR for finding in findings),
+                "findings": [finding.to_json() for finding in findings],
+            }
+            for path, checkpoint, findings in found
+        ],
+    }

@@ -1,0 +1,137 @@
+"""Write an `Import` into a run: entries through the journal writer, points as per-step logs of numbered launches.
+
+The source's digest is part of the first entry, so that importing twice changes nothing.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.integrations.foreign_journals import Import, ImportedLaunch
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.metrics import Point
+from chronicle.paths import RunPaths
+
+__all__ = ["Imported", "write_import"]
+
+NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What was written; `entry_id` None = this source was imported before."""
+
+    entry_id: str | None
+    entries: int = 0
+    launches: int = 0
+    points: int = 0
+
+
+def write_import(paths: RunPaths, found: Import, source: Path | str) -> Imported:
+    """Append everything; `source` is a path, or the name of something that is no file. Launch numbers go on."""
+    journal = read_journal(paths)
+    digest = _digest(source) if isinstance(source, Path) else hashlib.sha256(source.encode()).hexdigest()
+    name = source.name if isinstance(source, Path) else source
+    if any(e.kind == "import" and e.data.get("sha256") == digest for e in journal.entries):
+        return Imported(entry_id=None)
+    offset = max((e.launch for e in journal.entries if e.launch is not None), default=0)
+    clock = _Clock(min((d.moment for d in found.drafts if d.moment is not None), default=_first_time(found.launches)))
+    with JournalWriter(paths, clock=clock, host="import") as writer:
+        points = sum(len(launch.points) for launch in found.launches)
+        data = {"path": name, "sha256": digest, "format": found.format, "points": points}
+        first = writer.append("import", title=f"imported {name} ({found.format})", data=data)
+        for draft in found.drafts:
+            clock.move_to(draft.moment)
+            launch = None if draft.launch is None else draft.launch + offset
+            writer.append(draft.kind, step=draft.step, launch=launch, title=draft.title, data=draft.data)
+        begun = offset + max((d.launch for d in found.drafts if d.launch is not None), default=0)
+        for number, launch_found in enumerate(found.launches, start=begun + 1):
+            _write_launch(paths, writer, clock, number, launch_found)
+    return Imported(entry_id=first.id, entries=len(found.drafts), launches=len(found.launches), points=points)
+
+
+class _Clock:
+    """The source's own dates; where it gives none, the last one known. Never now: that is not when it happened."""
+
+    def __init__(self, moment: datetime | None) -> None:
+        self.moment = moment or datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.moment
+
+    def move_to(self, moment: datetime | None) -> None:
+        if moment is not None:
+            self.moment = moment
+
+
+def _first_time(launches: Iterable[ImportedLaunch]) -> datetime | None:
+    times = [p.time for launch in launches for p in launch.points[:1] if p.time is not None]
+    return _moment(times[0]) if times else None
+
+
+def _moment(seconds: float) -> datetime | None:
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
+
+
+def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number: int, launch: ImportedLaunch) -> None:
+    first, last = launch.points[0], launch.points[-1]
+    if first.time is not None:
+        clock.move_to(_moment(first.time))
+    start = max(0, first.step - 1)
+    name = f" ({launch.name})" if launch.name else ""
+    writer.append(
+        "launch.start", launch=number, title=f"launch {number}{name}", data={"imported": True, "start_step": start}
+    )
+    _write_points(paths.metrics_path(number), launch.points)
+    if last.time is not None:
+        clock.move_to(_moment(last.time))
+    data = {"imported": True, "last_step": max(p.step for p in launch.points)}
+    writer.append("launch.end", launch=number, step=data["last_step"], data=data)
+
+
+def _write_points(path: Path, points: Iterable[Point]) -> None:
+    """Like the metrics writer, but a point without a time stays without one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.writelines(_lines(points))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # a per-step log that is already there is never replaced
+    except FileExistsError as problem:
+        raise ChronicleError(f"per-step log `{path}` is already there: nothing of it was changed") from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _lines(points: Iterable[Point]) -> Iterator[str]:
+    for point in points:
+        record: dict[str, Any] = {"step": point.step}
+        if point.time is not None:
+            record["t"] = point.time
+        yield json.dumps(record | _numbers(point.values), separators=(",", ":")) + "\n"
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
+    return {name: value if math.isfinite(value) else NON_FINITE[repr(float(value))] for name, value in values.items()}
+
+
+def _digest(source: Path) -> str:
+    digest = hashlib.sha256()
+    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
+    for path in files:
+        digest.update(path.relative_to(source.parent).as_posix().encode("utf-8", "surrogateescape"))
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,231 @@
+"""One run in one MLflow store, fed in passes; the only importer of mlflow besides the importer of its stores."""
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.metrics import Point
+from chronicle.metrics.log import parse_line
+from chronicle.integrations.wording import launch_params, launch_tags, metric_key, run_tags
+from chronicle.paths import RunPaths
+from chronicle.story import LaunchStory, Story, read_story
+from chronicle.story.plain import plain
+
+__all__ = ["Projection"]
+
+EXPERIMENT = "chronicle"
+BATCH = 1000  # MLflow's own limit of metrics a request
+CHUNK_BYTES = 1 << 20
+QUIET = {  # a server that is down must not hold anybody for minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+}
+
+
+class Projection:
+    """One run in one MLflow store. `feed` is idempotent: tags in MLflow say how many bytes of each log it has."""
+
+    def __init__(self, paths: RunPaths, uri: str) -> None:
+        self.paths = paths
+        self.uri = uri
+        self._client: Any = None
+        self._lock: Any = None
+        self._experiment: str | None = None
+        self._parent: str | None = None
+        self._nested: dict[int, str] = {}
+        self._done: dict[int, int] = {}  # launch -> bytes of its per-step log that MLflow has
+        self._said: dict[str, dict[str, str]] = {}  # run id -> tags as last written
+
+    def close(self) -> None:
+        """Let the next process have its turn."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def feed(self) -> int:
+        """Send what is new; returns how many metric values went out. Raises `ChronicleError` when the store does not answer.
+
+        One process at a time feeds a run from a machine: the mirror of the last launch may still be at its last pass
+        when the next one begins, and what it has sent must be known before anything is sent again.
+        """
+        self._wait_for_turn()
+        try:
+            return self._feed()
+        except ChronicleError:
+            raise
+        except Exception as problem:
+            raise ChronicleError(
+                f"mlflow store `{_without_password(self.uri)}` does not take data: {_first_line(problem)}",
+                "training goes on; `chronicle mlflow sync` sends everything later",
+            ) from problem
+
+    def _wait_for_turn(self) -> None:
+        """Held until this process ends; where the filesystem knows no locks, the store itself drops equal rows."""
+        if self._lock is not None or not self.paths.run_dir.is_dir():
+            return
+        try:
+            self._lock = (self.paths.run_dir / "mlflow.lock").open("a")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a read-only or strange filesystem
+
+    def _feed(self) -> int:
+        story = read_story(self.paths)
+        if not story.entries:
+            return 0
+        self._connect(story)
+        sent = 0
+        for launch in story.launches:
+            run_id = self._launch_run(launch)
+            sent += self._metrics(launch.number, run_id)
+            self._tag(run_id, launch_tags(launch))
+            self._finish(run_id, launch)
+        self._tag(self._need_parent(), run_tags(story))
+        return sent
+
+    def attach_pages(self) -> None:
+        """The rendered pages as artifacts of the parent run."""
+        for path in (self.paths.chronicle_md, self.paths.report_html):
+            if path.exists():
+                self._client.log_artifact(self._need_parent(), str(path))
+
+    def _connect(self, story: Story) -> None:
+        if self._parent is not None:
+            return
+        client = self._client = _client(self.uri)
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            self._experiment = client.create_experiment(EXPERIMENT, artifact_location=self._artifacts())
+        else:
+            self._experiment = experiment.experiment_id
+        identity = story.entries[0].id  # two runs of one name are two runs
+        self._parent = self._find(f"tags.`chronicle.id` = '{identity}' and tags.`chronicle.role` = 'run'")
+        if self._parent is None:
+            tags = {"chronicle.id": identity, "chronicle.role": "run", "chronicle.run": story.run, "mlflow.runName": story.run}
+            self._parent = str(client.create_run(self._experiment, tags=tags).info.run_id)
+        query = f"tags.`mlflow.parentRunId` = '{self._parent}' and tags.`chronicle.role` = 'launch'"
+        for found in self._pages(query):
+            number = int(found.data.tags["chronicle.launch"])
+            self._nested[number] = found.info.run_id
+            self._done[number] = int(found.data.tags.get("chronicle.metrics_bytes", "0"))
+
+    def _artifacts(self) -> str | None:
+        """Beside the database for a local store; a server decides for itself."""
+        local = self.uri.startswith("sqlite:")
+        return (self.paths.run_dir.parent.absolute() / "mlflow-artifacts").as_uri() if local else None
+
+    def _find(self, query: str) -> str | None:
+        return next((str(found.info.run_id) for found in self._pages(query)), None)
+
+    def _pages(self, query: str) -> Iterator[Any]:
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], query, max_results=1000, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _need_parent(self) -> str:
+        if self._parent is None:
+            raise ChronicleError(f"run `{self.paths.run}` has no entries: nothing to send to mlflow")
+        return self._parent
+
+    def _launch_run(self, launch: LaunchStory) -> str:
+        if launch.number not in self._nested:
+            name = f"launch {launch.number}"
+            tags = {"mlflow.parentRunId": self._need_parent(), "mlflow.runName": name, "chronicle.role": "launch"}
+            tags |= {"chronicle.launch": str(launch.number), "chronicle.run": self.paths.run}
+            created = self._client.create_run(self._experiment, start_time=_milliseconds(launch.started), tags=tags)
+            self._nested[launch.number] = str(created.info.run_id)
+            for key, value in launch_params(launch).items():
+                self._client.log_param(self._nested[launch.number], key, value)
+        return self._nested[launch.number]
+
+    def _metrics(self, number: int, run_id: str) -> int:
+        from mlflow.entities import Metric, RunTag
+
+        sent, path = 0, self.paths.metrics_path(number)
+        for points, end in _new_points(path, self._done.get(number, 0)):
+            metrics = [
+                Metric(metric_key(name), float(value), round((point.time or time.time()) * 1000), point.step)
+                for point in points
+                for name, value in point.values.items()
+            ]
+            for start in range(0, len(metrics), BATCH):
+                self._client.log_batch(run_id, metrics=metrics[start : start + BATCH])
+            self._client.log_batch(run_id, tags=[RunTag("chronicle.metrics_bytes", str(end))])
+            self._done[number] = end
+            sent += len(metrics)
+        return sent
+
+    def _tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        known = self._said.setdefault(run_id, {})
+        for key, value in tags.items():
+            if known.get(key) != value:
+                self._client.set_tag(run_id, key, value)
+                known[key] = value
+
+    def _finish(self, run_id: str, launch: LaunchStory) -> None:
+        known = self._said.setdefault(run_id, {})
+        if not launch.ended or known.get("ended") == launch.ended:
+            return
+        status = "KILLED" if launch.signal else "FINISHED" if launch.exit_code == 0 else "FAILED"
+        self._client.set_terminated(run_id, status=status, end_time=_milliseconds(launch.ended))
+        known["ended"] = launch.ended
+
+
+def _client(uri: str) -> Any:
+    os.environ.update({key: value for key, value in QUIET.items() if key not in os.environ})
+    try:
+        from mlflow.tracking import MlflowClient
+    except ModuleNotFoundError as problem:
+        raise ChronicleError("mlflow is not installed", "pip install 'chronicle-ml[mlflow]'") from problem
+    import logging
+
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)
+
+
+def _new_points(path: Path, offset: int) -> Iterator[tuple[list[Point], int]]:
+    """Whole lines behind `offset`, in chunks, each with the offset behind its last line."""
+    try:
+        with path.open("rb") as file:
+            while True:
+                file.seek(offset)
+                block = file.read(CHUNK_BYTES)
+                end = block.rfind(b"\n") + 1
+                if not end:
+                    return
+                offset += end
+                points = (parse_line(line) for line in block[:end].splitlines())
+                yield [point for point in points if point is not None], offset
+    except FileNotFoundError:
+        return
+
+
+def _milliseconds(stamp: str) -> int | None:
+    try:
+        return round(datetime.fromisoformat(stamp).timestamp() * 1000)
+    except ValueError:
+        return None
+
+
+def _first_line(problem: BaseException) -> str:
+    line = _without_password(plain(str(problem).strip().split("\n")[0]))
+    return line[:200] or type(problem).__name__
+
+
+def _without_password(uri: str) -> str:
+    return re.sub(r"(://[^:/@\s]+):[^@\s]*@", r"\1:…@", uri)

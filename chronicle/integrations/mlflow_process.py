@@ -1,0 +1,142 @@
+"""The process that feeds MLflow while a launch runs, and how `chronicle run` starts and ends it. Imports no mlflow."""
+
+import argparse
+import importlib.util
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from chronicle.errors import ChronicleError
+from chronicle.paths import RunPaths
+
+__all__ = ["MLFLOW_OFF", "MirrorHandle", "default_uri", "main", "start_mirror"]
+
+MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is fed
+LAST_PASS_SECONDS = 300
+INTERVAL_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+
+
+def default_uri(paths: RunPaths) -> str:
+    """`sqlite:///…/logs/mlflow.db`, beside the runs."""
+    return f"sqlite:///{(paths.run_dir.parent / 'mlflow.db').absolute()}"
+
+
+@dataclass(slots=True)
+class MirrorHandle:
+    """The feeding process, if there is one; `stop` lets it finish its last batch."""
+
+    pid: int | None = None
+    stdin_fd: int | None = None  # its end is the sign to finish
+
+    def stop(self, timeout_seconds: float = 3.0) -> bool:
+        """Ask it to end after a last pass; whether it did in time. Never raises.
+
+        It is never killed: MLflow may be creating its tables, and half of them would make the store unusable. It ends
+        by itself, at the latest LAST_PASS_SECONDS from now.
+        """
+        pid, stdin_fd, self.pid, self.stdin_fd = self.pid, self.stdin_fd, None, None
+        if pid is None or stdin_fd is None:
+            return True
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            os.close(stdin_fd)
+            return True  # it is gone already
+        os.close(stdin_fd)
+        try:
+            return bool(select.select([process], [], [], timeout_seconds)[0])
+        finally:
+            os.close(process)
+
+
+def start_mirror(
+    paths: RunPaths,
+    uri: str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> MirrorHandle:
+    """Feed MLflow from another process while a launch runs. Never raises, never waits, says at most one line.
+
+    The process is nobody's child here (forked twice), so that a supervisor which ends everything below it, or waits for
+    it, leaves it alone; it ends by itself when our end of its stdin closes, that is also when we are killed.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle-ml[mlflow]')")
+        return MirrorHandle()
+    words = [sys.executable, "-m", "chronicle.integrations.mlflow_process", "--run-dir", str(paths.run_dir.absolute())]
+    words += ["--uri", uri or default_uri(paths)]
+    environment = {**(os.environ if environ is None else environ)}
+    told, tell = os.pipe()
+    stdin, stdin_fd = os.pipe()
+
+    def leave() -> None:
+        pid = os.fork()
+        if pid:
+            os.write(tell, str(pid).encode())
+            os._exit(0)
+        os.nice(10)
+
+    try:
+        between = subprocess.Popen(
+            words, stdin=stdin, stdout=subprocess.DEVNULL, env=environment, preexec_fn=leave, start_new_session=True
+        )
+        between.wait()
+        pid = int(os.read(told, 32))
+    except (OSError, ValueError, subprocess.SubprocessError) as problem:
+        os.close(stdin_fd)
+        talk(f"mlflow is not fed: {problem}; `chronicle mlflow sync` does it later")
+        return MirrorHandle()
+    finally:
+        for fd in (told, tell, stdin):
+            os.close(fd)
+    return MirrorHandle(pid, stdin_fd)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Feed until stdin ends (the supervisor closed it, or is gone), then once more."""
+    from chronicle.integrations.mlflow import Projection
+
+    parser = argparse.ArgumentParser(prog="chronicle.integrations.mlflow_process")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--uri", required=True)
+    options = parser.parse_args(arguments)
+    over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
+    projection, wait, complained = Projection(RunPaths(options.run_dir), options.uri), INTERVAL_SECONDS, False
+    while True:
+        last = over.is_set()
+        try:
+            projection.feed()
+            wait = INTERVAL_SECONDS
+        except ChronicleError as problem:
+            if not complained:
+                print(f"chronicle: {problem.message}; {problem.remedy or ''}".rstrip("; "), file=sys.stderr)
+                complained = True
+            projection.close()
+            projection = Projection(RunPaths(options.run_dir), options.uri)
+            wait = min(2 * wait, PATIENCE_SECONDS)
+        if last:
+            return 0
+        over.wait(wait)
+
+
+def _wait_for_end(over: threading.Event) -> None:
+    while sys.stdin.buffer.read(1 << 12):
+        pass
+    signal.alarm(LAST_PASS_SECONDS)
+    over.set()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,234 @@
+"""Accelerate under guard: `save_state`, `load_state` and `prepare` of one Accelerator are wrapped, nothing else.
+
+Wrapped and not hooked, because Accelerate's own load hooks run before the state is there, and for DeepSpeed and FSDP
+after (`accelerator.py` 1.15, `load_state`). The wrappers pass arguments and results through unchanged.
+"""
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.adapters.hooks import hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.optimizers import collect_optimizers
+from chronicle.resume.options import Options
+from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.session import GuardSession
+
+__all__ = ["guard_accelerator"]
+
+NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
+
+
+def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
+    """Wrap one Accelerator; a second call on the same object changes nothing."""
+    present = getattr(accelerator, "chronicle", None)
+    if isinstance(present, GuardSession):
+        return present
+    session = GuardSession(lambda: observe_accelerator(accelerator), options)
+    accelerator.chronicle = session
+    accelerator.save_state = _saving(accelerator.save_state, session)
+    accelerator.load_state = _loading(accelerator, accelerator.load_state, session)
+    accelerator.prepare = _preparing(accelerator, accelerator.prepare, session)
+    session.watch_step = EpochWatch(accelerator).look
+    hook_optimizer_steps(session)
+    return session
+
+
+class EpochWatch:
+    """Notices at an epoch's first step that batches are still being skipped, as only the resumed epoch may (#1451)."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._state = accelerator.gradient_state
+        self._ended = False
+
+    def look(self) -> Check | None:
+        """Called before every optimizer step."""
+        if self._state.end_of_dataloader:
+            self._ended = True
+            return None
+        if not self._ended:
+            return None
+        self._ended = False
+        loader: Any = self._state.active_dataloader
+        skipped = int(getattr(loader, "skip_batches", 0) or 0) or _skipped_by_sampler(loader)
+        if not skipped:
+            return None
+        return failed(
+            "batches left out",
+            "L4",
+            expected="all batches of a new epoch",
+            found=f"the first {skipped} are skipped",
+            where="data loader",
+            cause="skip_first_batches is applied in every epoch, not only in the resumed one",
+        )
+
+
+def _skipped_by_sampler(loader: Any) -> int:
+    sampler = getattr(loader, "batch_sampler", None)
+    for _ in range(4):
+        if sampler is None or getattr(sampler, "skip_batches", None):
+            break
+        sampler = getattr(sampler, "batch_sampler", None)
+    return int(getattr(sampler, "skip_batches", None) or 0)
+
+
+def observe_accelerator(accelerator: Any) -> LiveState:
+    """What this Accelerator trains with, as it is now."""
+    engines = [
+        model for model in accelerator._models if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps")
+    ]
+    optimizers = collect_optimizers(accelerator._optimizers or [engine.optimizer for engine in engines])
+    return LiveState(
+        models=tuple(getattr(model, "module", model) if model in engines else model for model in accelerator._models),
+        optimizers=optimizers,
+        schedulers=_schedulers(accelerator, engines),
+        scaler=accelerator.scaler,
+        objects=_own_objects(accelerator),
+        topology=_topology(accelerator, engines),
+        step=int(engines[0].global_steps) if engines else None,
+        steppers=tuple(engine.optimizer for engine in engines) if engines else None,
+        loaders=tuple(accelerator._dataloaders),
+        reading=accelerator.gradient_state.active_dataloader,
+    )
+
+
+def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, ...]:
+    """Prepared, registered and engine-owned schedulers, each once; a prepared one moves num_processes steps at a time."""
+    found: dict[int, BoundScheduler] = {}
+    for wrapper in accelerator._schedulers:
+        raw = raw_scheduler(wrapper)
+        unit = accelerator.num_processes if _steps_many(wrapper) and raw is not wrapper else 1
+        found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit, where="prepared"))
+    for thing in accelerator._custom_objects:  # ChainedScheduler has no last_epoch
+        raw = raw_scheduler(thing)
+        if hasattr(raw, "optimizer") and (hasattr(raw, "last_epoch") or hasattr(raw, "_schedulers")):
+            found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="registered"))
+    for engine in engines:
+        raw = raw_scheduler(engine.lr_scheduler)
+        if raw is not None and hasattr(raw, "step"):
+            found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="engine"))
+    return tuple(found.values())
+
+
+def _own_objects(accelerator: Any) -> dict[str, Any]:
+    """What else the script registered. Loaders are left alone: some begin to iterate when asked for their state."""
+    return {
+        f"{type(thing).__name__} {index}": thing
+        for index, thing in enumerate(accelerator._custom_objects)
+        if not hasattr(thing, "optimizer") and not hasattr(thing, "__iter__") and not hasattr(thing, "parameters")
+    }
+
+
+def _steps_many(wrapper: Any) -> bool:
+    """Whether a wrapper's one step is `num_processes` steps of the scheduler inside (Accelerate's `scheduler.py`)."""
+    if any(base.__name__ == "DeepSpeedSchedulerWrapper" for base in type(wrapper).__mro__):
+        return False  # the engine steps it, once
+    return bool(getattr(wrapper, "step_with_optimizer", False) and not getattr(wrapper, "split_batches", False))
+
+
+def _topology(accelerator: Any, engines: list[Any]) -> dict[str, Any]:
+    topology: dict[str, Any] = {
+        "world_size": int(accelerator.chronicle.ranks.world_size) if hasattr(accelerator, "chronicle") else 1,
+        "num_processes": int(accelerator.num_processes),
+        "accumulation": int(accelerator.gradient_accumulation_steps),
+        "mixed_precision": str(accelerator.mixed_precision),
+        "sharding": _sharding(accelerator, engines),
+    }
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for m in accelerator._models for p in m.parameters()})
+    if dtypes:
+        topology["dtype"] = "+".join(dtypes)
+    active = accelerator.gradient_state.active_dataloader
+    loaders = accelerator._dataloaders if active is None else [active]
+    sizes = [getattr(loader, "total_batch_size", None) for loader in loaders]
+    if len(sizes) == 1 and isinstance(sizes[0], int):  # of several, only the one in use is the one trained from
+        topology["batch_size"] = sizes[0]
+    return topology
+
+
+def _sharding(accelerator: Any, engines: list[Any]) -> str:
+    if engines:
+        return f"zero{engines[0].zero_optimization_stage()}"
+    return "fsdp" if "FSDP" in str(accelerator.distributed_type) else "replicated"
+
+
+def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save_state(*args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        location = original(*args, **kwargs)
+        if location is not None:
+            session.after_save(Path(location), save_seconds=time.perf_counter() - begun)
+        return location
+
+    return save_state
+
+
+def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_state(input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        directory, checks = resolve_directory(accelerator, input_dir)
+        if directory is None:
+            return original(input_dir, *args, **kwargs)  # Accelerate's own error says what is missing
+        session.before_load(directory, checks)
+        try:
+            # what was checked is what is loaded, also under automatic naming
+            result = original(str(directory), *args, **kwargs)
+        except BaseException as problem:
+            session.load_failed(problem)
+            raise
+        session.after_load(directory)
+        return result
+
+    return load_state
+
+
+def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        prepared = original(*args, **kwargs)
+        for model in accelerator._models[:1]:
+            session.batches.watch(model)
+        for model in accelerator._models:
+            if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
+                hook_engine_steps(session, model)
+        session.prepared()
+        return prepared
+
+    return prepare
+
+
+def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, list[Check]]:
+    """The directory `load_state` will read, and a check where automatic naming would take a stray one.
+
+    Accelerate picks the highest first number in the last path component: `checkpoint_2.orig` and `backup_99` count
+    (reproduced with 1.15).
+    """
+    if input_dir is not None:
+        directory = Path(input_dir).expanduser()
+        return (directory, []) if directory.is_dir() else (None, [])
+    if not accelerator.project_configuration.automatic_checkpoint_naming or accelerator.project_dir is None:
+        return None, []
+    root = Path(accelerator.project_dir) / "checkpoints"
+    names = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+    strays = [name for name in names if not re.fullmatch(r"checkpoint_[0-9]+", name)]
+    numbered = [(int(name.removeprefix("checkpoint_")), name) for name in names if name not in strays]
+    if not numbered and not strays:
+        return None, []
+    checks = [
+        failed(
+            "stray directory",
+            "F1",
+            expected="only checkpoint_<N>",
+            found=name,
+            where=str(root),
+            cause="Accelerate's automatic naming may load it as the newest: move it out",
+        )
+        for name in strays
+        if NUMBER.search(name)
+    ]
+    return root / (max(numbered)[1] if numbered else strays[-1]), checks

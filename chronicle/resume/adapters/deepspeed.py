@@ -1,0 +1,103 @@
+"""A raw DeepSpeed engine under guard: `save_checkpoint`, `load_checkpoint` and `step` of one engine are wrapped."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.adapters.hooks import hook_engine_steps
+from chronicle.resume.optimizers import collect_optimizers
+from chronicle.resume.options import Options
+from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.session import GuardSession
+
+__all__ = ["guard_engine", "observe_engine"]
+
+
+def guard_engine(engine: Any, options: Options) -> GuardSession:
+    """Wrap one engine; a second call on the same object changes nothing."""
+    present = getattr(engine, "chronicle", None)
+    if isinstance(present, GuardSession):
+        return present
+    session = GuardSession(lambda: observe_engine(engine, session.ranks.world_size), options)
+    engine.chronicle = session
+    engine.save_checkpoint = _saving(engine, engine.save_checkpoint, session)
+    engine.load_checkpoint = _loading(engine.load_checkpoint, session)
+    hook_engine_steps(session, engine)
+    session.batches.watch(engine.module)
+    return session
+
+
+def observe_engine(engine: Any, world_size: int) -> LiveState:
+    """What this engine trains with, as it is now."""
+    scheduler = raw_scheduler(engine.lr_scheduler)
+    bound = (BoundScheduler(scheduler=scheduler, where="engine"),) if hasattr(scheduler, "step") else ()
+    optimizer = getattr(engine, "optimizer", None)
+    return LiveState(
+        models=(engine.module,),
+        optimizers=collect_optimizers((optimizer,)) if hasattr(optimizer, "param_groups") else (),
+        schedulers=bound,
+        scaler=getattr(optimizer, "loss_scaler", None),
+        topology={
+            "world_size": world_size,
+            "accumulation": int(engine.gradient_accumulation_steps()),
+            "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            "sharding": f"zero{engine.zero_optimization_stage()}",
+            "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
+        },
+        step=int(engine.global_steps),
+        steppers=(optimizer,) if hasattr(optimizer, "param_groups") else (),
+    )
+
+
+def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        begun = time.perf_counter()
+        result = original(save_dir, tag, *args, **kwargs)
+        root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
+        session.after_save(root, save_seconds=time.perf_counter() - begun)
+        return result
+
+    return save_checkpoint
+
+
+def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        directory, checks = _resolve(Path(load_dir), tag)
+        session.before_load(directory, checks)
+        try:
+            result = original(load_dir, tag, *args, **kwargs)
+        except BaseException as problem:
+            session.load_failed(problem)
+            raise
+        session.after_load(directory, generators=False)  # DeepSpeed's checkpoints hold none
+        return result
+
+    return load_checkpoint
+
+
+def _resolve(load_dir: Path, tag: Any) -> tuple[Path, list[Check]]:
+    """The directory DeepSpeed will read. Without `latest` it loads nothing and only warns: here that is a refusal."""
+    if tag is not None:
+        return load_dir / str(tag), []
+    pointer = load_dir / "latest"
+    try:
+        name = pointer.read_text(encoding="utf-8").strip()
+    except OSError:
+        name = ""
+    if name:
+        return load_dir / name, []
+    check = failed(
+        "pointer",
+        "F9",
+        expected="a file `latest` that names a checkpoint",
+        found="none, or empty",
+        where=str(load_dir),
+        cause="DeepSpeed would return (None, None) and train from scratch",
+    )
+    return load_dir, [check]

@@ -1,0 +1,155 @@
+"""Lightning under guard: `Trainer(callbacks=[ChronicleCallback("tr-190")])`, or no line at all under `chronicle run`.
+
+A Lightning checkpoint is one file, so what memory held travels inside it, as this callback's state. Generators are not
+part of Lightning's checkpoints and are not compared. Zero lines: the entry point `lightning.pytorch.callbacks_factory`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import BoundScheduler
+from chronicle.resume.adapters.hooks import hook_optimizer_steps
+from chronicle.resume.memory import Memory
+from chronicle.resume.optimizers import collect_optimizers, steppers_of
+from chronicle.resume.options import Options
+from chronicle.resume.session import GuardSession
+from chronicle.resume.adapters.step_log import StepLog
+
+__all__ = ["ChronicleCallback", "callbacks_factory"]
+
+
+class ChronicleCallback(Callback):  # type: ignore[misc]
+    """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
+
+    key = "ChronicleCallback"
+
+    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
+        self._options = Options(run_dir=run, **options)
+        self._trainer: Any = None
+        self._session: GuardSession | None = None
+        self._log = StepLog()
+        self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
+        self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
+
+    @property
+    def session(self) -> GuardSession | None:
+        """The guard of this Trainer; None before training begins."""
+        return self._session
+
+    @property
+    def state_key(self) -> str:
+        """The name under which memory lies in a checkpoint's `callbacks`; Lightning wants it unique in a Trainer."""
+        return self.key
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Only the first of several (one given, one from the entry point) does the work, and only for training."""
+        others = [c for c in trainer.callbacks if isinstance(c, ChronicleCallback)]
+        if stage != "fit" or others[0] is not self:
+            return
+        self._trainer = trainer
+        self._session = GuardSession(self._observe, self._options)
+        hook_optimizer_steps(self._session)
+        self._session.batches.watch(pl_module)
+        original = trainer.save_checkpoint
+
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(filepath, *args, **kwargs)
+            self._tell_saved(Path(filepath))
+            return result
+
+        if not getattr(original, "_chronicle", False):
+            save_checkpoint._chronicle = True  # type: ignore[attr-defined]
+            trainer.save_checkpoint = save_checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory at this save, all ranks' digests where they come in time; plain values only."""
+        session = self._session
+        if session is None or session.off:
+            return {}
+        memory = session.describe()
+        self._honours = memory.honours
+        own = memory.ranks[0]
+        prefix = session.ranks.publish("lightning", own)
+        if session.ranks.rank == 0:
+            memory = replace(memory, ranks=session.sealer.collect_soon(prefix, own))
+        return {"memory": memory.to_json()}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Keep what the checkpoint says until everything else is loaded, whichever callback wrote it."""
+        states = checkpoint.get("callbacks") or {}
+        records = [states[key]["memory"] for key in (ChronicleCallback.key, EnteredCallback.key) if states.get(key)]
+        self._found = Memory.from_json(records[0]) if records and isinstance(records[0], Mapping) else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Model, loops, optimizers and schedulers are restored: compare."""
+        path = trainer.ckpt_path
+        if self._session is None or not path:
+            return
+        self._session.before_load(Path(path), memory=self._found)
+        self._session.after_load(Path(path), generators=False)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """One line in the launch's per-step log."""
+        if self._session is not None and trainer.is_global_zero:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+            used = self._session.carrying.used_lr
+            self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
+
+    def _tell_saved(self, path: Path) -> None:
+        session = self._session
+        if session is not None and not session.off:
+            step = int(self._trainer.global_step)
+            session.sealer.seal_file(path.absolute(), step=step, honours=self._honours)
+            session.batches.after_save(str(path.absolute()))
+
+    def _observe(self) -> LiveState:
+        trainer = self._trainer
+        module = trainer.lightning_module
+        return LiveState(
+            models=(module,),
+            optimizers=collect_optimizers(trainer.optimizers),
+            schedulers=tuple(_bind(config) for config in trainer.lr_scheduler_configs),
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+            topology={
+                "world_size": int(trainer.world_size),
+                "accumulation": int(trainer.accumulate_grad_batches),
+                "precision": str(trainer.precision),
+                "sharding": type(trainer.strategy).__name__,
+                **_batch_size(trainer.train_dataloader),
+                "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+            },
+            step=int(trainer.global_step),
+            steppers=steppers_of(trainer.optimizers),
+        )
+
+
+def _batch_size(loader: Any) -> dict[str, int]:
+    """Of a single loader that makes its batches itself; several have none in common."""
+    size = getattr(loader, "batch_size", None)
+    return {"batch_size": size} if isinstance(size, int) else {}
+
+
+def _bind(config: Any) -> BoundScheduler:
+    """A scheduler stepped per epoch stands still between optimizer steps, as far as a forecast of steps goes."""
+    each_step = config.interval == "step" and config.frequency == 1
+    return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0, where=f"each {config.interval}")
+
+
+class EnteredCallback(ChronicleCallback):
+    """The one from the entry point: a script may have its own beside it."""
+
+    key = "ChronicleCallback.entered"
+
+
+def callbacks_factory() -> list[Callback]:
+    """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer is guarded."""
+    if os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN"):
+        return [EnteredCallback()]
+    return []

@@ -1,0 +1,144 @@
+"""Plain torch under guard: `run = chronicle.attach("tr-190", model, optimizer, scheduler)`, and no other line.
+
+What memory held travels in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores it on
+load), so it lies in whatever file the script writes. Seen through torch's own hooks: `state_dict` = a save,
+`load_state_dict` = a resume, the step hook = the first step. Generators are not compared: the script may not save them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import BoundScheduler, raw_optimizer
+from chronicle.resume.adapters.hooks import hook_optimizer_steps
+from chronicle.resume.memory import Memory
+from chronicle.resume.optimizers import collect_optimizers
+from chronicle.resume.options import Mode, Options
+from chronicle.resume.session import GuardSession
+from chronicle.resume.adapters.step_log import StepLog
+
+__all__ = ["AttachedRun", "attach"]
+
+KEY = "chronicle"
+
+
+def attach(
+    run: str | Path | None,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    data_state: Callable[[], Any] | None = None,
+    step: Callable[[], int | None] | None = None,
+    same_data: bool = False,
+    honours: Sequence[str] = (),
+    fresh_start: bool = False,
+    accept_change: Mapping[str, str] | None = None,
+    data: Any = None,
+    accumulation: int | None = None,
+    averages: Mapping[str, Any] | None = None,
+    scaler: Any = None,
+    mode: str = "enforce",
+) -> "AttachedRun":
+    """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name.
+
+    `model`, `optimizer`, `scheduler` may be single objects or sequences of them. `data`: the DataLoader that is trained
+    from, so that `chronicle rollback --skip-batches` can be carried out, `accumulation` of its batches an optimizer step.
+    Other arguments as for `guard`.
+    """
+    options = Options(
+        run_dir=run,
+        data_state=data_state,
+        step=step,
+        same_data=same_data,
+        honours=tuple(honours),
+        fresh_start=fresh_start,
+        accept_change=dict(accept_change or {}),
+        mode=Mode(mode),
+    )
+    kept = dict(averages or {})
+    return AttachedRun(_many(model), _many(optimizer), _many(scheduler), kept, scaler, options, data, accumulation)
+
+
+class AttachedRun:
+    """The guard of one training loop; keep it alive as long as the loop."""
+
+    def __init__(
+        self,
+        models: tuple[Any, ...],
+        optimizers: tuple[Any, ...],
+        schedulers: tuple[Any, ...],
+        averages: Mapping[str, Any],
+        scaler: Any,
+        options: Options,
+        data: Any = None,
+        accumulation: int | None = None,
+    ) -> None:
+        self._data, self._accumulation = data, accumulation
+        self._models, self._schedulers = models, schedulers
+        self._optimizers = collect_optimizers(optimizers)
+        self._averages, self._scaler = averages, scaler
+        self._log = StepLog()
+        self._memories: list[Memory] = []
+        self.session = GuardSession(self._observe, options)
+        hook_optimizer_steps(self.session)
+        self.session.batches.watch(self._models[0])
+        first = raw_optimizer(self._optimizers[0])
+        first.register_state_dict_post_hook(self._on_save)
+        first.register_load_state_dict_pre_hook(self._on_load)
+
+    def saved(self, path: str | Path) -> None:
+        """Say where a checkpoint was written: a directory gets its manifest, a file its entry in the journal."""
+        target = Path(path).absolute()
+        if target.is_dir():
+            self.session.after_save(target)
+        else:
+            memory = self.session.describe()
+            self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours)
+
+    def log(self, **values: Any) -> None:
+        """One line in the launch's per-step log; the step is the guard's own count."""
+        step, used = self.session.step, self.session.carrying.used_lr
+        if step is not None:
+            self._log.write(step, values if used is None or "lr" not in values else {**values, "lr": used})
+
+    def _on_save(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        session = self.session
+        if session.off:
+            return state
+        memory = session.describe()
+        if session.waits_for_first_step:
+            return {**state, KEY: memory.to_json()}  # to be filled by a load: nothing has been trained yet
+        taken = {"step": memory.step, **({"honours": list(memory.honours)} if memory.honours else {})}
+        session.story.write("guard.saved", step=memory.step, title="state taken", data=taken)
+        session.batches.after_save(f"step {memory.step}")
+        return {**state, KEY: memory.to_json()}
+
+    def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        record = state.get(KEY)
+        memory = Memory.from_json(record) if isinstance(record, Mapping) else None
+        self.session.state_loaded(memory)
+        return {key: value for key, value in state.items() if key != KEY}
+
+    def _observe(self) -> LiveState:
+        return LiveState(
+            models=self._models,
+            optimizers=self._optimizers,
+            schedulers=tuple(BoundScheduler(scheduler=scheduler) for scheduler in self._schedulers),
+            scaler=self._scaler,
+            averages=self._averages,
+            topology={
+                "world_size": self.session.ranks.world_size,
+                "dtype": str(next(self._models[0].parameters()).dtype).removeprefix("torch."),
+                **({} if self._accumulation is None else {"accumulation": self._accumulation}),
+            },
+            loaders=() if self._data is None else (self._data,),
+            reading=self._data,
+        )
+
+
+def _many(thing: Any) -> tuple[Any, ...]:
+    if thing is None:
+        return ()
+    return tuple(thing) if isinstance(thing, Iterable) and not hasattr(thing, "state_dict") else (thing,)

@@ -1,0 +1,125 @@
+"""HF Trainer under guard: `Trainer(…, callbacks=[ChronicleCallback("tr-190")])`.
+
+The Trainer loads model, optimizer and scheduler before `on_train_begin` and silently leaves out what it does not find
+(`_load_optimizer_and_scheduler`, 5.23: no `else`); generators come back when the first epoch begins. Callbacks are not
+told the path: it is the checkpoint of the step that the Trainer itself says it resumes at.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.adapters.hooks import hook_optimizer_steps
+from chronicle.resume.optimizers import collect_optimizers, steppers_of
+from chronicle.resume.options import Options
+from chronicle.resume.session import GuardSession
+from chronicle.resume.adapters.step_log import StepLog
+
+__all__ = ["ChronicleCallback"]
+
+CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
+
+
+class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
+    """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
+
+    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
+        self._options = Options(run_dir=run, **options)
+        self._session: GuardSession | None = None
+        self._log = StepLog()
+        self._parts: dict[str, Any] = {}
+        self._waits_for_generators = False
+
+    @property
+    def session(self) -> GuardSession:
+        """The guard of this Trainer, made when training begins (the process group must exist)."""
+        if self._session is None:
+            self._session = GuardSession(self._observe, self._options)
+            hook_optimizer_steps(self._session)
+        return self._session
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Everything but the generators has been loaded, if anything was: compare."""
+        self._parts = {**parts, "args": args, "state": state}
+        session = self.session
+        session.batches.watch(parts["model"])
+        if state.global_step <= 0:
+            return
+        directory = find_resumed(args, state, session.known_checkpoints())
+        # at an epoch's start the loader draws from the generators before anybody could look at them
+        session.data.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
+        self._waits_for_generators = session.data.mid_epoch and not args.ignore_data_skip
+        session.before_load(directory)
+        session.after_load(directory, generators=False)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """The first batch is there and the generators are back: compare them, once."""
+        if self._waits_for_generators:
+            self._waits_for_generators = False
+            self.session.generators_restored()
+
+    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """A checkpoint was written: seal it."""
+        self.session.after_save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
+        """One line in the launch's per-step log."""
+        if state.is_world_process_zero:
+            values = {RENAMED.get(k, k): v for k, v in (logs or {}).items()}
+            if "lr" in values and (used := self.session.carrying.used_lr) is not None:
+                values["lr"] = used
+            self._log.write(state.global_step, values)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        """Manifests are complete before `train()` returns."""
+        self.session.sealer.finish()
+
+    def _observe(self) -> LiveState:
+        args, state = self._parts["args"], self._parts["state"]
+        scheduler = raw_scheduler(self._parts.get("lr_scheduler"))
+        optimizer, model = self._parts.get("optimizer"), self._parts.get("model")
+        # told to forget where it was, the Trainer has no place in the data from which something could be left out
+        loader = None if args.ignore_data_skip else self._parts.get("train_dataloader")
+        topology = {
+            "world_size": int(args.world_size),
+            "accumulation": int(args.gradient_accumulation_steps),
+            "batch_size": int(args.train_batch_size),
+            "sharding": _sharding(args),
+            "dtype": "" if model is None else str(next(model.parameters()).dtype).removeprefix("torch."),
+        }
+        return LiveState(
+            models=() if model is None else (model,),
+            optimizers=() if optimizer is None else collect_optimizers((optimizer,)),
+            schedulers=(BoundScheduler(scheduler=scheduler, where="Trainer"),) if scheduler is not None else (),
+            topology=topology,
+            step=int(state.global_step),
+            steppers=() if optimizer is None else steppers_of((optimizer,)),
+            loaders=() if loader is None else (loader,),
+            reading=loader,
+        )
+
+
+RENAMED = {"learning_rate": "lr"}
+
+
+def _sharding(args: Any) -> str:
+    """zero<stage>, fsdp or replicated."""
+    config = getattr(getattr(args, "hf_deepspeed_config", None), "config", None)
+    if config is not None:
+        return f"zero{(config.get('zero_optimization') or {}).get('stage', 0)}"
+    return "fsdp" if getattr(args, "fsdp", None) else "replicated"
+
+
+def find_resumed(args: Any, state: Any, known: tuple[tuple[int | None, str], ...]) -> Path:
+    """The checkpoint a Trainer that stands at `state.global_step` was resumed from."""
+    given = getattr(args, "resume_from_checkpoint", None)
+    if isinstance(given, str) and CHECKPOINT_NAME.fullmatch(Path(given).name):
+        return Path(given)
+    for step, path in reversed(known):
+        if step == state.global_step and path and Path(path).is_dir():
+            return Path(path)
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"

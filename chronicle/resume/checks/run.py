@@ -1,0 +1,203 @@
+"""Failed checks that are no comparison of numbers: wrong objects, nothing loaded, a plan that was not followed. Pure.
+
+M5 looks at which Python objects are really used; the others at what the journal knows about the run.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.contract import Contract, same_checkpoint
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.memory import Memory
+from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.journal import History
+
+__all__ = [
+    "check_contract",
+    "check_fresh_start",
+    "check_identity",
+    "check_newest",
+    "check_next_batch",
+    "check_ranks",
+    "check_run_state",
+    "shares_parameters",
+]
+
+
+def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
+    """M5: the optimizer that steps, and the one each scheduler drives, are those whose state was loaded."""
+    ours = live.optimizers
+    checks = []
+    stranger = optimizer is not None and ours and all(optimizer is not known for known in ours)
+    if stranger and shares_parameters(optimizer, live.models):
+        checks.append(
+            failed(
+                "optimizer identity",
+                "M5",
+                expected="the optimizer that was prepared and restored",
+                found=f"another {type(optimizer).__name__} steps the same parameters",
+                where="optimizer.step()",
+                cause="a second optimizer was built after the load, or the wrong one is stepped",
+            )
+        )
+    for bound in live.schedulers:
+        owner = getattr(bound.scheduler, "optimizer", None)
+        if owner is not None and ours and not any(_drives(owner, known) for known in ours):
+            checks.append(
+                failed(
+                    "scheduler binding",
+                    "M5",
+                    expected="a scheduler that drives the optimizer that is stepped",
+                    found=f"{type(bound.scheduler).__name__} drives another optimizer object",
+                    where="scheduler.optimizer",
+                    cause="the LR would stay constant: build the scheduler on the optimizer that is trained",
+                )
+            )
+    return checks
+
+
+def check_ranks(asked: int | None, world_size: int) -> list[Check]:
+    """PF04: as many ranks train together as the launcher was asked for (`--cpu --num_processes 2` starts one in silence)."""
+    if asked is None or asked == world_size:
+        return []
+    return [
+        failed(
+            "ranks",
+            "PF04",
+            expected=f"{asked}, as the launcher was asked for",
+            found=f"{world_size} in the process group",
+            where="this launch",
+            cause='the launcher started fewer, or the process group was never formed; --accept-change "world_size: why"',
+        )
+    ]
+
+
+def check_contract(contract: Contract | None, root: Path, history: History) -> list[Check]:
+    """A rollback that no launch has met yet binds the next load to its checkpoint."""
+    if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
+        return []
+    return [
+        failed(
+            "checkpoint of the rollback",
+            "F9",
+            expected=contract.checkpoint,
+            found=str(root),
+            where=f"contract of rollback {contract.rollback}",
+            cause="the launch resumes from another checkpoint than the one that was rolled back to",
+        )
+    ]
+
+
+def check_run_state(root: Path, memory: Memory | None, history: History) -> list[Check]:
+    """A checkpoint that the journal knows has its manifest, and no transaction is half done."""
+    checks = []
+    if memory is None and any(Path(path) == root for _, path in history.checkpoints):
+        checks.append(
+            failed(
+                "manifest",
+                "F1",
+                expected="the manifest that is written at the end of every save",
+                found="none",
+                where=str(root),
+                cause="the save was cut short, or the manifest was removed",
+            )
+        )
+    if history.open_intent:
+        checks.append(
+            failed(
+                "open transaction",
+                "F1",
+                expected="every rollback finished or reverted",
+                found=f"intent {history.open_intent} is open",
+                where="journal",
+                cause="a rollback stopped part-way",
+            )
+        )
+    return checks
+
+
+def check_newest(memory: Memory | None, root: Path, history: History, contract: Contract | None) -> list[Check]:
+    """F9: a newer checkpoint of the same weights is there, and no rollback says to leave it out (a stale pointer)."""
+    step = memory.step if memory else None
+    if step is None or (contract is not None and same_checkpoint(contract, root)):
+        return []
+    newer = [
+        (saved, path) for saved, path in history.kept if saved is not None and saved > step and Path(path).exists()
+    ]
+    if not newer:
+        return []
+    saved, path = max(newer)
+    return [
+        failed(
+            "newest checkpoint",
+            "F9",
+            expected=f"step {saved}: {path}",
+            found=f"step {step}: {root}",
+            where="checkpoints in the journal",
+            cause="a pointer that is stale, or names sorted as text; to go back on purpose: "
+            f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
+        )
+    ]
+
+
+def check_fresh_start(found: Memory, history: History, pending: Contract | None) -> list[Check]:
+    """L2: a launch that loaded nothing, in a run that has a past, would train from scratch."""
+    step = found.optimizer_steps[1] if found.optimizer_steps else 0
+    if pending is not None:
+        expected = f"checkpoint {pending.checkpoint} of rollback {pending.rollback}"
+    else:
+        expected = f"a resume: the run has checkpoints up to step {history.last_step}"
+    lr = f"{found.groups[0].lr:.6g}" if found.groups else "unknown"
+    return [
+        failed(
+            "resume",
+            "L2",
+            expected=expected,
+            found=f"nothing was loaded; the optimizer stands at step {step}, LR {lr}",
+            where="this launch",
+            cause="training would start from scratch in a run that has a past",
+        )
+    ]
+
+
+def check_next_batch(
+    first: str,
+    followed: str | None,
+    starts: Collection[str],
+    *,
+    promised: bool,
+    mid_epoch: bool | None,
+    rank: int = 0,
+) -> list[Check]:
+    """M4: digest of the first batch of a resume against the one that `followed` the save, and those of fresh starts.
+
+    A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to have followed.
+    """
+    name, where = "next batch", f"first batch of rank {rank}"
+    if followed is not None and first == followed:
+        return [Check(name=name, code="M4", ok=True, expected=followed, found="equal", where=where)]
+    if first in starts and (followed is not None or mid_epoch):
+        cause = "the data starts again from its beginning: samples that were seen are repeated"
+        return [
+            failed(name, "M4", expected=followed or "a batch inside the epoch", found=first, where=where, cause=cause)
+        ]
+    if followed is not None and promised:
+        cause = "data order or position is not the one of the first pass"
+        return [failed(name, "M4", expected=followed, found=first, where=where, cause=cause)]
+    seen = "not compared: none is on record" if followed is None else "another order than in the first pass"
+    return [Check(name=name, code="M4", ok=True, expected=followed or "", found=seen, where=where)]
+
+
+def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:
+    """Whether an optimizer would move parameters of these models."""
+    ours = {id(p) for model in models for p in model.parameters()}
+    return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+
+
+def _drives(owner: Any, optimizer: Any) -> bool:
+    """Whether a scheduler's optimizer writes into this one's groups (wrappers and copies may share them)."""
+    if owner is optimizer or owner.param_groups is optimizer.param_groups:
+        return True
+    pairs = zip(owner.param_groups, optimizer.param_groups, strict=False)
+    return len(owner.param_groups) == len(optimizer.param_groups) and all(a is b for a, b in pairs)

@@ -1,0 +1,135 @@
+"""torch Distributed Checkpoint directories: torchtitan's `step-N`, and any app's own.
+
+The state's structure is the app's, so schedulers and optimizers are found by what they hold. Numbers may lie in
+several `.distcp` files; `located` says which file an edit has to go to. `.metadata` is written last: without it the
+save was cut off (planner and filesystem writer, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
+from rollback.errors import RollbackError
+from rollback.findings import Finding, Severity
+from rollback.checkpoint.formats.format import RoleAndRank
+from rollback.checkpoint.formats.missing import missing_file
+from rollback.checkpoint.torch_state import counters_in, find_states, optimizer_state, scheduler_state, scheduler_unit
+from rollback.checkpoint.layout import Checkpoint, Entry, Role, StateFile
+from rollback.checkpoint.state import CheckpointState, Prefix
+from rollback.checkpoint.strays import is_leftover, is_lookalike
+
+STEP_NAME = re.compile(r"step[-_]?(\d+)")
+PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
+STEMS = re.compile(r"\.distcp|^\.metadata")
+
+
+def role_in_dcp(name: str, role: Role = Role.MODEL) -> RoleAndRank | None:
+    """Role and rank of a file in a DCP directory that holds `role`."""
+    if name == METADATA_NAME:
+        return role, None
+    found = PART.fullmatch(name)
+    return (role, int(found["rank"])) if found else None
+
+
+def read_dcp_state(checkpoint: Checkpoint, folder: str, *, owner: str) -> CheckpointState:
+    """The state in the DCP directory `folder` ("" for the checkpoint itself) of `checkpoint`."""
+    directory = checkpoint.path / folder if folder else checkpoint.path
+    index_name = f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
+    file, located = read_dcp_directory(directory)
+    found = find_states(file.tree)
+    schedulers = tuple(
+        scheduler_state(index_name, prefix, value, owner=owner) for prefix, value, kind in found if kind == "scheduler"
+    )
+    optimizers = tuple(
+        optimizer_state(index_name, prefix, value, owner=owner) for prefix, value, kind in found if kind == "optimizer"
+    )
+    step = max((o.steps[1] for o in optimizers if o.steps), default=None)
+    places: dict[tuple[str, Prefix], str] = {
+        (index_name, keys): f"{folder}/{name}" if folder else name for keys, name in located.items()
+    }
+    inside = {prefix[:1] for prefix, _, _ in found if len(prefix) == 1}
+    tree = file.tree if isinstance(file.tree, dict) else {}
+    rest = {key: value for key, value in tree.items() if (key,) not in inside}
+    counters = counters_in(index_name, rest, levels=3)
+    return CheckpointState(
+        checkpoint=checkpoint,
+        schedulers=schedulers,
+        optimizers=optimizers,
+        counters=_without_states(counters, [prefix for prefix, _, _ in found]),
+        optimizer_step=step,
+        scheduler_unit=scheduler_unit(schedulers, step, None),
+        located=places,
+        findings=dcp_findings(directory, folder),
+    )
+
+
+def _without_states(counters: dict[str, int | float], prefixes: Sequence[Prefix]) -> dict[str, int | float]:
+    """Counters that are not part of a scheduler or optimizer that is shown anyway."""
+    starts = tuple(".".join(map(str, prefix)) + "." for prefix in prefixes)
+    return {name: value for name, value in counters.items() if not name.partition(":")[2].startswith(starts)}
+
+
+def dcp_findings(directory: Path, folder: str) -> tuple[Finding, ...]:
+    """F2: every part that the metadata names is there and long enough."""
+    try:
+        problems = missing_chunks(directory)
+    except RollbackError as problem:
+        problems = [(METADATA_NAME, problem.message)]
+    return tuple(
+        Finding(
+            check="F2",
+            severity=Severity.ERROR,
+            path=f"{folder}/{name}" if folder else name,
+            message=what,
+            remedy="go back to a complete checkpoint, or restore the file",
+        )
+        for name, what in problems
+    )
+
+
+def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
+    """F2 by names: the metadata is there, and at least one part."""
+    names = {file.path.rpartition("/")[2] for file in files if file.path.rpartition("/")[0] == folder}
+    found = []
+    if METADATA_NAME not in names:
+        found.append((METADATA_NAME, "it is written last: the save was cut off"))
+    if not any(PART.fullmatch(name) for name in names):
+        found.append(("__0_0.distcp", "no part holds any data"))
+    return [missing_file(name, why, f"{folder}/{name}" if folder else name) for name, why in found]
+
+
+class DcpFormat:
+    """A directory written by `torch.distributed.checkpoint.save`."""
+
+    name = "dcp"
+
+    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+        return any(PART.fullmatch(entry.path) for entry in entries)
+
+    def step_in_name(self, name: str) -> int | None:
+        found = STEP_NAME.fullmatch(name)
+        return int(found[1]) if found else None
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        return role_in_dcp(path)
+
+    def looks_like_state(self, path: str) -> bool:
+        return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
+
+    def loader_lists_siblings(self, name: str) -> bool:
+        return False
+
+    def is_checkpoint_name(self, name: str) -> bool:
+        return STEP_NAME.fullmatch(name) is not None
+
+    def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        return missing_in_dcp(files, "")
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        state = read_dcp_state(checkpoint, "", owner="app")
+        data = {k: v for k, v in state.counters.items() if "dataloader" in k or "data_loader" in k}
+        return replace(state, data=data)

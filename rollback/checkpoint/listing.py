@@ -1,0 +1,280 @@
+"""Checkpoints found by anchored names and selected exactly: nothing is guessed, nothing is "latest".
+
+Listing looks at names and sizes and opens only the manifest, except that a directory whose name does not say its
+step (Accelerate's `checkpoint_7` counts saves) is asked for its counters. Checkpoints that a rollback has moved away
+lie in `<root>/../abandoned/<rollback id>/` and stay candidates.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, UnknownFormat, UnreadableFile
+from rollback.checkpoint.formats import FORMATS, find_format, format_named
+from rollback.checkpoint.formats.format import CheckpointFormat
+from rollback.checkpoint.layout import Checkpoint, Entry, EntryKind, Role, StateFile, scan_entries
+from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
+from rollback.checkpoint.strays import is_leftover
+
+__all__ = [
+    "Checkpoint",
+    "Role",
+    "StateFile",
+    "list_checkpoints",
+    "list_newest_copies",
+    "list_root_strays",
+    "open_checkpoint",
+    "select_checkpoint",
+]
+
+ABANDONED_DIR = "abandoned"
+_COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
+
+
+def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, a directory or a file of its own.
+
+    `count_steps` asks the counters for a step that the name does not say; whoever reads the state anyway need not.
+    Raises CheckpointNotFound when nothing is there, UnknownFormat with what was seen when no writer is known.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointNotFound(*_not_there(path))
+    found = _describe(Path(os.path.abspath(path)), abandoned=_abandoned_id(path))
+    if found is None:
+        raise UnknownFormat(*_what_is_there(path))
+    return _with_counted_step(found) if count_steps else found
+
+
+def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:
+    """Every checkpoint directly below `root`, ordered by step then name; abandoned ones after the others.
+
+    A root that is not there has no checkpoints; one that is a checkpoint itself has just that. Files that turn out to
+    hold no training state (weights alone) are left out. Strays beside the checkpoints: `list_root_strays`.
+    """
+    root = Path(os.path.abspath(root))
+    if root.is_dir() and find_format(root.name, scan_entries(root, levels=2)) is not None:
+        return [open_checkpoint(root)]
+    found = _checkpoints_in(root, None)
+    if include_abandoned:
+        for folder in _directories(root.parent / ABANDONED_DIR):
+            found += _checkpoints_in(folder, folder.name)
+    found = [_with_counted_step(checkpoint) for checkpoint in found]
+    found = [c for c in found if not c.single_file or c.step is not None]
+    named = [c for c in found if not is_copy_of_newest(c.path.name)]
+    present, known = {c.step for c in named if c.abandoned is None}, {c.step for c in named}
+    copies = [c for c in found if is_copy_of_newest(c.path.name)]
+    found = [*named, *(c for c in copies if c.step not in (known if c.abandoned else present))]
+    return sorted(found, key=lambda c: (c.abandoned is not None, c.step is None, c.step or 0, c.path.name))
+
+
+def list_newest_copies(root: Path | str) -> list[Checkpoint]:
+    """Lightning's `last.ckpt`, `last-v1.ckpt` in `root` that are files of their own: copies that the list leaves out."""
+    root = Path(os.path.abspath(root))
+    names = [
+        entry.name for entry in _entries_of(root) if entry.kind is EntryKind.FILE and is_copy_of_newest(entry.name)
+    ]
+    described = [_describe(root / name, abandoned=None) for name in names]
+    return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
+
+
+def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None) -> Checkpoint:
+    """The one checkpoint of exactly `step` (and `launch`).
+
+    Raises CheckpointNotFound naming the two nearest, AmbiguousStep listing all when there is more than one.
+    """
+    candidates = list(checkpoints)
+    found = [c for c in candidates if c.step == step and (launch is None or c.launch == launch)]
+    if len(found) > 1:
+        lines = "".join(f"\n  {_one_line(checkpoint)}" for checkpoint in found)
+        raise AmbiguousStep(f"step {step} exists {len(found)} times, one was expected:{lines}", _way_to_pick(found))
+    if found:
+        return found[0]
+    of_launch = f" of launch {launch}" if launch is not None else ""
+    raise CheckpointNotFound(f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}")
+
+
+def list_root_strays(root: Path | str) -> tuple[str, ...]:
+    """Names directly below `root` that are no checkpoint, yet look like a leftover or a copy of one."""
+    root = Path(root)
+    names = [entry.name for entry in _entries_of(root)]
+    return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name))
+
+
+def is_checkpoint_copy(name: str) -> bool:
+    """Whether a name carries a step like a checkpoint's, with more around it: `30500.orig`, `step-500_keep`."""
+    return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
+
+
+def is_copy_of_newest(name: str) -> bool:
+    """Lightning's `last.ckpt`: the same state under a second name."""
+    return re.fullmatch(r"last(?:-v\d+)?\.ckpt", name) is not None
+
+
+def _checkpoints_in(root: Path, abandoned: str | None) -> list[Checkpoint]:
+    found: list[Checkpoint] = []
+    for entry in _entries_of(root):
+        name = entry.name
+        if is_leftover(name) or is_checkpoint_copy(name):
+            continue
+        if entry.kind in (EntryKind.DIRECTORY, EntryKind.LINK, EntryKind.FILE):
+            checkpoint = _describe(root / name, abandoned=abandoned)
+            if checkpoint is not None:
+                found.append(checkpoint)
+    return found
+
+
+def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
+    """A checkpoint from names alone, or None when no format claims them."""
+    single_file = not path.is_dir()
+    if single_file:
+        if not path.is_file():
+            return None
+        entries: tuple[Entry, ...] = (Entry(path.name, EntryKind.FILE, path.stat().st_size),)
+    else:
+        entries = scan_entries(path)
+    known = find_format(path.name, entries)
+    if known is None:
+        return None
+    manifest = None if single_file else _manifest_if_whole(path)
+    files, strays = _sort_entries(known, entries)
+    step, source = _step_of(known, path.name, manifest)
+    return Checkpoint(
+        path=path,
+        step=step,
+        step_source=source,
+        format=known.name,
+        files=files,
+        strays=(*strays, *_sibling_strays(known, path)),
+        abandoned=abandoned,
+        launch=manifest.launch if manifest else None,
+        single_file=single_file,
+    )
+
+
+def _manifest_if_whole(path: Path) -> Manifest | None:
+    """A damaged one says nothing here: verifying this checkpoint names it, and the others can still be listed."""
+    try:
+        return read_manifest(path)
+    except UnreadableFile:
+        return None
+
+
+def _sort_entries(known: CheckpointFormat, entries: Sequence[Entry]) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
+    files: list[StateFile] = []
+    strays: list[str] = []
+    for entry in entries:
+        if is_manifest_name(entry.name):
+            files.append(StateFile(path=entry.path, role=Role.MANIFEST, rank=None, size_bytes=entry.size_bytes))
+            continue
+        if entry.kind is EntryKind.DIRECTORY:
+            if is_leftover(entry.name) or known.looks_like_state(entry.path):
+                strays.append(entry.path)
+            continue
+        role = known.role_of(entry.path)
+        if role is None and (is_leftover(entry.name) or known.looks_like_state(entry.path)):
+            strays.append(entry.path)
+            continue
+        kind, rank = role or (Role.OTHER, None)
+        files.append(StateFile(path=entry.path, role=kind, rank=rank, size_bytes=entry.size_bytes))
+    return tuple(files), tuple(strays)
+
+
+def _sibling_strays(known: CheckpointFormat, path: Path) -> tuple[str, ...]:
+    """Siblings that the loader itself would list, as "../name"."""
+    if not known.loader_lists_siblings(path.name):
+        return ()
+    others = (entry.name for entry in _entries_of(path.parent) if entry.name != path.name)
+    return tuple(f"../{name}" for name in others if not known.is_checkpoint_name(name))
+
+
+def _step_of(known: CheckpointFormat, name: str, manifest: Manifest | None) -> tuple[int | None, str]:
+    step = known.step_in_name(name)
+    if is_count(step):
+        return step, "name"
+    if manifest is not None and manifest.step is not None:
+        return manifest.step, "manifest"
+    return None, "unknown"
+
+
+def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
+    """Ask the counters for the step when neither name nor manifest says it; strays are refused first, so not then."""
+    if checkpoint.step is not None or checkpoint.strays:
+        return checkpoint
+    known = format_named(checkpoint.format)
+    assert known is not None
+    try:
+        state = known.read_state(checkpoint)
+    except RollbackError:
+        return checkpoint  # it stays without a step; reading or verifying it says why
+    if not is_count(state.optimizer_step):
+        return checkpoint
+    return replace(checkpoint, step=state.optimizer_step, step_source="counters")
+
+
+def _entries_of(root: Path) -> tuple[Entry, ...]:
+    return scan_entries(root, levels=1) if root.is_dir() else ()
+
+
+def _directories(path: Path) -> list[Path]:
+    return [path / entry.name for entry in _entries_of(path) if entry.kind is EntryKind.DIRECTORY]
+
+
+def _abandoned_id(path: Path) -> str | None:
+    parents = Path(os.path.abspath(path)).parents
+    return parents[0].name if len(parents) > 1 and parents[1].name == ABANDONED_DIR else None
+
+
+def _one_line(checkpoint: Checkpoint) -> str:
+    launch = f"launch {checkpoint.launch}" if checkpoint.launch is not None else "launch not recorded"
+    abandoned = f", abandoned by {checkpoint.abandoned}" if checkpoint.abandoned else ""
+    return f"`{checkpoint.path}` ({launch}{abandoned})"
+
+
+def _way_to_pick(found: Sequence[Checkpoint]) -> str:
+    """What a person types: a launch that only one of them has, else the path."""
+    launches = [c.launch for c in found]
+    for checkpoint in found:
+        if checkpoint.launch is not None and launches.count(checkpoint.launch) == 1:
+            return f"pick one by its launch, e.g. `{checkpoint.step}@{checkpoint.launch}`, or by its path"
+    return f"pick one by its path, e.g. `{found[0].path}`"
+
+
+def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:
+    steps = sorted({c.step for c in checkpoints if c.step is not None})
+    below = max((s for s in steps if s < step), default=None)
+    above = min((s for s in steps if s > step), default=None)
+    near = [str(s) for s in (below, above) if s is not None]
+    if near:
+        return "the nearest are " + " and ".join(near) if len(near) > 1 else f"the nearest is {near[0]}"
+    unread = [c.path.name for c in checkpoints if c.step is None]
+    return f"only {', '.join(unread[:5])}, whose step is not known" if unread else "there is none at all"
+
+
+def _not_there(path: Path) -> tuple[str, str | None]:
+    names = [entry.name for entry in _entries_of(path.parent)][:8]
+    if not names:
+        return f"`{path}` does not exist, nor anything beside it", None
+    return f"`{path}` does not exist: beside it are {', '.join(names)}", None
+
+
+def _what_is_there(path: Path) -> tuple[str, str | None]:
+    if path.is_file():
+        return (
+            f"`{path}` is no checkpoint file of a known writer",
+            "known are torch's and Lightning's own, by their endings",
+        )
+    entries = _entries_of(path)
+    names = ", ".join(entry.name for entry in entries[:8]) or "nothing"
+    inner = [c.path.name for c in _checkpoints_in(path, None)][:3]
+    writers = ", ".join(known.name for known in FORMATS)
+    remedy = (
+        f"it holds checkpoints: name one of them, e.g. `{path / inner[0]}`"
+        if inner
+        else f"name the directory that the trainer saved; known writers are {writers}"
+    )
+    return f"`{path}` is no checkpoint of a known writer: it holds {names}", remedy

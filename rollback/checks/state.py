@@ -1,0 +1,245 @@
+"""What a checkpoint's own numbers say against each other: F4 to F8 of the verification, pure functions of the state.
+
+A difference that a healthy run can have (fp16 skipped steps, schedulers stepped once per epoch, an offset of one
+between a name and Adam's counter) is reported as such and never an ERROR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from rollback.findings import GO_BACK, WRONG_FILE, Finding, Severity
+from rollback.checkpoint.torch_state import last_epoch_of
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+
+LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
+
+
+def check_state(state: CheckpointState) -> list[Finding]:
+    """Every check that needs only the numbers, in the order of their codes."""
+    return [
+        *state.findings,
+        *check_steps(state),
+        *check_schedulers(state),
+        *check_lrs(state),
+        *check_optimizers(state),
+        *check_rng(state),
+        *check_data(state),
+    ]
+
+
+def check_steps(state: CheckpointState) -> Iterator[Finding]:
+    """F4: one optimizer step for all parameters and ranks, and the one in the name."""
+    by_file = {o.file: o.steps for o in state.optimizers if o.steps}
+    newest = {file: steps[1] for file, steps in by_file.items()}
+    if len(set(newest.values())) > 1 and _are_parts(state.optimizers):
+        usual = max(set(newest.values()), key=list(newest.values()).count)
+        for file, step in newest.items():
+            if step != usual:
+                yield _finding("F4", Severity.ERROR, file, f"its optimizer is at step {step}, the others at {usual}: "
+                               "a part of another checkpoint", WRONG_FILE)  # fmt: skip
+    for file, (low, high) in by_file.items():
+        if low != high:
+            yield _finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
+                           "those without a gradient at some step stay behind")  # fmt: skip
+    named, counted = state.checkpoint.step, state.optimizer_step
+    if named is not None and counted is not None and abs(named - counted) > 1:
+        yield _finding(
+            "F4",
+            Severity.WARN,
+            ".",
+            f"step {named} by its {state.checkpoint.step_source}, yet the optimizer has made {counted} steps",
+            "a constant offset belongs to the run; any other means a file of another step, or an optimizer that began anew",
+        )
+    counters = [(k, v) for k, v in state.counters.items() if k.rpartition(":")[2] in ("global_step", "global_steps")]
+    for name, value in counters:
+        if named is not None and value != named:
+            yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
+                           f"the checkpoint is of step {named}", WRONG_FILE)  # fmt: skip
+
+
+def _are_parts(optimizers: Sequence[OptimizerState]) -> bool:
+    """Whether several files are ranks' parts of one optimizer; two optimizers of a GAN may differ."""
+    return all(o.rank is not None for o in optimizers)
+
+
+def check_schedulers(state: CheckpointState) -> Iterator[Finding]:
+    """F4: schedulers where the optimizer says they are, and not against each other."""
+    for scheduler in state.schedulers:
+        yield from _scheduler_position(scheduler, state)
+    yield from _scheduler_disagreements(state.schedulers)
+
+
+def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> Iterator[Finding]:
+    last_epoch, step = last_epoch_of(scheduler.state), state.optimizer_step
+    if last_epoch is None:
+        yield _finding("F4", Severity.WARN, scheduler.file, "the scheduler state holds no counter: it restarts at 0",
+                       "check that the file was written by this run")  # fmt: skip
+        return
+    count = scheduler.state.get("_step_count")
+    if isinstance(count, int) and count != last_epoch + 1:
+        yield _finding("F4", Severity.INFO, scheduler.file, f"_step_count is {count}, last_epoch {last_epoch}: "
+                       "usually one apart")  # fmt: skip
+    if step is None or not scheduler.authoritative or "last_batch_iteration" in scheduler.state:
+        return
+    unit = state.scheduler_unit or 1
+    expected = step * unit
+    if state.scheduler_unit is not None or abs(last_epoch - expected) <= unit:
+        return
+    behind = last_epoch < expected
+    why = "fp16 skips steps, and some trainers step the schedule once per epoch" if behind else (
+        "it went through `accelerator.prepare` with another number of processes, or micro-steps were counted")  # fmt: skip
+    if behind and last_epoch < expected // 2:
+        why += "; a schedule that began again from zero looks like this too"
+    message = f"last_epoch is {last_epoch} where the optimizer made {step} steps ({unit} per step expected): {why}"
+    yield _finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
+
+
+def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[Finding]:
+    """Copies of one scheduler must agree: the overridden one, and those that each rank keeps."""
+    for index, one in enumerate(schedulers):
+        for other in schedulers[index + 1 :]:
+            if one.state.keys() != other.state.keys() or (
+                one.authoritative and other.authoritative and one.rank is None
+            ):
+                continue
+            for field in ("last_epoch", "last_batch_iteration", "base_lrs", "_last_lr"):
+                if _differ(one.state.get(field), other.state.get(field)):
+                    yield _finding(
+                        "F4",
+                        Severity.ERROR,
+                        other.file,
+                        f"two schedulers disagree: {field} is {_short(other.state.get(field))} here, "
+                        f"{_short(one.state.get(field))} in `{one.file}`",
+                        "edit both to the same values, or " + GO_BACK,
+                    )
+                    return
+
+
+def check_lrs(state: CheckpointState) -> Iterator[Finding]:
+    """F5: the scheduler's last LRs are those of the optimizer's groups, on every rank."""
+    for optimizer in state.optimizers:
+        for index, group in enumerate(optimizer.groups):
+            lr = group.get("lr")
+            if isinstance(lr, (int, float)) and (not math.isfinite(lr) or lr < 0):
+                yield _finding("F5", Severity.ERROR, optimizer.file, f"group {index} has lr {lr!r}", GO_BACK)
+    yield from _ranks_agree(state.optimizers)
+    owners = [s for s in state.schedulers if s.authoritative and s.rank in (None, 0)]
+    optimizers = [o for o in state.optimizers if o.rank in (None, 0) and o.groups]
+    if len(optimizers) == 1:
+        pairs = [(scheduler, optimizers[0]) for scheduler in owners]
+    elif len(optimizers) == len(owners):
+        pairs = list(zip(owners, optimizers, strict=True))
+    else:
+        return  # which scheduler drives which optimizer is not stored
+    for scheduler, optimizer in pairs:
+        yield from _compare_lrs(scheduler, optimizer)
+
+
+def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterator[Finding]:
+    for field, key in (("_last_lr", "lr"), ("base_lrs", "initial_lr")):
+        stored = scheduler.state.get(field)
+        if not isinstance(stored, (list, tuple)):
+            continue
+        if len(stored) != len(optimizer.groups):
+            yield _finding("F5", Severity.ERROR, scheduler.file, f"{field} has {len(stored)} values, `{optimizer.file}` "
+                           f"{len(optimizer.groups)} groups", WRONG_FILE)  # fmt: skip
+            return
+        for index, (value, group) in enumerate(zip(stored, optimizer.groups, strict=True)):
+            if key in group and _differ(value, group[key]):
+                yield _finding(
+                    "F5",
+                    Severity.WARN,
+                    scheduler.file,
+                    f"{field}[{index}] is {value!r}, yet group {index} of `{optimizer.file}` has {key} {group[key]!r}: "
+                    "an edit reached one and not the other",
+                    "let `chronicle rollback --lr-scale` edit every place at once",
+                )
+
+
+def _ranks_agree(optimizers: Sequence[OptimizerState]) -> Iterator[Finding]:
+    parts = [o for o in optimizers if o.rank is not None]
+    for part in parts[1:]:
+        for index, (group, first) in enumerate(zip(part.groups, parts[0].groups, strict=False)):
+            if _differ(group.get("lr"), first.get("lr")):
+                yield _finding(
+                    "F5",
+                    Severity.ERROR,
+                    part.file,
+                    f"rank {part.rank} has lr {group.get('lr')!r} in group {index}, rank {parts[0].rank} "
+                    f"{first.get('lr')!r}: each rank loads its own",
+                    "let `chronicle rollback --lr-scale` edit every rank at once",
+                )
+
+
+def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
+    """F6: an optimizer that has stepped has state for its parameters."""
+    for optimizer in state.optimizers:
+        if not optimizer.num_states and optimizer.groups and not _keeps_none(optimizer):
+            yield _finding(
+                "F6",
+                Severity.ERROR,
+                optimizer.file,
+                "no parameter has optimizer state: moments and step counters would start from zero",
+                GO_BACK,
+            )
+        listed = [group["params"] for group in optimizer.groups if isinstance(group.get("params"), list)]
+        params = sum(len(names) for names in listed if isinstance(names, list))
+        if optimizer.rank is None and 0 < optimizer.num_states < params:
+            yield _finding("F6", Severity.INFO, optimizer.file, f"{optimizer.num_states} of {params} parameters have "
+                           "state: the others are frozen or never had a gradient")  # fmt: skip
+    if not state.optimizers:
+        yield _finding("F6", Severity.WARN, ".", "no optimizer state was found: moments would start from zero", GO_BACK)
+
+
+def _keeps_none(optimizer: OptimizerState) -> bool:
+    """SGD without momentum has nothing to lose; RMSprop, whose momentum may be 0 too, knows no `nesterov`."""
+    return all("nesterov" in group and group.get("momentum") == 0 for group in optimizer.groups)
+
+
+def check_rng(state: CheckpointState) -> Iterator[Finding]:
+    """F7: one random state a rank, no two alike."""
+    # the Trainer gives every rank the same seed: alike is what its ranks are until one draws more than the others
+    severity = Severity.INFO if state.checkpoint.format == "transformers" else Severity.WARN
+    seen: dict[str, int] = {}
+    for rank, digest in state.rng_digests.items():
+        if digest in seen:
+            yield _finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
+                           "usually one rank's was saved for all", "expected only if all ranks share one seed")  # fmt: skip
+        seen.setdefault(digest, rank)
+    recorded = state.topology.get("world_size")
+    if state.rng_ranks and isinstance(recorded, int) and len(state.rng_ranks) != recorded:
+        yield _finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks where {recorded} ran: "
+                       "the others start anew")  # fmt: skip
+
+
+def check_data(state: CheckpointState) -> Iterator[Finding]:
+    """F8: something says where in the data the run was."""
+    if not state.data:
+        yield _finding(
+            "F8",
+            Severity.INFO,
+            ".",
+            "no data position is stored: the resumed run starts its data anew unless the script skips batches",
+        )
+
+
+def _finding(check: str, severity: Severity, path: str, message: str, remedy: str | None = None) -> Finding:
+    return Finding(check=check, severity=severity, path=path, message=message, remedy=remedy)
+
+
+def _differ(one: object, other: object) -> bool:
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) != len(other) or any(_differ(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return not math.isclose(one, other, rel_tol=LR_TOLERANCE, abs_tol=1e-30)
+    if isinstance(one, Mapping) or isinstance(other, Mapping):
+        return False
+    return type(one) is type(other) and one != other
+
+
+def _short(value: object) -> str:
+    if isinstance(value, (list, tuple)) and len(value) > 3:
+        return f"[{value[0]}, {value[1]}, … {len(value)} values]"
+    return str(value)

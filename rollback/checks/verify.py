@@ -1,0 +1,165 @@
+"""Whether a checkpoint can be trusted: checks F1 to F10, each returning findings, all of them at once.
+
+    F1  closed inventory: no stray, nothing missing from or beyond the manifest
+    F2  complete: every file that the writer makes is there
+    F3  intact: file structure; with `full` the checksums of every record and of the manifest
+    F4  steps, schedulers and shards agree        F5  LRs agree          F6  the optimizer has its state
+    F7  random states, one a rank                 F8  data position      F9  pointers lead to a checkpoint
+    F10 retention: at least two other checkpoints that pass
+
+F1 and F2 look at names and sizes only. A checkpoint with strays is not read further: a loader might be, but we are not
+going to guess which file is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rollback.checks.state import check_state
+from rollback.disk.checksums import ChecksumTarget, Progress
+from rollback.errors import Refused, RollbackError, UnknownFormat, UnreadableFile
+from rollback.findings import Finding, Severity
+from rollback.checkpoint.formats import format_named
+from rollback.checks.files import checksum_findings, damage, examine_file
+from rollback.checkpoint.layout import Checkpoint, Role, StateFile
+from rollback.checkpoint.manifest import Manifest, read_manifest
+from rollback.checks.manifest_check import compare_manifest
+from rollback.checks.moments import check_moments
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+__all__ = ["check_names", "check_retention", "passes", "root_stray_findings", "verify_checkpoint"]
+
+MOMENT_FILES = 8  # looked into without `full`
+QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
+
+
+def verify_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    full: bool = False,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Every finding about `checkpoint`, worst first.
+
+    `full` reads every byte and compares checksums; `executor` lets that happen on several cores; `progress` is told
+    the bytes read.
+    """
+    findings = check_names(checkpoint)
+    manifest, problem = _manifest_of(checkpoint)
+    findings += problem
+    if manifest is not None:
+        findings += compare_manifest(checkpoint.folder, manifest, full=full, executor=executor, progress=progress)
+    covered = full and manifest is not None and manifest.digests == "complete"
+    findings += _check_files(checkpoint.files, checkpoint, full and not covered, executor, progress)
+    if not checkpoint.strays:
+        findings += _check_contents(checkpoint, findings, full)
+    return sorted(findings, key=lambda f: (_ORDER[f.severity], f.check, f.path))
+
+
+_ORDER = {Severity.ERROR: 0, Severity.WARN: 1, Severity.INFO: 2}
+
+
+def passes(findings: Sequence[Finding]) -> bool:
+    """Whether nothing among `findings` forbids resuming from the checkpoint."""
+    return not any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def check_names(checkpoint: Checkpoint) -> list[Finding]:
+    """F1 and F2 by names alone: strays, and files that are not there."""
+    known = format_named(checkpoint.format)
+    if known is None:
+        raise UnknownFormat(f"`{checkpoint.path}`: no reader is called {checkpoint.format!r}")
+    strays = [
+        Finding(
+            check="F1",
+            severity=Severity.ERROR,
+            path=path,
+            message=f"stray: a loader could take it for state, {known.name} writes no such name",
+            remedy=QUARANTINE,
+        )
+        for path in checkpoint.strays
+    ]
+    return strays + known.missing(checkpoint.files)
+
+
+def root_stray_findings(names: Sequence[str]) -> list[Finding]:
+    """F1 for what lies beside the checkpoints: a loader that looks for the latest may take it."""
+    return [
+        Finding(
+            check="F1",
+            severity=Severity.WARN,
+            path=name,
+            message="lies beside the checkpoints and is none: loaders that look for the latest may take or trip over it",
+            remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
+        )
+        for name in names
+    ]
+
+
+def check_retention(
+    checkpoint: Checkpoint, others: Sequence[Checkpoint], passing: Callable[[Checkpoint], bool]
+) -> list[Finding]:
+    """F10: at least two other checkpoints of the same root pass, so that this one is not the only way back."""
+    good = sum(1 for other in others if other.path != checkpoint.path and passing(other))
+    if good >= 2:
+        return []
+    return [
+        Finding(
+            check="F10",
+            severity=Severity.INFO,
+            path=".",
+            message=f"{good} other checkpoint{'s' if good != 1 else ''} pass: keep two before anything is deleted",
+        )
+    ]
+
+
+def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]]:
+    if checkpoint.single_file:
+        return None, []
+    try:
+        manifest = read_manifest(checkpoint.path)
+    except UnreadableFile as problem:
+        return None, [_from_error("F1", problem, "chronicle-manifest.json")]
+    if manifest is None:
+        return None, []
+    if manifest.step is not None and checkpoint.step is not None and manifest.step != checkpoint.step:
+        message = f"the manifest is of step {manifest.step}, the checkpoint of step {checkpoint.step}"
+        return manifest, [_from_error("F4", RollbackError(message), "chronicle-manifest.json")]
+    return manifest, []
+
+
+def _check_files(
+    files: Sequence[StateFile], checkpoint: Checkpoint, full: bool, executor: Executor | None, progress: Progress | None
+) -> list[Finding]:
+    findings: list[Finding] = []
+    targets: list[ChecksumTarget] = []
+    for file in files:
+        if file.role is not Role.MANIFEST:
+            found, more = examine_file(checkpoint.folder / file.path, file.path, full=full)
+            findings += found
+            targets += more
+    try:
+        return findings + checksum_findings(targets, executor, progress)
+    except UnreadableFile as problem:
+        return [*findings, damage(".", problem.message, problem.remedy)]
+
+
+def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool) -> list[Finding]:
+    known = format_named(checkpoint.format)
+    assert known is not None
+    try:
+        state = known.read_state(checkpoint)
+        sampled = len(state.optimizers) if full else MOMENT_FILES
+        return check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
+    except (UnreadableFile, UnknownFormat, Refused) as problem:
+        if any(finding.severity is Severity.ERROR for finding in so_far):
+            return []  # what is missing or damaged has been named; its consequence is no second finding
+        return [_from_error("F3", problem, ".")]
+
+
+def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
+    return Finding(check=check, severity=Severity.ERROR, path=path, message=problem.message, remedy=problem.remedy)

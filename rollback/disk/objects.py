@@ -1,0 +1,82 @@
+"""The run's content-addressed store `objects/<aa>/<sha256>`: originals of edited files, written once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollback.disk.durable import REAL_DISK, Disk
+from rollback.errors import UnreadableFile
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """Digest of a file's bytes, as lower-case hex; read without being held in memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """Files named by the sha256 of their bytes, below `directory`, outside every directory a loader lists."""
+
+    directory: Path
+    disk: Disk = REAL_DISK
+
+    def path(self, sha256: str) -> Path:
+        """Where the object lies, or would."""
+        return self.directory / sha256[:2] / sha256
+
+    def add_file(self, source: Path, sha256: str) -> None:
+        """Keep the bytes of `source`, whose digest is `sha256`; on disk when this returns."""
+        target = self.path(sha256)
+        if self._holds(target, sha256):
+            return
+        temporary = self._temporary(target)
+        self.disk.copy_new(source, temporary)
+        self._publish(temporary, target, sha256)
+
+    def add_bytes(self, content: bytes) -> str:
+        """Keep `content`; returns its digest."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        target = self.path(sha256)
+        if not self._holds(target, sha256):
+            temporary = self._temporary(target)
+            self.disk.write_new(temporary, content)
+            self._publish(temporary, target, sha256)
+        return sha256
+
+    def find(self, sha256: str) -> Path:
+        """The path of an object that is there and whole; raises `UnreadableFile` otherwise."""
+        target = self.path(sha256)
+        if not target.is_file():
+            raise UnreadableFile(
+                f"the original {sha256[:12]}… is not in `{self.directory}`", remedy="restore that directory"
+            )
+        if sha256_of(target) != sha256:
+            raise UnreadableFile(f"`{target}` was changed: its bytes no longer have the digest in its name")
+        return target
+
+    def _holds(self, target: Path, sha256: str) -> bool:
+        return target.is_file() and sha256_of(target) == sha256
+
+    def _temporary(self, target: Path) -> Path:
+        self.disk.make_directory(target.parent)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        self.disk.remove_tree(temporary)
+        return temporary
+
+    def _publish(self, temporary: Path, target: Path, sha256: str) -> None:
+        if sha256_of(temporary) != sha256:
+            self.disk.unlink(temporary)
+            raise UnreadableFile(
+                f"the file kept as {sha256[:12]}… changed while it was read", remedy="end the run that writes it"
+            )
+        self.disk.replace(temporary, target)
+        self.disk.sync_directory(target.parent)

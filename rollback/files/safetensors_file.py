@@ -1,0 +1,102 @@
+"""Headers of safetensors files: sizes, types and offsets, checked as the format demands, contents never read.
+
+Format: 8 bytes little-endian header length, a JSON object of `{name: {dtype, shape, data_offsets}}`, the data
+(huggingface/safetensors README). Offsets must tile the data without holes; there is no checksum.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollback.errors import UnreadableFile
+from rollback.files.json_stream import JsonPart, Keys, json_parts
+from rollback.files.globals import MAX_DIMENSIONS
+from rollback.files.torch_file import naming, open_state_file
+from rollback.files.torch_zip import read_at
+
+MAX_HEADER_BYTES = 90 * 2**20
+MAX_TENSORS = 500_000
+MAX_DTYPES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetensorsHeader:
+    """Number of tensors, their elements in total, element types."""
+
+    num_tensors: int
+    num_elements: int
+    dtypes: tuple[str, ...]
+
+
+def read_safetensors_header(path: Path) -> SafetensorsHeader:
+    """Read and check the header; UnreadableFile when it does not describe exactly this file."""
+    with open_state_file(path) as (fd, size_bytes), naming(path):
+        length = int.from_bytes(read_at(fd, 0, 8), "little")
+        if not 0 < length <= min(MAX_HEADER_BYTES, size_bytes - 8):
+            raise UnreadableFile(
+                f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged"
+            )
+        return _checked(json_parts(fd, 8, length, levels=0, wanted=_is_tensor), size_bytes - 8 - length)
+
+
+def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
+    starts, ends = array("Q"), array("Q")
+    elements, dtypes = 0, set()
+    for name, tensor in _tensors(parts):
+        try:
+            start, end = tensor["data_offsets"]
+            count = _num_elements(tensor["shape"])
+            dtype = tensor["dtype"]
+            if not (0 <= start <= end <= data_bytes):
+                raise UnreadableFile(f"tensor `{name[:80]}` lies at {start}–{end}, the data has {data_bytes} bytes")
+            starts.append(start)
+            ends.append(end)
+        except (KeyError, TypeError, ValueError):
+            raise UnreadableFile(f"tensor `{name[:80]}` has no valid offsets, shape and dtype") from None
+        elements += count
+        dtypes.add(str(dtype))
+        if len(starts) > MAX_TENSORS or len(dtypes) > MAX_DTYPES:
+            raise UnreadableFile(
+                f"safetensors header of {len(starts)} tensors and {len(dtypes)} types: no writer makes such"
+            )
+    _check_tiling(starts, ends, data_bytes)
+    return SafetensorsHeader(num_tensors=len(starts), num_elements=elements, dtypes=tuple(sorted(dtypes)))
+
+
+def _is_tensor(keys: Keys) -> bool:
+    return keys[:1] != ("__metadata__",)
+
+
+def _tensors(parts: Iterable[JsonPart]) -> Iterator[tuple[str, Any]]:
+    """(name, description) of each tensor, of a header read at once or member by member."""
+    for part in parts:
+        if part.keys == () and not isinstance(part.value, dict):
+            raise UnreadableFile("safetensors header is no object")
+        for name, tensor in part.value.items() if part.keys == () else ((str(part.keys[0]), part.value),):
+            if name != "__metadata__":
+                if len(part.keys) > 1:
+                    raise UnreadableFile(f"tensor `{name[:80]}` has no valid offsets, shape and dtype")
+                yield name, tensor
+
+
+def _num_elements(shape: list[object]) -> int:
+    count = 1
+    for size in shape:
+        if not isinstance(size, int) or not 0 <= size < 2**48 or len(shape) > MAX_DIMENSIONS:
+            raise ValueError("no shape")
+        count *= size
+    return count
+
+
+def _check_tiling(starts: array[int], ends: array[int], data_bytes: int) -> None:
+    at = 0
+    for index in sorted(range(len(starts)), key=lambda i: starts[i] << 64 | ends[i]):
+        if starts[index] != at:
+            raise UnreadableFile(f"safetensors data has a hole or an overlap at byte {at}")
+        at = ends[index]
+    if at != data_bytes:
+        raise UnreadableFile(f"safetensors data ends at byte {at}, the file has {data_bytes}: truncated or longer")

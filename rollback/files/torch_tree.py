@@ -1,0 +1,221 @@
+"""What a state file holds once it is read: a tree of plain values, walked by key paths.
+
+Pure values; `rollback.files.torch_file` reads them from disk, `rollback.files.torch_edit` writes changed copies.
+Trees come from files that nobody vouches for: they may share parts or contain themselves, so every walk here is
+iterative and bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+
+from rollback.errors import UnknownFormat, UnreadableFile
+from rollback.files.pickle_machine import Frame, Limits
+from rollback.files.pickle_values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
+from rollback.files.torch_zip import Record, ZipLayout
+
+MAX_LEAVES = 1_000_000
+MAX_DEPTH = 200
+
+Key = str | int
+Keys = tuple[Key, ...]
+
+
+class Container(Enum):
+    """How the bytes of a state file are arranged."""
+
+    ZIP = "torch zip"
+    LEGACY = "torch legacy stream"
+    PICKLE = "pickle"
+    JSON = "json"
+    DCP = "dcp entries"
+
+
+class LeafKind(Enum):
+    """What kind of value ends a key path."""
+
+    FLOAT = "float"
+    INT = "int"
+    BOOL = "bool"
+    TEXT = "text"
+    BYTES = "bytes"
+    NONE = "none"
+    TENSOR = "tensor"
+    SCALAR_TENSOR = "scalar tensor"
+    ARRAY = "array"
+    OPAQUE = "opaque"
+    CYCLE = "cycle"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value at the end of a key path; a readable 0-dim tensor appears as its number."""
+
+    keys: Keys
+    value: object
+    kind: LeafKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One pickle inside the file: places in it count from `pickle_offset`, an absolute byte offset.
+
+    `layout` and `record` are set when the pickle is the record `data.pkl` of a zip. `keys` is where the segment's
+    value hangs in the file's tree.
+    """
+
+    pickle_offset: int
+    pickle_bytes: int
+    frames: tuple[Frame, ...] = ()
+    layout: ZipLayout | None = None
+    record: Record | None = None
+    big_endian: bool = False
+    keys: Keys = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFile:
+    """A state file read without executing it: `tree` of plain values, `segments` saying where its numbers lie."""
+
+    path: Path
+    container: Container
+    tree: object
+    segments: tuple[Segment, ...]
+    size_bytes: int
+    limits: Limits = field(default_factory=Limits)
+    globals: frozenset[str] = frozenset()
+    tensors: tuple[TensorRef, ...] = field(default=(), repr=False)
+
+    def get(self, keys: Keys) -> object:
+        """The value at a key path, a readable 0-dim tensor as its number; UnknownFormat when there is none."""
+        value = self.tree
+        for depth, key in enumerate(keys):
+            found, value = step_into(value, key)
+            if not found:
+                where = ".".join(map(str, keys[:depth])) or "the top level"
+                raise UnknownFormat(f"`{self.path.name}` has no field `{key}` at {where}: {_names(value)}")
+        return plain_number(value)
+
+    def has(self, keys: Keys) -> bool:
+        """Whether a key path exists."""
+        value = self.tree
+        for key in keys:
+            found, value = step_into(value, key)
+            if not found:
+                return False
+        return True
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Every leaf in file order; a container reached twice is walked twice, one inside itself is a CYCLE."""
+        return walk_leaves(self.tree)
+
+
+def children_of(value: object) -> Iterator[tuple[Key, object]] | None:
+    """The named parts of a container, or None for a leaf. Keys other than strings and ints are shown as text."""
+    if isinstance(value, dict):
+        return ((k if isinstance(k, (str, int)) else str(k)[:200], v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return iter(enumerate(value))
+    if isinstance(value, Opaque):
+        parts = value.children()
+        if parts:
+            return children_of(parts)
+        if value.elements:
+            return iter(enumerate(value.elements))
+        if isinstance(value.state, (list, tuple)):
+            return iter(enumerate(value.state))
+    return None
+
+
+def step_into(value: object, key: Key) -> tuple[bool, object]:
+    """(True, the part of `value` named `key`), or (False, value)."""
+    if isinstance(value, Opaque):
+        parts = value.children()
+        if parts:
+            value = parts
+        else:
+            value = value.elements or value.state
+    if isinstance(value, dict) and key in value:
+        return True, value[key]
+    if isinstance(value, (list, tuple)) and isinstance(key, int) and -len(value) <= key < len(value):
+        return True, value[key]
+    return False, value
+
+
+def plain_number(value: object) -> object:
+    """The number a readable 0-dim tensor holds; anything else as it is."""
+    return value.value if isinstance(value, TensorRef) and value.value is not None else value
+
+
+def place_of(value: object) -> Place | None:
+    """Where the bytes of a number lie, or None when it cannot be edited."""
+    number = plain_number(value)
+    return number.place if isinstance(number, (StoredFloat, StoredInt)) else None
+
+
+def leaf_kind(value: object) -> LeafKind:
+    """The kind of a value that has no parts."""
+    if value is None:
+        return LeafKind.NONE
+    if isinstance(value, TensorRef):
+        return LeafKind.TENSOR if value.value is None else LeafKind.SCALAR_TENSOR
+    for kind, types in _KINDS.items():
+        if isinstance(value, types):
+            return kind
+    return LeafKind.OPAQUE
+
+
+_KINDS: Mapping[LeafKind, type | tuple[type, ...]] = {
+    LeafKind.BOOL: bool,  # before INT: a bool is an int
+    LeafKind.FLOAT: float,
+    LeafKind.INT: int,
+    LeafKind.TEXT: str,
+    LeafKind.BYTES: (bytes, bytearray),
+    LeafKind.ARRAY: ArrayRef,
+}
+
+
+def walk_leaves(tree: object) -> Iterator[Leaf]:
+    """Every leaf of `tree`, depth first; UnreadableFile beyond MAX_LEAVES or MAX_DEPTH."""
+    parts = children_of(tree)
+    if parts is None:
+        yield Leaf((), plain_number(tree), leaf_kind(tree))
+        return
+    stack: list[tuple[int, Iterator[tuple[Key, object]]]] = [(id(tree), parts)]
+    on_path = {id(tree)}
+    keys: list[Key] = []
+    steps = 0
+    while stack:
+        step = next(stack[-1][1], None)
+        if step is None:
+            on_path.discard(stack.pop()[0])
+            if keys:
+                keys.pop()
+            continue
+        steps += 1
+        if steps > MAX_LEAVES:
+            raise UnreadableFile(f"more than {MAX_LEAVES} values: shared parts multiply, no checkpoint looks like this")
+        key, value = step
+        parts = children_of(value)
+        if parts is None:
+            yield Leaf((*keys, key), plain_number(value), leaf_kind(value))
+        elif id(value) in on_path:
+            yield Leaf((*keys, key), None, LeafKind.CYCLE)
+        elif len(stack) >= MAX_DEPTH:
+            raise UnreadableFile(f"values are nested deeper than {MAX_DEPTH}")
+        else:
+            on_path.add(id(value))
+            keys.append(key)
+            stack.append((id(value), parts))
+
+
+def _names(value: object) -> str:
+    parts = children_of(value)
+    if parts is None:
+        return f"it is a {type(value).__name__}"
+    names = [str(key) for key, _ in islice(parts, 12)]
+    return "there are " + ", ".join(names) if names else "it is empty"

@@ -1,0 +1,247 @@
+"""The zip files that `torch.save` writes, by their own headers: records located, read within limits, checked.
+
+Layout after PKWARE's APPNOTE (§4.3), as PyTorch's miniz writes it: records stored without compression, bit 3 set,
+CRC and sizes in a data descriptor behind each record and in the central directory, zip64 where numbers need it.
+A file may also be a range of a larger one (the entries of a `.distcp`). Nothing is unpacked to disk, so an entry
+called `../x` is only a name; it is refused all the same, because no writer of checkpoints makes one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollback.disk.reading import disk_bytes
+from rollback.errors import UnreadableFile
+
+MAX_RECORDS = 60_000  # of any size; further ones must take some room on disk
+MAX_DIRECTORY_BYTES = 8 * 2**20
+MAX_NAME_BYTES = 1024
+MAX_DEFLATED_BYTES = 24 * 2**20  # torch does not compress; the raw bytes and the inflated ones are held together
+RECORD_BYTES = 400  # in memory
+CHUNK_BYTES = 4 * 2**20
+
+LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+CENTRAL_ENTRY = struct.Struct("<4s6H3I5H2I")
+END_RECORD = struct.Struct("<4s4H2IH")
+END64_RECORD = struct.Struct("<4sQ2H2I4Q")
+END64_LOCATOR = struct.Struct("<4sIQI")
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry of the central directory. Offsets count from the start of the zip, sizes in bytes.
+
+    `entry_offset` is where the entry itself lies, `header_offset` the local header it points to.
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc: int
+    compressed_bytes: int
+    size_bytes: int
+    header_offset: int
+    entry_offset: int
+    entry_bytes: int
+
+    @property
+    def stored(self) -> bool:
+        return self.method == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZipLayout:
+    """A zip inside `[base, base + length)` of a file: its records in directory order and where its directory lies."""
+
+    base: int
+    length: int
+    records: tuple[Record, ...]
+    directory_offset: int
+    directory_bytes: int
+
+    def find(self, name: str) -> Record | None:
+        """The record of that full name, or None."""
+        return next((record for record in self.records if record.name == name), None)
+
+    def by_suffix(self, suffix: str) -> tuple[Record, ...]:
+        """Records whose name ends in `suffix`; torch puts every record below one folder named after the file."""
+        return tuple(record for record in self.records if record.name.endswith(suffix))
+
+
+def read_at(fd: int, offset: int, count: int) -> bytes:
+    """Exactly `count` bytes at `offset`, or UnreadableFile."""
+    if count < 0 or offset < 0:
+        raise UnreadableFile(f"{count} bytes at {offset} are asked for: damaged offsets")
+    parts: list[bytes] = []
+    while count:
+        part = os.pread(fd, min(count, 2**30), offset)
+        if not part:
+            raise UnreadableFile(f"file ends at byte {offset}: {count} more bytes were expected")
+        parts.append(part)
+        offset += len(part)
+        count -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_layout(fd: int, base: int, length: int) -> ZipLayout:
+    """Locate every record of the zip at `[base, base + length)`; raises UnreadableFile when it is not intact."""
+    num_records, directory_bytes, directory_offset, end_offset = _end_of_directory(fd, base, length)
+    room = disk_bytes(fd)
+    if num_records > MAX_RECORDS + room // 8192 or directory_bytes > MAX_DIRECTORY_BYTES + room // 64:
+        raise UnreadableFile(f"zip directory of {num_records} records in {directory_bytes} bytes: too large to read")
+    if directory_offset + directory_bytes > end_offset:
+        raise UnreadableFile("zip directory overlaps the end of the file: truncated or damaged")
+    directory = read_at(fd, base + directory_offset, directory_bytes)
+    records = tuple(_entries(directory, num_records, directory_offset))
+    _check_records(records, directory_offset)
+    return ZipLayout(
+        base=base,
+        length=length,
+        records=records,
+        directory_offset=directory_offset,
+        directory_bytes=directory_bytes,
+    )
+
+
+def _end_of_directory(fd: int, base: int, length: int) -> tuple[int, int, int, int]:
+    """(records, directory bytes, directory offset, offset of the first end record)."""
+    window = min(length, END_RECORD.size + _FULL16)
+    tail = read_at(fd, base + length - window, window)
+    at = tail.rfind(b"PK\x05\x06")
+    while at >= 0:
+        if at + END_RECORD.size <= len(tail):
+            end = END_RECORD.unpack_from(tail, at)
+            if at + END_RECORD.size + end[7] == len(tail):
+                break
+        at = tail.rfind(b"PK\x05\x06", 0, at)
+    else:
+        raise UnreadableFile("zip without an end-of-directory record: truncated, or bytes follow its end")
+    _, disk, directory_disk, _, num_records, directory_bytes, directory_offset, _ = end
+    if disk or directory_disk:
+        raise UnreadableFile("zip split over several volumes")
+    end_offset = length - window + at
+    if _FULL32 in (directory_bytes, directory_offset) or num_records == _FULL16:
+        return _end64(fd, base, end_offset)
+    return num_records, directory_bytes, directory_offset, end_offset
+
+
+def _end64(fd: int, base: int, end_offset: int) -> tuple[int, int, int, int]:
+    locator_offset = end_offset - END64_LOCATOR.size
+    signature, _, record_offset, _ = END64_LOCATOR.unpack(read_at(fd, base + locator_offset, END64_LOCATOR.size))
+    if signature != b"PK\x06\x07" or not 0 <= record_offset <= locator_offset - END64_RECORD.size:
+        raise UnreadableFile("zip64 locator is missing or points outside the file")
+    end = END64_RECORD.unpack(read_at(fd, base + record_offset, END64_RECORD.size))
+    if end[0] != b"PK\x06\x06":
+        raise UnreadableFile("zip64 end record is missing where its locator points")
+    return end[7], end[8], end[9], record_offset
+
+
+def _entries(directory: bytes, num_records: int, directory_offset: int) -> Iterator[Record]:
+    at = 0
+    for _ in range(num_records):
+        if at + CENTRAL_ENTRY.size > len(directory):
+            raise UnreadableFile(f"zip directory ends inside entry at {directory_offset + at}")
+        entry = CENTRAL_ENTRY.unpack_from(directory, at)
+        if entry[0] != b"PK\x01\x02":
+            raise UnreadableFile(f"zip directory entry at {directory_offset + at} has no signature")
+        name_bytes, extra_bytes, comment_bytes = entry[10:13]
+        if name_bytes > MAX_NAME_BYTES:
+            raise UnreadableFile(f"zip directory entry at {directory_offset + at} has a name of {name_bytes} bytes")
+        end = at + CENTRAL_ENTRY.size + name_bytes + extra_bytes + comment_bytes
+        if end > len(directory):
+            raise UnreadableFile(f"zip directory ends inside entry at {directory_offset + at}")
+        start = at + CENTRAL_ENTRY.size
+        name = directory[start : start + name_bytes].decode("utf-8", "backslashreplace")
+        extra = directory[start + name_bytes : start + name_bytes + extra_bytes]
+        size, compressed, header = _zip64_numbers(extra, entry[9], entry[8], entry[16])
+        yield Record(name, entry[4], entry[3], entry[7], compressed, size, header, directory_offset + at, end - at)
+        at = end
+    if at != len(directory):
+        raise UnreadableFile(f"zip directory has {len(directory) - at} bytes behind its last entry")
+
+
+def _zip64_numbers(extra: bytes, size: int, compressed: int, header: int) -> tuple[int, int, int]:
+    """Size, compressed size and header offset, taken from the zip64 extra field where the entry says so."""
+    if _FULL32 not in (size, compressed, header):
+        return size, compressed, header
+    at = 0
+    while at + 4 <= len(extra):
+        kind, count = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            numbers = iter(struct.unpack_from(f"<{min(count, len(extra) - at - 4) // 8}Q", extra, at + 4))
+            try:
+                size = next(numbers) if size == _FULL32 else size
+                compressed = next(numbers) if compressed == _FULL32 else compressed
+                header = next(numbers) if header == _FULL32 else header
+            except StopIteration:
+                raise UnreadableFile("zip64 field is shorter than its entry needs") from None
+            return size, compressed, header
+        at += 4 + count
+    return size, compressed, header
+
+
+def _check_records(records: tuple[Record, ...], directory_offset: int) -> None:
+    names: set[str] = set()
+    end = 0
+    for record in sorted(records, key=lambda r: r.header_offset):
+        _check_name(record.name)
+        if record.name in names:
+            raise UnreadableFile(f"zip record `{record.name}` is there twice: a loader and a checker may differ")
+        names.add(record.name)
+        if record.header_offset < end:
+            raise UnreadableFile(f"zip record `{record.name}` overlaps the one before it")
+        end = record.header_offset + LOCAL_HEADER.size + record.compressed_bytes
+        if end > directory_offset:
+            raise UnreadableFile(f"zip record `{record.name}` reaches beyond the directory: truncated or damaged")
+
+
+def _check_name(name: str) -> None:
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\0" in name or "\\" in name or any(p in ("", ".", "..") for p in parts):
+        raise UnreadableFile(f"zip record has the name {name[:80]!r}: no checkpoint writer makes such a name")
+
+
+def data_offset(fd: int, layout: ZipLayout, record: Record) -> int:
+    """Where the record's bytes begin, counted from the start of the file; its local header is checked."""
+    at = layout.base + record.header_offset
+    header = LOCAL_HEADER.unpack(read_at(fd, at, LOCAL_HEADER.size))
+    if header[0] != b"PK\x03\x04":
+        raise UnreadableFile(f"zip record `{record.name}` has no local header at byte {at}")
+    start = at + LOCAL_HEADER.size + int(header[9]) + int(header[10])
+    if start + record.compressed_bytes > layout.base + layout.directory_offset:
+        raise UnreadableFile(f"zip record `{record.name}` reaches into the directory")
+    return start
+
+
+def read_record(fd: int, layout: ZipLayout, record: Record, *, max_bytes: int) -> bytes:
+    """The bytes of one record, inflated if need be, never more than `max_bytes`."""
+    if record.size_bytes > max_bytes:
+        raise UnreadableFile(f"zip record `{record.name}` has {record.size_bytes} bytes: at most {max_bytes} are read")
+    start = data_offset(fd, layout, record)
+    if record.stored:
+        if record.size_bytes != record.compressed_bytes:
+            raise UnreadableFile(f"zip record `{record.name}` is stored, yet its two sizes differ")
+        return read_at(fd, start, record.size_bytes)
+    if record.method != 8:
+        raise UnreadableFile(f"zip record `{record.name}` uses compression method {record.method}: 0 and 8 are known")
+    if record.size_bytes > MAX_DEFLATED_BYTES:
+        raise UnreadableFile(
+            f"zip record `{record.name}` inflates to {record.size_bytes} bytes: at most {MAX_DEFLATED_BYTES} are read"
+        )
+    return _inflate(read_at(fd, start, min(record.compressed_bytes, MAX_DEFLATED_BYTES)), record)
+
+
+def _inflate(raw: bytes, record: Record) -> bytes:
+    inflater = zlib.decompressobj(-15)
+    try:
+        data = inflater.decompress(raw, record.size_bytes + 1)
+    except zlib.error as problem:
+        raise UnreadableFile(f"zip record `{record.name}` cannot be inflated: {problem}") from None
+    if len(data) != record.size_bytes:
+        raise UnreadableFile(f"zip record `{record.name}` inflates to {len(data)} bytes instead of {record.size_bytes}")
+    return data

@@ -1,0 +1,176 @@
+"""The values of a transaction: what is to change, what has been prepared, what was done. Nothing here touches the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rollback.disk.durable import Attributes
+from rollback.errors import UnreadableFile
+from rollback.transaction.moves import Move
+from rollback.transaction.staging import Writer
+
+READY = "transaction.json"
+VERSION = 1
+ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """`old` bytes at `offset` become `new` bytes of the same length."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchedFile:
+    """A very large file of which a few bytes change in place; `path` is relative to the checkpoint."""
+
+    path: str
+    patches: tuple[Patch, ...]
+    attributes: Attributes  # of the original
+
+    def backwards(self) -> PatchedFile:
+        """The patch that takes this one back."""
+        return replace(self, patches=tuple(Patch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "patches": [[p.offset, p.old.hex(), p.new.hex()] for p in self.patches],
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> PatchedFile:
+        return cls(
+            path=record["path"],
+            patches=tuple(
+                Patch(offset=offset, old=bytes.fromhex(old), new=bytes.fromhex(new))
+                for offset, old, new in record["patches"]
+            ),
+            attributes=Attributes.from_json(record["attributes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a transaction is to bring about. Names are relative to `root`, the directory a loader lists."""
+
+    root: Path
+    entry: str  # the checkpoint's name in `root`
+    source: Path  # where it lies now: `root / entry`, or an abandoned one that is brought back
+    writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
+    patches: Mapping[str, tuple[Patch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
+    abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
+    pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
+    links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> what it is to point to
+    copies: Mapping[str, Writer] = field(default_factory=dict)  # further name of the checkpoint in `root` -> its content
+    configs: Mapping[Path, bytes] = field(default_factory=dict)  # file outside `root` that goes with it -> new content
+    contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
+    facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
+
+    @property
+    def place(self) -> Path:
+        return self.root / self.entry
+
+    @property
+    def parent(self) -> Path:
+        return self.root.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What was done, with all that `undo` needs; `id` is the journal entry that holds it.
+
+    `left_over` says what could not be tidied up afterwards; it is out of every loader's sight.
+    """
+
+    id: str
+    data: Mapping[str, Any]
+    left_over: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The content of `transaction.json`: from here on the transaction only goes forward."""
+
+    intent: str
+    receipt_kind: str
+    moves: tuple[Move, ...]
+    patched: tuple[PatchedFile, ...]
+    hides_root: bool  # out of sight until all is done: files are patched, or one outside it changes with it
+    place: str  # its name in the root
+    final: str  # where it lies in the end: there, or among the abandoned again
+    twin: str  # where its hard-linked twin is built
+    checks: Mapping[str, str]  # absolute path -> sha256 that must be read back
+    attributes: tuple[tuple[str, Attributes], ...]  # to set when the moves are made
+    final_attributes: tuple[tuple[str, Attributes], ...]  # to set when the workspace is gone
+    remove: tuple[str, ...]  # leftovers outside the workspace: files, or directories if empty
+    receipt: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": VERSION,
+            "intent": self.intent,
+            "receipt_kind": self.receipt_kind,
+            "moves": [move.to_json() for move in self.moves],
+            "patched": [file.to_json() for file in self.patched],
+            "hides_root": self.hides_root,
+            "place": self.place,
+            "final": self.final,
+            "twin": self.twin,
+            "checks": dict(self.checks),
+            "attributes": [[path, attributes.to_json()] for path, attributes in self.attributes],
+            "final_attributes": [[path, attributes.to_json()] for path, attributes in self.final_attributes],
+            "remove": list(self.remove),
+            "receipt": dict(self.receipt),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Prepared:
+        if record.get("v") != VERSION:
+            raise UnreadableFile(f"{READY} has version {record.get('v')!r}: this program reads {VERSION}")
+        return cls(
+            intent=record["intent"],
+            receipt_kind=record["receipt_kind"],
+            moves=tuple(Move.from_json(move) for move in record["moves"]),
+            patched=tuple(PatchedFile.from_json(file) for file in record["patched"]),
+            hides_root=bool(record.get("hides_root", record["patched"])),
+            place=record["place"],
+            final=record["final"],
+            twin=record["twin"],
+            checks=record["checks"],
+            attributes=tuple((path, Attributes.from_json(values)) for path, values in record["attributes"]),
+            final_attributes=tuple((path, Attributes.from_json(values)) for path, values in record["final_attributes"]),
+            remove=tuple(record["remove"]),
+            receipt=record["receipt"],
+        )
+
+
+def workspace_of(parent: Path, intent: str) -> Path:
+    """Where a transaction prepares: beside the checkpoints root, on its filesystem, hidden from loaders."""
+    return parent / f".chronicle-{intent}"
+
+
+def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
+    """Digests of everything that `undo` of this receipt needs from the object store."""
+    yield from (file["before"] for file in data["files"])
+    yield from (pointer["before"] for pointer in data["pointers"] if pointer["before"] is not None)
+    yield from (config["before"] for config in data.get("configs") or ())
+    if data.get("contract") and data["contract"]["before"] is not None:
+        yield data["contract"]["before"]
+
+
+def contract_part(path: Path, intent: str) -> Path:
+    """Where the new contract waits for its move: beside the one it replaces."""
+    return path.with_name(f".contract-{intent}.json")
+
+
+def config_part(path: Path, intent: str) -> Path:
+    """Where the new content of a file outside the root waits for its move."""
+    return path.with_name(f".{path.name}.chronicle-{intent}")

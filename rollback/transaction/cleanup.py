@@ -1,0 +1,125 @@
+"""Strays moved out of every loader's sight, and back.
+
+Each stray is one rename to `<root>/../quarantine/<id>/…` on the same filesystem, made durable before the next. Any
+part of the list done is a safe state (fewer strays than before), so there is no intent to recover: the journal entry
+that lists the moves is written first, a second run moves what is left, and `restore` takes back what was moved.
+Nothing is ever overwritten or deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollback.disk.durable import REAL_DISK, Disk, is_there
+from rollback.errors import Refused, RollbackError, UnreadableFile
+from rollback.checkpoint.layout import Checkpoint
+from rollback.disk.mounts import is_mount_point
+
+QUARANTINE_DIR = "quarantine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrayMove:
+    """One stray: its path relative to the checkpoints directory, and the inode that is meant."""
+
+    path: str
+    inode: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"path": self.path, "inode": self.inode}
+
+
+def plan_quarantine(root: Path, checkpoints: Sequence[Checkpoint], beside: Sequence[str]) -> tuple[StrayMove, ...]:
+    """Every stray of `checkpoints` that lies below `root`, and those `beside` them, each once; outer ones first."""
+    root = Path(os.path.abspath(root))
+    found: set[str] = set(beside)
+    for checkpoint in checkpoints:
+        for stray in checkpoint.strays:
+            path = Path(os.path.normpath(checkpoint.folder / stray))
+            if path.is_relative_to(root) and path != root:
+                found.add(path.relative_to(root).as_posix())
+    moves: list[StrayMove] = []
+    for name in sorted(found):
+        if not any(name.startswith(f"{move.path}/") for move in moves):
+            moves.append(StrayMove(path=name, inode=os.lstat(root / name).st_ino))
+    return tuple(moves)
+
+
+def quarantine_dir(root: Path, id_: str) -> Path:
+    """Where the strays of the journal entry `id_` lie."""
+    return Path(os.path.abspath(root)).parent / QUARANTINE_DIR / id_
+
+
+def refuse_mount_points(root: Path) -> None:
+    """Raise Refused when a rename cannot leave `root`: it would become a copy."""
+    root = Path(os.path.abspath(root))
+    if is_mount_point(root):
+        raise Refused(
+            f"`{root}` is a mount point: strays cannot be renamed out of it",
+            "keep checkpoints one directory below the mount point, and name that with --checkpoints",
+        )
+
+
+def apply_quarantine(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
+    """Make the moves that are not made yet; returns how many were made now.
+
+    Raises RollbackError naming the first that cannot be made; those before it stay made.
+    """
+    return _rename_all([(root / move.path, quarantine_dir(root, id_) / move.path, move.inode) for move in moves], disk)
+
+
+def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
+    """Move everything of `id_` back to where it was; returns how many were moved. Refuses to overwrite."""
+    taken = [move.path for move in moves if is_there(root / move.path) and not _is(root / move.path, move.inode)]
+    if taken:
+        raise Refused(
+            f"`{root / taken[0]}` is taken again: the stray cannot go back without overwriting it",
+            "move what is there elsewhere first",
+        )
+    source = quarantine_dir(root, id_)
+    count = _rename_all([(source / move.path, root / move.path, move.inode) for move in moves], disk)
+    for directory in sorted({(source / move.path).parent for move in moves}, key=lambda path: -len(path.parts)):
+        _remove_empty(directory, source.parent.parent)
+    return count
+
+
+def moves_from_json(listed: object) -> tuple[StrayMove, ...]:
+    """The moves of a journal entry; UnreadableFile when it does not hold any."""
+    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
+        raise UnreadableFile("the journal entry lists no moved strays")
+    return tuple(StrayMove(path=str(item["path"]), inode=int(item["inode"])) for item in listed)
+
+
+def _rename_all(pairs: Sequence[tuple[Path, Path, int]], disk: Disk) -> int:
+    count = 0
+    for source, target, inode in pairs:
+        if not _is(source, inode):
+            continue  # moved by an earlier run, or replaced since: then it is not what was meant
+        try:
+            disk.make_directory(target.parent)
+            disk.move(source, target)
+            for directory in {source.parent, target.parent}:
+                disk.sync_directory(directory)
+        except OSError as problem:
+            raise RollbackError(
+                f"`{source}` could not be moved to `{target}`: {problem.strerror}",
+                "remove the cause and repeat: what was moved before stays moved",
+            ) from problem
+        count += 1
+    return count
+
+
+def _is(path: Path, inode: int) -> bool:
+    try:
+        return os.lstat(path).st_ino == inode
+    except OSError:
+        return False
+
+
+def _remove_empty(directory: Path, stop: Path) -> None:
+    while directory != stop and directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+        directory = directory.parent

@@ -1,0 +1,310 @@
+"""Change a checkpoint so that a crash at any point leaves what was before or what was asked, and take it back.
+
+    intent      journalled before anything is touched
+    prepare     in `<parent>/.chronicle-<id>/`, where no loader looks: originals to the object store, the edited twin,
+                new pointers, the list of moves; all durable, then `transaction.json`: from here on it will be finished
+    moves       renames only, each atomic and durable before the next (`rollback.transaction.moves`)
+    read back   the bytes on disk against the digests of the twin
+    receipt     journalled; it holds what `undo` needs
+    workspace   removed
+
+Killed before `transaction.json` exists: `recover` removes the workspace, nothing had changed. Killed later: `recover`
+makes the remaining moves. Knows no format: what a file becomes is decided by the `Writer` it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollback.transaction.change import (
+    ABANDONED,
+    READY,
+    Change,
+    Prepared,
+    Receipt,
+    config_part,
+    contract_part,
+    originals_of,
+    workspace_of,
+)
+from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_there
+from rollback.errors import RollbackError, StoppedPartWay
+from rollback.transaction.moves import run_moves
+from rollback.disk.objects import ObjectStore, sha256_of
+from rollback.transaction.patched import hidden_root, patched_at, run_out_of_sight
+from rollback.transaction.preconditions import check_ground, check_undo
+from rollback.transaction.prepare import prepare_rollback
+from rollback.transaction.prepare_undo import prepare_undo
+
+__all__ = ["Change", "Receipt", "Record", "apply_change", "recover", "remove_leftovers", "undo"]
+
+Record = Callable[[str, dict[str, Any]], str]
+
+
+def apply_change(
+    change: Change,
+    *,
+    objects_dir: Path,
+    record: Record,
+    check_twin: Callable[[Path], None] = lambda _: None,
+    disk: Disk = REAL_DISK,
+) -> Receipt:
+    """Bring `change` about. `record` journals an entry durably and returns its id.
+
+    Raises `Refused` before anything is touched, any other `RollbackError` with everything as it was, and
+    `StoppedPartWay` when `recover` has to finish.
+    """
+    check_ground(change)
+    store = ObjectStore(objects_dir, disk)
+    contract_path = None if change.contract is None else str(change.contract[0])
+    intent_data = _intent_data(change.root, change.entry, contract_path, [str(path) for path in change.configs])
+    intent = record("rollback.intent", intent_data | dict(change.facts))
+
+    def prepare(workspace: Path) -> Prepared:
+        return prepare_rollback(change, intent, workspace, store, check_twin, disk)
+
+    return _carry_out(intent, "rollback", _Traces.of(intent, intent_data), prepare, record, disk)
+
+
+def undo(
+    receipt: Receipt,
+    *,
+    newer: tuple[str, ...] = (),
+    objects_dir: Path,
+    record: Record,
+    disk: Disk = REAL_DISK,
+) -> Receipt:
+    """Take back what `receipt` did: every byte, mode and time of every touched thing.
+
+    `newer` names the entries of the root that a later launch saved, earliest first; they are abandoned under the
+    undo's own id, nothing is overwritten. Raises as `apply_change`.
+    """
+    data = receipt.data
+    root = Path(data["root"])
+    check_undo(data, root)
+    store = ObjectStore(objects_dir, disk)
+    for sha256 in originals_of(data):
+        store.find(sha256)
+    facts = {"undoes": receipt.id, "undoes_intent": data["intent"], "step": data.get("step")}
+    contract_path = data["contract"]["path"] if data.get("contract") else None
+    configs = [str(config["path"]) for config in data.get("configs") or ()]
+    intent_data = _intent_data(root, data["entry"], contract_path, configs)
+    intent = record("undo.intent", intent_data | facts)
+
+    def prepare(workspace: Path) -> Prepared:
+        return prepare_undo(data, facts, newer, intent, workspace, store, disk)
+
+    return _carry_out(intent, "undo", _Traces.of(intent, intent_data), prepare, record, disk)
+
+
+def recover(intent: str, data: Mapping[str, Any], *, record: Record, disk: Disk = REAL_DISK) -> Receipt | None:
+    """Finish or revert the transaction that the journalled `intent` began.
+
+    Returns the receipt when it was finished, `None` when it was reverted. May itself be interrupted and repeated.
+    """
+    traces = _Traces.of(intent, data)
+    try:
+        if not (traces.workspace / READY).is_file():
+            traces.remove(disk)
+            record("recover.receipt", {"intent": intent, "outcome": "reverted"})
+            return None
+        prepared = Prepared.from_json(json.loads((traces.workspace / READY).read_bytes()))
+        receipt = _finish(prepared, traces.workspace, record, disk)
+        record("recover.receipt", {"intent": intent, "outcome": "finished", "receipt": receipt.id})
+    except OSError as problem:
+        raise StoppedPartWay(
+            f"recovery stopped: {_words(problem)}", remedy="remove the cause, then run `chronicle recover` again"
+        ) from problem
+    return receipt
+
+
+def remove_leftovers(root: Path, closed: Iterable[str], disk: Disk = REAL_DISK) -> int:
+    """Remove the workspaces of finished transactions that were killed before they could do it; returns how many."""
+    removed = 0
+    for intent in closed:
+        workspace = workspace_of(root.parent, intent)
+        if (workspace / READY).is_file():
+            _clean(Prepared.from_json(json.loads((workspace / READY).read_bytes())), workspace, disk)
+            removed += 1
+        elif workspace.is_dir():
+            _remove_workspace(workspace, disk)
+            removed += 1
+    return removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traces:
+    """Everything an unfinished transaction may have left on disk; nothing of it is in a loader's sight."""
+
+    workspace: Path
+    abandoned_dir: Path
+    contract_part: Path | None
+    config_parts: tuple[Path, ...]
+    parent_attributes: Attributes | None
+
+    @classmethod
+    def of(cls, intent: str, data: Mapping[str, Any]) -> _Traces:
+        root, contract_path, attributes = Path(data["root"]), data.get("contract_path"), data.get("parent_attributes")
+        return cls(
+            workspace=workspace_of(root.parent, intent),
+            abandoned_dir=root.parent / ABANDONED / intent,
+            contract_part=None if contract_path is None else contract_part(Path(contract_path), intent),
+            config_parts=tuple(config_part(Path(path), intent) for path in data.get("config_paths") or ()),
+            parent_attributes=None if attributes is None else Attributes.from_json(attributes),
+        )
+
+    def remove(self, disk: Disk) -> None:
+        """As if it had never begun, the parent's times included; first of all it is no longer ready to be finished."""
+        if (self.workspace / READY).is_file():
+            disk.unlink(self.workspace / READY)
+            disk.sync_directory(self.workspace)
+        for part in (*self.config_parts, *([] if self.contract_part is None else [self.contract_part])):
+            disk.remove_tree(part)
+        for directory in (self.abandoned_dir, self.abandoned_dir.parent):
+            _remove_if_empty(directory, disk)
+        _remove_workspace(self.workspace, disk)
+        if self.parent_attributes is not None:
+            disk.set_attributes(self.workspace.parent, self.parent_attributes)
+
+
+def _intent_data(root: Path, entry: str, contract_path: str | None, config_paths: list[str]) -> dict[str, Any]:
+    return {
+        "root": str(root),
+        "entry": entry,
+        "contract_path": contract_path,
+        "config_paths": config_paths,
+        "parent_attributes": Attributes.of(root.parent).to_json(),
+    }
+
+
+def _carry_out(
+    intent: str,
+    verb: str,
+    traces: _Traces,
+    prepare: Callable[[Path], Prepared],
+    record: Record,
+    disk: Disk,
+) -> Receipt:
+    try:
+        prepared = prepare(traces.workspace)
+        _publish_ready(prepared, traces.workspace, disk)
+    except (OSError, RollbackError, KeyboardInterrupt) as problem:
+        _revert(traces, intent, record, disk, problem)
+        if isinstance(problem, OSError):
+            raise _named(problem, f"{verb} could not be prepared; nothing was changed") from problem
+        raise
+    try:
+        return _finish(prepared, traces.workspace, record, disk)
+    except StoppedPartWay:
+        raise
+    except (OSError, RollbackError) as problem:
+        if not _is_begun(prepared):
+            _revert(traces, intent, record, disk, problem)
+            raise _named(problem, f"{verb} could not be begun; nothing was changed") from problem
+        raise StoppedPartWay(
+            f"{verb} stopped part-way: {_words(problem)}",
+            remedy="remove the cause, then finish it with `chronicle recover`",
+        ) from problem
+
+
+def _is_begun(prepared: Prepared) -> bool:
+    place = Path(prepared.place)
+    if prepared.hides_root and is_there(hidden_root(place.parent, prepared.intent)):
+        return True
+    if prepared.patched and patched_at(Path(prepared.final), prepared):
+        return True
+    return any(move.is_done() for move in prepared.moves)
+
+
+def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
+    temporary = workspace / f"{READY}.part"
+    disk.write_new(temporary, json.dumps(prepared.to_json(), indent=1).encode())
+    disk.replace(temporary, workspace / READY)
+    disk.sync_directory(workspace)
+
+
+def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> Receipt:
+    if prepared.hides_root:
+        run_out_of_sight(disk, prepared)
+    else:
+        run_moves(disk, prepared.moves)
+    for path, attributes in prepared.attributes:
+        disk.set_attributes(Path(path), attributes)
+    _read_back(prepared)
+    id_ = record(prepared.receipt_kind, dict(prepared.receipt))
+    return Receipt(id=id_, data=prepared.receipt, left_over=_clean(prepared, workspace, disk))
+
+
+def _read_back(prepared: Prepared) -> None:
+    if not patched_at(Path(prepared.final), prepared):
+        raise StoppedPartWay(
+            f"`{prepared.final}` does not read back as patched", remedy="check the disk; then run `chronicle recover`"
+        )
+    for path, expected in prepared.checks.items():
+        found = sha256_of(Path(path))
+        if found != expected:
+            raise StoppedPartWay(
+                f"`{path}` reads back with digest {found[:12]}…, expected {expected[:12]}…: the disk returned other bytes",
+                remedy="check the disk; `chronicle recover` tries again",
+            )
+
+
+def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> str | None:
+    """Tidy up after the receipt. A failure here changes nothing that matters: it is said, the next command tries again."""
+    try:
+        for leftover in map(Path, prepared.remove):
+            if leftover.is_dir():
+                _remove_if_empty(leftover, disk)
+            elif leftover.is_file():
+                disk.unlink(leftover)
+                disk.sync_directory(leftover.parent)  # before the workspace goes, which is what remembers it
+        _remove_workspace(workspace, disk)
+        for path, attributes in prepared.final_attributes:
+            disk.set_attributes(Path(path), attributes)
+    except OSError as problem:
+        return f"`{workspace}` could not be removed: {_words(problem)}; no loader sees it, the next command tries again"
+    return None
+
+
+def _remove_workspace(workspace: Path, disk: Disk) -> None:
+    """Remove a workspace, `transaction.json` last: without it what is left looks never begun."""
+    if not workspace.is_dir():
+        return
+    for entry in sorted(workspace.iterdir(), key=lambda path: path.name == READY):
+        disk.remove_tree(entry)
+    disk.remove_tree(workspace)
+    disk.sync_directory(workspace.parent)
+
+
+def _remove_if_empty(directory: Path, disk: Disk) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        disk.point("rmdir", directory)
+        directory.rmdir()
+        disk.sync_directory(directory.parent)
+
+
+def _revert(traces: _Traces, intent: str, record: Record, disk: Disk, cause: BaseException) -> None:
+    """Nothing is in sight yet: remove what was prepared and close the intent."""
+    try:
+        traces.remove(disk)
+        record("recover.receipt", {"intent": intent, "outcome": "reverted", "cause": str(cause)})
+    except (OSError, RollbackError) as problem:
+        raise StoppedPartWay(
+            f"nothing was changed, but the transaction could not be closed: {problem}",
+            remedy="run `chronicle recover`",
+        ) from cause
+
+
+def _named(problem: OSError | RollbackError, what: str) -> RollbackError:
+    return RollbackError(f"{what}: {_words(problem)}", remedy="free space or fix permissions, then repeat")
+
+
+def _words(problem: OSError | RollbackError) -> str:
+    if isinstance(problem, RollbackError):
+        return problem.message
+    where = problem.filename2 or problem.filename
+    return f"{problem.strerror or problem}" + (f" `{where}`" if where else "")

@@ -1,0 +1,126 @@
+"""The edited twin of a checkpoint, built where no loader looks: untouched files are hard links, edited ones new inodes.
+
+The twin has the modes, owners and times of the original, so that nothing but the edit tells them apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollback.disk.durable import Attributes, Disk
+from rollback.errors import Refused
+from rollback.disk.mounts import is_mount_point, mount_points
+from rollback.disk.objects import sha256_of
+
+LAST = "chronicle-manifest.json"  # holds digests of the other files: written when they are
+
+
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """One file that differs between the original and its twin; `path` is relative to the checkpoint."""
+
+    path: str
+    before: str  # sha256
+    after: str  # sha256
+    attributes: Attributes  # of the original
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "before": self.before,
+            "after": self.after,
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> StagedFile:
+        return cls(
+            path=record["path"],
+            before=record["before"],
+            after=record["after"],
+            attributes=Attributes.from_json(record["attributes"]),
+        )
+
+
+# (path of the file as it is, path of the new file that does not exist yet, files written before it)
+Writer = Callable[[Path, Path, Sequence[StagedFile]], None]
+
+
+def build_twin(disk: Disk, source: Path, twin: Path, writers: Mapping[str, Writer]) -> tuple[StagedFile, ...]:
+    """Build `twin` from the directory or file `source`; everything in it is durable when this returns.
+
+    `writers` maps a path relative to `source` (empty when `source` is a file) to what writes its new content.
+    """
+    changed: list[StagedFile] = []
+    _copy(disk, source, twin, "", writers, changed)
+    disk.sync_directory(twin.parent)
+    missing = set(writers) - {file.path for file in changed}
+    assert not missing, f"writers for files that are not there: {missing}"
+    return tuple(changed)
+
+
+def refuse_odd_entries(source: Path, edited: Mapping[str, object]) -> None:
+    """Refuse a checkpoint holding what cannot be hard-linked or safely edited, before anything is changed."""
+    mounted = mount_points()
+    for path in (source, *sorted(source.rglob("*"))):
+        kind, relative = path.lstat().st_mode, path.relative_to(source).as_posix()
+        if path != source and is_mount_point(path, mounted):
+            raise Refused(f"`{path}` is a mount point inside the checkpoint", remedy="unmount it, or copy its content")
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
+            raise Refused(f"`{path}` is neither a file nor a directory: expected state files only")
+        if stat.S_ISLNK(kind) and (path == source or relative in edited):
+            raise Refused(
+                f"`{path}` is a symbolic link: an edit would not stay inside the checkpoint",
+                remedy="replace the link by a copy of what it points to",
+            )
+
+
+def _copy(
+    disk: Disk, source: Path, twin: Path, relative: str, writers: Mapping[str, Writer], changed: list[StagedFile]
+) -> None:
+    if relative in writers and not source.is_dir():
+        changed.append(_write(disk, source, twin, relative, writers[relative], changed))
+    elif source.is_dir() and not source.is_symlink():
+        attributes = Attributes.of(source)
+        disk.make_directory(twin)
+        for entry in sorted(os.listdir(source), key=lambda name: (name == LAST, name)):
+            _copy(disk, source / entry, twin / entry, f"{relative}/{entry}".lstrip("/"), writers, changed)
+        disk.sync_directory(twin)
+        disk.set_attributes(twin, attributes)
+    else:
+        _link(disk, source, twin)
+
+
+def _write(
+    disk: Disk, source: Path, twin: Path, relative: str, writer: Writer, changed: Sequence[StagedFile]
+) -> StagedFile:
+    attributes = Attributes.of(source)
+    disk.point("open", twin)
+    writer(source, twin, changed)
+    made = Attributes.of(twin)
+    kept = Attributes(
+        mode=attributes.mode, uid=attributes.uid, gid=attributes.gid, atime_ns=made.atime_ns, mtime_ns=made.mtime_ns
+    )
+    disk.set_attributes(twin, kept)
+    disk.sync_file(twin)
+    return StagedFile(path=relative, before=sha256_of(source), after=sha256_of(twin), attributes=attributes)
+
+
+def _link(disk: Disk, source: Path, twin: Path) -> None:
+    try:
+        disk.link(source, twin)
+    except OSError as problem:
+        if problem.errno not in _NO_HARD_LINKS:
+            raise
+        attributes = Attributes.of(source)
+        disk.copy_new(source, twin)
+        disk.set_attributes(twin, attributes)
