@@ -66,17 +66,16 @@ def make_checkpoint(path: Path, size_bytes: int) -> None:
 
 def edit(root: Path, path: Path, scale: float) -> float:
     """Seconds for plan and apply through the library, journalling to memory."""
-    from rollback.transaction.apply import apply_plan, read_inputs
-    from rollback.checkpoint.listing import open_checkpoint
-    from rollback.plan.plan import plan_rollback
+    from rollback.checkpoint.listing import open_checkpoint, read_state
+    from rollback.plan.plan import compose_plan
     from rollback.plan.request import RollbackRequest
-    from rollback.checkpoint.rollback_state import read_state
+    from rollback.transaction.apply import apply_plan, read_inputs
 
     began = time.perf_counter()
     checkpoint = open_checkpoint(path)
     state = read_state(checkpoint)
     assert checkpoint.step is not None
-    plan = plan_rollback(
+    plan = compose_plan(
         RollbackRequest(step=checkpoint.step, lr_scale=scale),
         checkpoint,
         [checkpoint],

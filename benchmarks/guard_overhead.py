@@ -17,13 +17,12 @@ from pathlib import Path
 
 import torch
 
-from chronicle.resume.checks.memory import check_memory, check_rng
-from chronicle.resume.contract import Expectation
+from chronicle.resume.adapters.hooks import hook_optimizer_steps
+from chronicle.resume.checks.memory import check_generators, check_memory
+from chronicle.resume.contract import Expectation, Options
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
 from chronicle.resume.learning_rate import BoundScheduler
-from chronicle.resume.adapters.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory, RankDigest
-from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
 
 NUM_RANKS = 16384
@@ -123,7 +122,7 @@ def measure_ranks() -> None:
     found = replace(memory, ranks=(digests[777],))
     expectation = Expectation(basis="manifest", memory=parsed)
     comparing, _ = median_of(
-        lambda: check_memory(expectation, found, rank=777) + check_rng(expectation, found, rank=777), 3
+        lambda: check_memory(expectation, found, rank=777) + check_generators(expectation, found, rank=777), 3
     )
     print(
         f"{NUM_RANKS} ranks: digest of a rank {message} bytes, {message * NUM_RANKS / 1e6:.1f} MB gathered by the main process"

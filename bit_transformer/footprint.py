@@ -1,23 +1,31 @@
-"""What a run needs in memory, a rank at a time, by arithmetic alone: `python -m bit_transformer.footprint --recipe baseline`.
+"""The memory and the work that a run needs, by arithmetic: `python -m bit_transformer.footprint --recipe baseline`.
 
-Counted: weights, gradients, what the optimizer keeps, averaged weights, and what the forward pass keeps for the backward
-one. Weights and moments are float32 here, also under autocast. Not counted: the driver and its libraries (about a
-gigabyte on a GPU), the allocator's gaps, and DeepSpeed's own buckets.
+Counted per rank: weights, gradients, optimizer state, averaged weights, and what the forward pass keeps for the backward
+pass. `measure_room` compares the sum with the free memory before the model is built; `Announcer` prints the size of data,
+model and plan at the start of a launch.
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
 
 from bit_transformer.data.bits import BITS_PER_BYTE
+from bit_transformer.data.loaders import SampleStore
 from bit_transformer.errors import BadRecipe, TrainerError
-from bit_transformer.model.growth import grown_config
+from bit_transformer.model.conversion import grown_config
 from bit_transformer.model.transformer import ModelConfig
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.training.report import print_error
+from chronicle.preflight import available_memory
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 DEVICES_GB = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141}
@@ -111,7 +119,7 @@ def of_recipe(recipe: Recipe, world_size: int) -> Footprint:
                      averaged=bool(recipe.ema_decay))
 
 
-def format_table(rows: Iterable[tuple[str, Footprint]]) -> list[str]:
+def format_footprint(rows: Iterable[tuple[str, Footprint]]) -> list[str]:
     """Return a table in gigabytes (10⁹), and on which devices each row fits."""
     lines = [f"{'':<22}{'weights':>9}{'gradients':>11}{'optimizer':>11}{'buffers':>9}{'activations':>13}{'GB a rank':>11}"
              "  fits"]
@@ -141,9 +149,124 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(f"{recipe.name}: {recipe.model.num_parameters:,} parameters, batch {recipe.data.batch_size} windows of "
           f"{recipe.data.window_bytes} bytes in {recipe.accumulation_steps} parts, precision {recipe.mixed_precision}")
-    print("\n".join(format_table(rows)))
+    print("\n".join(format_footprint(rows)))
     return 0
 
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# --- Free memory, and the settings that would fit
+
+_WHOLE = ("ema_decay=0", "export=()", "qat_from_step=none", "growth=()")  # what sharded parameters cannot do
+_MOST_RANKS, _MOST_WAYS = 64, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a rank will need by the footprint's arithmetic, what each rank has, and the changes that would fit."""
+
+    needed: Footprint
+    free_by_rank: tuple[int | None, ...]
+    ways: tuple[str, ...]
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for; nothing where a part is nothing."""
+        return {name: size for name, size in asdict(self.needed).items() if size}
+
+
+def measure_room(accelerator: Any, recipe: Recipe) -> Room:
+    """Ask every rank; the ranks of a host that train on its CPUs share its memory equally."""
+    device, host = accelerator.device, socket.gethostname()
+    told = gather_object([(host, device.type, _free(device))])
+    sharers = Counter(where for where, kind, _ in told if kind == "cpu")
+    free = tuple(bytes_free // sharers[where] if bytes_free is not None and kind == "cpu" else bytes_free
+                 for where, kind, bytes_free in told)
+    known = [one for one in free if one is not None]
+    ways = tuple(list_ways(recipe, len(told), min(known), own_memory=device.type != "cpu")) if known else ()
+    return Room(needed=of_recipe(recipe, len(told)), free_by_rank=free, ways=ways)
+
+
+def list_ways(recipe: Recipe, world_size: int, free: int, *, own_memory: bool) -> Iterator[str]:
+    """Yield up to three changes with which a rank fits into `free` bytes, a tenth left; nothing where it fits as it is.
+
+    `own_memory`: another rank brings memory of its own, as a GPU does.
+    """
+    if of_recipe(recipe, world_size).fits(free / 1e9):
+        return
+    found = 0
+    for settings, ranks in _candidates(recipe, world_size, own_memory):
+        try:
+            changed = with_settings(recipe, settings)
+            changed.require_divisible(ranks)
+        except BadRecipe:
+            continue
+        if of_recipe(changed, ranks).fits(free / 1e9):
+            words = " ".join(f"--set {one}" for one in settings if one not in _WHOLE)
+            yield words + (f" on {ranks} ranks" if ranks != world_size else "")
+            found += 1
+        if found == _MOST_WAYS:
+            return
+
+
+def _candidates(recipe: Recipe, world_size: int, own_memory: bool) -> Iterator[tuple[tuple[str, ...], int]]:
+    recompute = () if recipe.model.reversible or recipe.model.checkpointing else ("model.checkpointing=true",)
+    smallest = (f"accumulation_steps={max(1, recipe.data.batch_size // world_size)}",)
+    yield recompute, world_size
+    yield smallest, world_size
+    yield (*recompute, *smallest), world_size
+    sizes = [world_size] if world_size > 1 else []
+    while own_memory and (not sizes or sizes[-1] < _MOST_RANKS):
+        sizes.append(2 * (sizes[-1] if sizes else world_size))
+    sharded = (*_WHOLE, "model.reversible=false", "model.checkpointing=true")
+    for ranks in sizes:
+        for sharding in ("zero2", "fsdp2", "zero3"):
+            yield (f"sharding={sharding}", *sharded), ranks
+
+
+def _free(device: torch.device) -> int | None:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
+
+
+# --- Lines printed before the first step
+
+_CPU_FLOPS = 3e10  # of one core in float32, at best: an order of magnitude, to tell seconds from hours
+_LONG_SECONDS = 10
+
+
+class Announcer:
+    """Talks on the main rank only."""
+
+    def __init__(self, *, is_main: bool) -> None:
+        self._is_main = is_main
+
+    def data(self, recipe: Recipe, stores: Sequence[SampleStore]) -> None:
+        """The texts are open."""
+        told = ", ".join(f"{store.name} {store.num_samples:,} windows" for store in stores)
+        self._say(f"data: {told} of {recipe.data.window_bytes} bytes, from {recipe.data.data_dir or 'memory'}")
+
+    def model(self, recipe: Recipe, world_size: int, device: str) -> None:
+        """The model is about to be built."""
+        gigabytes = of_recipe(recipe, world_size).total / 1e9
+        self._say(f"model: building {recipe.model.num_parameters:,} parameters on {device}, {recipe.mixed_precision} "
+                  f"autocast, {recipe.sharding}; a rank will need about {gigabytes:.1f} GB")
+
+    def plan(self, recipe: Recipe, world_size: int, device: str) -> None:
+        """The model is there; what a step will cost."""
+        flops = step_flops(recipe) / world_size
+        line = (f"plan: {recipe.schedule.total_steps:,} steps of {recipe.data.batch_size} windows, "
+                f"{flops / 1e12:.2g} TFLOP a step and rank")
+        if device == "cpu" and flops / _CPU_FLOPS > _LONG_SECONDS:
+            line += (f": one CPU core needs {_duration(flops / _CPU_FLOPS)} or more for each. A GPU, or a smaller batch "
+                     f"(--set batch_size={world_size * recipe.accumulation_steps}), is the way out")
+        self._say(line)
+
+    def _say(self, line: str) -> None:
+        if self._is_main:
+            print(line)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from bit_transformer.data.bits import BITS_PER_BYTE
-from bit_transformer.bounds import require_bounds
-from bit_transformer.data.compression import cosine_ramp
+from bit_transformer.data.bits import BITS_PER_BYTE, cosine_ramp
 from bit_transformer.errors import BadRecipe
 from bit_transformer.evaluation.gate import GateConfig
 from bit_transformer.model.transformer import ModelConfig
@@ -275,3 +275,37 @@ def _parse_value(owner: Any, name: str, text: str, key: str) -> Any:
 def _types_of(owner: type, name: str) -> tuple[type, ...]:
     hint = get_type_hints(owner)[name]
     return tuple(get_origin(part) or part for part in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+
+
+# --- Bounds of the numbers in a recipe
+
+_ONE_OR_MORE = (
+    "checkpoint_every", "eval_every", "eval_windows", "log_every", "accumulation_steps", "data.window_bytes", "data.batch_size",
+    "model.d_model", "model.num_heads", "model.num_layers", "model.d_ff", "model.max_bits", "schedule.plateau_patience")
+_ZERO_OR_MORE = (
+    "telemetry_windows", "qat_from_step", "ponder_weight", "min_bytes_per_parameter", "data.num_workers",
+    "data.compress_ramp_steps", "optimizer.weight_decay", "model.chunk", "model.overlap", "schedule.warmup_steps",
+    "schedule.decay_steps", "schedule.final_fraction", "schedule.raise_step", "schedule.plateau_min_gain")
+_ABOVE_ZERO = ("optimizer.lr", "optimizer.max_grad_norm", "schedule.raise_factor", "schedule.plateau_ratio")
+_BELOW_ONE = ("ema_decay", "optimizer.beta1", "optimizer.beta2")
+_SHARES = ("data.compress_end",)
+_BOUNDS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
+    (_ONE_OR_MORE, "1 or more", lambda value: value >= 1),
+    (_ZERO_OR_MORE, "0 or more", lambda value: value >= 0),
+    (_ABOVE_ZERO, "a number above 0", lambda value: value > 0),
+    (_BELOW_ONE, "from 0 to below 1", lambda value: 0 <= value < 1),
+    (_SHARES, "from 0 to 1", lambda value: 0 <= value <= 1))
+
+
+def require_bounds(recipe: Any) -> None:
+    """Raise BadRecipe for the first number outside its bounds, naming the field and what is expected; None is no number."""
+    for names, expected, holds in _BOUNDS:
+        for name in names:
+            value = attrgetter(name)(recipe)
+            if value is not None and not (math.isfinite(value) and holds(value)):
+                raise BadRecipe(f"{name} is {value}, expected {expected}")
+    for source, weight in recipe.data.sources.items():
+        if type(weight) is not int or weight < 1:
+            raise BadRecipe(f"source `{source}` has weight {weight!r}, expected a whole number above 0")
+    if not recipe.data.sources:
+        raise BadRecipe("data.sources is empty, expected one source or more, such as {'code': 7, 'reference': 3}")

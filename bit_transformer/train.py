@@ -24,31 +24,32 @@ from accelerate.utils import set_seed
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from bit_transformer.training import report
-from bit_transformer.announce import Announcer
 from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
-from bit_transformer.training.compiling import compile_where_possible
-from bit_transformer.training.ema import Ema
-from bit_transformer.errors import NonFiniteGradients, TrainerError
-from bit_transformer.evaluation.held_out import evaluate
-from bit_transformer.training.preflight import check_launch, require_room
-from bit_transformer.model.growth import LR_FACTOR as GROWTH_LR_FACTOR
-from bit_transformer.model.growth import WARMUP_STEPS as GROWTH_WARMUP
-from bit_transformer.model.growth import build_grown, grow
 from bit_transformer.data.loaders import StepDataset, load_steps, open_held_out, open_stores, plan_data, spread_windows
-from bit_transformer.model.transformer import BitTransformer, count_parameters, next_symbol_losses
-from bit_transformer.evaluation.monitor import CALIBRATION_WINDOWS, Monitor, telemetry_rows
-from bit_transformer.training.state import Progress, saved_growths
-from bit_transformer.model.conversion import prepare_qat, set_qat
+from bit_transformer.errors import NonFiniteGradients, TrainerError
+from bit_transformer.evaluation.gate import CALIBRATION_WINDOWS, Monitor, telemetry_rows
+from bit_transformer.evaluation.held_out import evaluate
+from bit_transformer.footprint import Announcer, measure_room
+from bit_transformer.model.conversion import LR_FACTOR as GROWTH_LR_FACTOR
+from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.model.conversion import build_grown, grow, prepare_qat, set_qat
+from bit_transformer.model.transformer import BitTransformer, count_model_parameters, next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
+from bit_transformer.training import report
+from bit_transformer.training.distributed import (
+    ShardedAdamW,
+    compile_where_possible,
+    gather_whole,
+    measure_topology,
+    plan_zero,
+    require_all_ranks,
+    shard_model,
+)
+from bit_transformer.training.preflight import check_launch, require_room
 from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
-from bit_transformer.room import measure_room
 from bit_transformer.training.schedule import plan_schedule, with_plateaus, with_rewarms
-from bit_transformer.training.sharding import ShardedAdamW, gather_whole, shard_model
-from bit_transformer.training.tally import StepTally
-from bit_transformer.training.distributed import measure_topology, require_all_ranks
+from bit_transformer.training.state import Ema, StepTally, TrainingProgress, saved_growths
 from bit_transformer.training.trial import open_trial
-from bit_transformer.training.zero import plan_zero
 from chronicle import guard
 from chronicle.errors import ChronicleError
 from chronicle.launch.processes import read_environment
@@ -109,7 +110,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                             Path(run_dir).parent if run_dir else Path("logs"))
     plan = plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed)
     monitor = Monitor(recipe.gate, windows=recipe.telemetry_windows if recipe.model.vocab == 2 else 0)
-    progress = Progress(plan, monitor)
+    progress = TrainingProgress(plan, monitor)
     trial = open_trial(os.environ)  # `chronicle preflight --full`: the steps below on one batch, none of them the run's
     if trial is None:
         guard(accelerator, step=lambda: progress.step, data_state=progress.data_state, fresh_start=resume == "fresh",
@@ -124,7 +125,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
     model = bare_model = build_grown(recipe.model, saved_growths(point.path))
     if recipe.qat_from_step is not None:
         model = bare_model = prepare_qat(bare_model)
-    counted = count_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
+    counted = count_model_parameters(model)  # before wrapping: a rank of a sharded model sees only its part
     not_compiled = compile_where_possible(model, accelerator.device) if recipe.compile else None
     sharded = recipe.sharding == "fsdp2"
     if sharded:
@@ -174,7 +175,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
         room=room, plan=plan, stores=stores, batch=first_batch, first_step=first_step, not_compiled=not_compiled,
         learning_rate_at=lambda step: float(scheduler.base_lrs[0]) * factor(step))
     warnings = check()
-    log = report.StepLog({} if trial else os.environ, is_main=accelerator.is_main_process, recipe=recipe)
+    log = report.LaunchLog({} if trial else os.environ, is_main=accelerator.is_main_process, recipe=recipe)
     log.start(parameters_logical=bare_model.config.num_parameters, model=model, topology=topology, plan=plan,
               progress=progress, resumed_from=point.path,
               warnings=[*warnings, *([f"not compiled: {not_compiled}"] if not_compiled else [])])

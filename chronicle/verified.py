@@ -1,6 +1,6 @@
 """What `chronicle verify` found, as the journal remembers it: it holds as long as no file of the checkpoint has changed.
 
-Entries of kind `verified` carry the checkpoint's stamp (`rollback.checkpoint.stamp`), so that a checkpoint is known again wherever a
+Entries of kind `verified` carry the checkpoint's stamp (`rollback.checkpoint.layout`), so that a checkpoint is known again wherever a
 rollback has moved it, and a verdict on files that are not the same any more is none.
 """
 
@@ -15,17 +15,17 @@ from chronicle.journal import Entry
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
-    from rollback.findings import Finding
     from rollback.checkpoint.layout import Checkpoint
+    from rollback.findings import Finding
 
-__all__ = ["KIND", "Verdict", "describe", "find_verdict", "verdict_data"]
+__all__ = ["VERIFIED", "CheckpointVerdict", "describe_verdict", "find_verdict", "verdict_data"]
 
-KIND = "verified"
+VERIFIED = "verified"
 MAX_ERRORS = 5  # kept in the entry; `chronicle verify` says them all again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckpointVerdict:
     """What a verification found. `full`: every byte was read. `errors` are (check, path, message) of the first few."""
 
     entry_id: str
@@ -61,15 +61,17 @@ def verdict_data(checkpoint: Checkpoint, findings: Sequence[Finding], *, full: b
     }
 
 
-def find_verdict(path: Path, entries: Iterable[Entry]) -> Verdict | None:
+def find_verdict(path: Path, entries: Iterable[Entry]) -> CheckpointVerdict | None:
     """The newest verdict that still holds for the checkpoint at `path`; None when there is none or nothing is there."""
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, CheckpointVerdict] = {}
     for entry in entries:
-        if entry.kind == KIND and (verdict := _verdict(entry)) is not None:
+        if entry.kind == VERIFIED and (verdict := _verdict(entry)) is not None:
             verdicts[verdict.stamp] = _stronger(verdicts.get(verdict.stamp), verdict)
     if not verdicts:
         return None
-    from rollback.checkpoint.stamp import stamp_of  # looks at checkpoints; most readers of a journal have none to look at
+    from rollback.checkpoint.layout import (
+        stamp_of,  # looks at checkpoints; most readers of a journal have none to look at
+    )
 
     try:
         return verdicts.get(stamp_of(path))
@@ -77,7 +79,7 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> Verdict | None:
         return None
 
 
-def describe(verdict: Verdict | None) -> str:
+def describe_verdict(verdict: CheckpointVerdict | None) -> str:
     """A few words for a person."""
     if verdict is None:
         return "not verified"
@@ -88,21 +90,21 @@ def describe(verdict: Verdict | None) -> str:
     return f"verified {verdict.when} ({depth})"
 
 
-def _stronger(earlier: Verdict | None, later: Verdict) -> Verdict:
+def _stronger(earlier: CheckpointVerdict | None, later: CheckpointVerdict) -> CheckpointVerdict:
     """A quick look that passes takes nothing back from a full one of the same bytes."""
     if earlier is not None and earlier.full and not later.full and later.passes:
         return earlier
     return later
 
 
-def _verdict(entry: Entry) -> Verdict | None:
+def _verdict(entry: Entry) -> CheckpointVerdict | None:
     data: Mapping[str, Any] = entry.data
     stamp, errors = data.get("stamp"), data.get("errors")
     if not isinstance(stamp, str):
         return None
     rows = errors if isinstance(errors, list) else []
     kept = tuple((str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3)
-    return Verdict(
+    return CheckpointVerdict(
         entry_id=entry.id,
         ts=entry.ts,
         stamp=stamp,

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from chronicle.cli.options import JsonOption, LogsOption
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption
 from chronicle.settings import load_settings
+from experiments.design import START, StudyPlan
 from experiments.files import StudyPaths
+from experiments.history import StudyHistory, count_updates
 
-__all__ = ["app"]
+__all__ = [
+    "app",
+    "describe_status",
+    "format_slurm",
+    "format_status",
+    "format_study_plan",
+]
 
 app = typer.Typer(
     name="experiment", add_completion=False, no_args_is_help=True, rich_markup_mode=None,
@@ -45,7 +54,6 @@ def plan(
 
     Example: chronicle experiment plan restart-impact --profile cpu
     """
-    from experiments.plan_text import format_plan, format_slurm
 
     planned = _plan(study, profile, seeds, arms)
     if slurm:
@@ -53,7 +61,7 @@ def plan(
         return CommandResult(text=format_slurm(planned, study, paths.study_dir))
     counts = {"launches": planned.num_launches, "updates": planned.num_updates}
     data = {"plan_hash": planned.plan_hash, **counts, **planned.to_json()}
-    return CommandResult(text=format_plan(planned), data=data)
+    return CommandResult(text=format_study_plan(planned), data=data)
 
 
 @app.command()
@@ -75,8 +83,7 @@ def run(
 
     Example: chronicle experiment run restart-impact --profile ci
     """
-    from experiments.launching import ChronicleLauncher
-    from experiments.runner import run_study
+    from experiments.runner import ChronicleLauncher, run_study
 
     planned = _plan(study, profile, seeds, arms)
     for run_name in only or ():
@@ -112,7 +119,6 @@ def status(
 
     Example: chronicle experiment status restart-impact-cpu
     """
-    from experiments.plan_text import describe_status, format_status
     from experiments.runner import read_registered
 
     registered, history = read_registered(_paths(name, logs))
@@ -141,8 +147,8 @@ def report(
 
 
 def _plan(study: str, profile: str, seeds: int | None, arms: str | None) -> Any:
+    from experiments.definition import find_study
     from experiments.design import plan_study
-    from experiments.reading import find_study
 
     chosen = tuple(part.strip() for part in arms.split(",") if part.strip()) if arms else ()
     return plan_study(find_study(study), profile, seeds=seeds, arms=chosen)
@@ -155,3 +161,81 @@ def _paths(name: str, logs: Path | None) -> StudyPaths:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+# --- Plan and status as text
+
+SLURM = """#!/bin/bash
+# {num} runs of one registered plan, one array task each; tasks share nothing but the file system.
+# First: sbatch --array=0 THIS      then: sbatch --dependency=afterok:JOBID --array=1-{last} THIS
+#SBATCH --job-name={job}
+#SBATCH --output={job}-%A-%a.out
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@120
+#SBATCH --cpus-per-task=1
+runs=({runs})
+exec chronicle experiment run {arguments} --jobs 1 --only "${{runs[$SLURM_ARRAY_TASK_ID]}}"
+"""
+
+
+def format_study_plan(plan: StudyPlan) -> str:
+    """The arms, their launches and the price."""
+    profile, study = plan.profile, plan.study
+    seeds = {name: sum(run.arm == name for run in plan.runs) for name in plan.arm_names}
+    lines = [
+        f"{study.title}",
+        f"study {study.name}, profile {profile.name}, plan {plan.plan_hash[:12]}",
+        f"model d{profile.d_model} L{profile.num_layers}, windows of {profile.window_bytes} bytes, batch {profile.batch_size}; "
+        f"start {profile.start_updates} updates, slices of {profile.slice_updates}",
+        f"primary outcome: {study.primary}; margin ±{study.margin_bpb:g} bits per byte",
+        "",
+        f"{'arm':<10}{'seeds':>6}{'launches':>10}  what",
+    ]
+    for name in plan.arm_names:
+        legs = next(run.legs for run in plan.runs if run.arm == name)
+        lines.append(f"{name:<10}{seeds[name]:>6}{len(legs):>10}  {study.arm(name).says}")
+    lines += ["", "contrasts: " + "; ".join(f"{c.name} = {c.plus} − {c.minus}{' (main)' if c.family == 'main' else ''}"
+                                            for c in study.contrasts if {c.plus, c.minus} <= set(plan.arm_names))]  # fmt: skip
+    lines.append(f"{len(plan.runs)} runs, {plan.num_launches} launches, {plan.num_updates:,} updates")
+    return "\n".join(lines)
+
+
+def format_slurm(plan: StudyPlan, study: str, study_dir: Path) -> str:
+    """An sbatch script with one array task a run; the start first, the rest after it."""
+    named = str(Path(study).resolve()) if Path(study).suffix in (".yaml", ".yml") else study
+    arguments = [named, "--profile", plan.profile.name, "--seeds", str(plan.profile.seeds), "--name", study_dir.name,
+                 "--logs", str(study_dir.parent.resolve())]  # fmt: skip
+    own = plan.study.profile(plan.profile.name)
+    chosen = [name for name in plan.arm_names if name not in plan.study.gate[1:]]
+    if set(plan.arm_names) != {*own.arms, *own.once, *plan.study.gate}:
+        arguments += ["--arms", ",".join(chosen)]
+    return SLURM.format(
+        num=len(plan.runs), last=len(plan.runs) - 1, job=study_dir.name,
+        runs=" ".join(run.name for run in plan.runs), arguments=shlex.join(arguments))  # fmt: skip
+
+
+def describe_status(plan: StudyPlan, history: StudyHistory) -> dict[str, Any]:
+    """State of every run: `done`, `stopped`, or how many launches are finished."""
+    runs = []
+    for run in plan.runs:
+        done = len(history.done.get(run.name, ()))
+        state = "done" if done == len(run.legs) else "stopped" if run.name in history.stopped else "open"
+        runs.append({"run": run.name, "arm": run.arm, "launches_done": done, "launches": len(run.legs), "state": state,
+                     "reason": history.stopped.get(run.name)})  # fmt: skip
+    return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "runs": runs,
+            "updates_done": count_updates(plan, history), "updates": plan.num_updates}  # fmt: skip
+
+
+def format_status(data: Mapping[str, Any]) -> str:
+    """One line an arm, then the stopped runs."""
+    lines = [f"study {data['study']}, profile {data['profile']}, plan {data['plan_hash'][:12]}: "
+             f"{data['updates_done']:,} of {data['updates']:,} updates"]  # fmt: skip
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for run in data["runs"]:
+        arms.setdefault(run["arm"], []).append(run)
+    for arm, runs in arms.items():
+        done = sum(run["state"] == "done" for run in runs)
+        what = "common checkpoint" if arm == START else f"{done} of {len(runs)} seeds"
+        lines.append(f"  {arm:<10}{'done' if done == len(runs) else 'open':<6}{what}")
+    lines += [f"stopped {run['run']}: {run['reason']}" for run in data["runs"] if run["reason"]]
+    return "\n".join(lines)

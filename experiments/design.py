@@ -103,7 +103,7 @@ class StudyPlan:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
         """Rebuild a registered plan."""
-        from experiments.reading import study_from_json
+        from experiments.definition import study_from_json
 
         study = study_from_json(record["study"])
         profile = study.profile(record["profile"])

@@ -6,15 +6,25 @@ the first such entry of a leg is the only one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from chronicle.journal import Entry
 from experiments.design import START, Leg, StudyPlan, StudyRun
-from experiments.result import LegResult
+from experiments.files import LegResult
 
-__all__ = ["Finished", "History", "NextLaunch", "list_ready", "next_launch", "read_history"]
+__all__ = [
+    "Finished",
+    "NextLaunch",
+    "StudyHistory",
+    "StudyProgress",
+    "count_updates",
+    "format_duration",
+    "list_ready",
+    "next_launch",
+    "read_history",
+]
 
 REGISTER = "experiment.register"
 LAUNCH = "experiment.launch"
@@ -34,7 +44,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class StudyHistory:
     """Legs done by run, and runs that were stopped with their reason."""
 
     plan_hash: str | None = None
@@ -54,7 +64,7 @@ class NextLaunch(NamedTuple):
     leg: Leg
 
 
-def read_history(entries: Iterable[Entry]) -> History:
+def read_history(entries: Iterable[Entry]) -> StudyHistory:
     """Fold the study's journal, in its order."""
     plan_hash: str | None = None
     plan: Mapping[str, Any] | None = None
@@ -74,7 +84,7 @@ def read_history(entries: Iterable[Entry]) -> History:
         elif entry.kind == RETRY:
             stopped.pop(str(data["run"]), None)
     in_order = {run: tuple(_unbroken(legs)) for run, legs in done.items()}
-    return History(plan_hash=plan_hash, plan=plan, done=in_order, stopped=stopped)
+    return StudyHistory(plan_hash=plan_hash, plan=plan, done=in_order, stopped=stopped)
 
 
 def _unbroken(legs: Mapping[int, Finished]) -> Iterator[Finished]:
@@ -84,7 +94,7 @@ def _unbroken(legs: Mapping[int, Finished]) -> Iterator[Finished]:
         number += 1
 
 
-def next_launch(run: StudyRun, history: History) -> Leg | None:
+def next_launch(run: StudyRun, history: StudyHistory) -> Leg | None:
     """The next leg of a run: the first that is not done, None when all are or the run was stopped."""
     finished = len(history.done.get(run.name, ()))
     if run.name in history.stopped or finished == len(run.legs):
@@ -92,7 +102,7 @@ def next_launch(run: StudyRun, history: History) -> Leg | None:
     return run.legs[finished]
 
 
-def list_ready(plan: StudyPlan, history: History, running: Collection[str] = ()) -> Iterator[NextLaunch]:
+def list_ready(plan: StudyPlan, history: StudyHistory, running: Collection[str] = ()) -> Iterator[NextLaunch]:
     """Launches that may start now, most urgent first; all arms wait for the start's checkpoint."""
     started = history.is_complete(plan.run(START))
     for run in plan.runs:
@@ -101,3 +111,44 @@ def list_ready(plan: StudyPlan, history: History, running: Collection[str] = ())
         leg = next_launch(run, history)
         if leg is not None:
             yield NextLaunch(run, leg)
+
+
+# --- Progress and remaining time
+
+
+def count_updates(plan: StudyPlan, history: StudyHistory) -> int:
+    """Updates of the legs that count."""
+    return sum(
+        run.legs[number].num_updates for run in plan.runs for number in range(len(history.done.get(run.name, ())))
+    )
+
+
+class StudyProgress:
+    """Speaks one line per finished launch. The rate is that of this session, not of an earlier one."""
+
+    def __init__(self, plan: StudyPlan, clock: Callable[[], float]) -> None:
+        self._plan, self._clock = plan, clock
+        self._began, self._at_begin = clock(), -1
+
+    def tell(self, launch: NextLaunch, history: StudyHistory) -> str:
+        """One line for the terminal."""
+        run, leg = launch
+        done = count_updates(self._plan, history)
+        if self._at_begin < 0:
+            self._at_begin = done - leg.num_updates
+        lost = sum(one.legs[number].num_updates for one in self._plan.runs if one.name in history.stopped
+                   for number in range(len(history.done.get(one.name, ())), len(one.legs)))  # fmt: skip
+        rate = (done - self._at_begin) / max(1e-9, self._clock() - self._began)
+        left = (self._plan.num_updates - done - lost) / rate if rate > 0 else 0.0
+        share = f"{done:,} of {self._plan.num_updates:,} updates"
+        return f"{run.name}: launch {leg.number} of {len(run.legs)} done; {share}, about {format_duration(left)} left"
+
+
+def format_duration(seconds: float) -> str:
+    """`8 min 05 s`, `2 h 03 min`, `12 s`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -14,17 +14,31 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from chronicle.data.order import derive_key, permute
+from bit_transformer.data.corpora import Corpus, read_corpus
+from bit_transformer.errors import TrainerError
+from chronicle.data.errors import DataError
+from chronicle.data.plan import derive_key, permute
 from experiments.definition import Arm, Order, Profile
-from experiments.design import Leg
+from experiments.design import Leg, StudyPlan
 from experiments.errors import NoData
-from experiments.slicing import cut_slice
 
-__all__ = ["DataShape", "leg_order", "shuffle_through_buffer", "slice_samples", "start_order"]
+__all__ = [
+    "DataShape",
+    "Windows",
+    "cut_slice",
+    "cut_slice_like_sed",
+    "cut_windows",
+    "leg_order",
+    "read_shape",
+    "shuffle_through_buffer",
+    "slice_samples",
+    "spread",
+    "start_order",
+]
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -230,3 +244,62 @@ def _fill(counts: Ids, streams: Sequence[Iterator[int]]) -> Ids:
             batch += [(source, sample) for sample in taken]
         batches.append(batch)
     return np.asarray(batches, dtype=np.int64).reshape(len(batches), -1, 2)
+
+
+# --- Slices by line numbers, as the seed cut them
+
+T = TypeVar("T")
+Lines = TypeVar("Lines", bound=Any)  # a list, or an array whose rows are lines
+
+
+def cut_slice(lines: Lines, number: int, size: int) -> Lines:
+    """Slice `number` (from 1) of exactly `size` lines. Raises `NoData` where the list ends before the slice does."""
+    first = (number - 1) * size
+    if first + size > len(lines):
+        raise NoData(
+            f"slice {number} needs lines {first + 1} to {first + size}, the shard list has {len(lines)}",
+            "fewer or shorter slices, a shorter start, or more text",
+        )
+    part: Lines = lines[first : first + size]
+    return part
+
+
+def cut_slice_like_sed(lines: Sequence[T], first: int, more: int) -> Sequence[T]:
+    """What `sed -n 'FIRST,+MOREp'` prints: line FIRST (from 1) and the next MORE lines, silently fewer at the end."""
+    return lines[first - 1 : first + more]
+
+
+# --- The text in windows
+
+Windows: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
+
+def cut_windows(text: bytes, window_bytes: int, name: str) -> Windows:
+    """Consecutive windows (N, window_bytes); the incomplete last one is left out. Raises `NoData` where there is none."""
+    number = len(text) // window_bytes
+    if not number:
+        raise NoData(f"source `{name}` has {len(text)} bytes, fewer than one window of {window_bytes}")
+    return np.frombuffer(text, dtype=np.uint8)[: number * window_bytes].reshape(number, window_bytes)
+
+
+def read_shape(plan: StudyPlan) -> tuple[DataShape, tuple[Corpus, ...]]:
+    """The corpora of the study, and how many windows each holds."""
+    corpora = tuple(_read(name) for name in plan.sources)
+    return DataShape(
+        sources=plan.sources,
+        num_windows=tuple(len(corpus.train) // plan.profile.window_bytes for corpus in corpora),
+        profile=plan.profile,
+        num_slices=len(plan.study.arms[0].slices),
+    ), corpora
+
+
+def _read(name: str) -> Corpus:
+    try:
+        return read_corpus(name)
+    except (DataError, TrainerError) as problem:
+        raise NoData(str(problem), problem.remedy) from problem
+
+
+def spread(number: int, count: int) -> Ids:
+    """At most `count` numbers below `number`, evenly spaced."""
+    return np.linspace(0, number - 1, min(count, number)).astype(np.int64)

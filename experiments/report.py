@@ -5,6 +5,8 @@ Deterministic: no clock and no dice; the same journals give the same bytes, and 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +14,49 @@ from typing import Any
 
 import numpy as np
 
-from experiments.document import Block, Figure, Heading, Paragraph, Table, format_csv, format_html, format_markdown
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.objects import store_file
 from experiments.errors import GateFailed, StudyError
-from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
-from experiments.outcomes import StudyData, outcome_of, read_study
 from experiments.files import StudyPaths
+from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
+from experiments.history import REPORT
+from experiments.order import read_shape
+from experiments.outcomes import StudyData, outcome_of, read_study
 from experiments.plots import PLOTS, draw_plots
-from experiments.record import record_report, write_numbers
-from experiments.tables import contrast_table, ledger_table, outcome_table, secondary_table, transient_tables
 from experiments.runner import read_registered
-from experiments.text import read_shape
-from experiments.verdicts import Judged, judge_contrasts, judge_factorial
-from experiments.words import answer, answer_questions, describe_errors, limits
+from experiments.tables import (
+    Block,
+    Figure,
+    Heading,
+    Paragraph,
+    ReportTable,
+    build_panel,
+    contrast_table,
+    format_csv,
+    format_html,
+    format_markdown,
+    ledger_table,
+    list_arms,
+    outcome_table,
+    secondary_table,
+    transient_tables,
+)
+from experiments.verdicts import (
+    Judged,
+    answer,
+    answer_questions,
+    describe_errors,
+    judge_contrasts,
+    judge_factorial,
+    limits,
+)
 
-__all__ = ["Built", "build_report"]
+__all__ = [
+    "Built",
+    "build_report",
+    "record_report",
+    "write_numbers",
+]
 
 GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do the task
 
@@ -71,7 +102,7 @@ def _write(
     """All files of the report; returns the summary and what was written."""
     directory.mkdir(parents=True, exist_ok=True)
     plots = draw_plots(data, judged, ledgers, directory)
-    tables = [block for block in blocks if isinstance(block, Table)]
+    tables = [block for block in blocks if isinstance(block, ReportTable)]
     for table in tables:
         (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
     (directory / "report.md").write_text(format_markdown(blocks), encoding="utf-8")
@@ -104,7 +135,7 @@ def _blocks(
         yield Paragraph(text=line)
     yield Heading(text="Controls")
     yield Paragraph(text="All of them held; had one failed there would be no report.")
-    yield Table(
+    yield ReportTable(
         name="controls",
         header=("control", "what", "found"),
         rows=tuple((c.name, c.what, c.found) for c in checks),
@@ -182,3 +213,51 @@ def _few_shot(data: StudyData) -> Iterator[Block]:
             yield Paragraph(
                 text=f"{task}: the common checkpoint gains {gain:+.3f} bits per byte ({told}); at the end, by arm: {means}."
             )
+
+
+# --- Files and journal entry of a report
+
+PANEL = "panel.json"
+
+
+def write_numbers(data: StudyData, judged: Sequence[Judged], directory: Path) -> dict[str, Any]:
+    """Write `summary.json`, `plan.json` and `panel.json`; returns the summary."""
+    contrasts = {one.name: {"mean": one.result.mean, "low": one.result.interval.low, "high": one.result.interval.high,
+                            "n": one.result.num_pairs, "verdict": str(one.verdict)}
+                 for one in judged if one.result is not None}  # fmt: skip
+    summary = {"study": data.plan.study.name, "profile": data.plan.profile.name, "plan_hash": data.plan.plan_hash,
+               "contrasts": contrasts, "stopped": dict(data.stopped), "open": list(data.open)}  # fmt: skip
+    _write_file(directory / "summary.json", summary)
+    _write_file(directory / "plan.json", data.plan.to_json())
+    _write_file(directory / PANEL, build_panel(data, judged), indent=None)
+    return summary
+
+
+def record_report(
+    paths: StudyPaths, data: StudyData, judged: Sequence[Judged], told: Sequence[tuple[str, str]], written: Sequence[Path]
+) -> str:
+    """Journal one entry for this report (docs/studies.md), returns its id; the same report again is not written again."""
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(written)}
+    for entry in read_journal(paths.journal).of_kind(REPORT):
+        if dict(entry.data.get("files", {})) == files:
+            return entry.id
+    verdicts = {one.name: str(one.verdict) for one in judged}
+    record = {"plan_hash": data.plan.plan_hash, "study": data.plan.study.name, "profile": data.plan.profile.name,
+              "checkpoint": data.start.result.weights if data.start else None,
+              "seeds": sorted({seed for _, seed in data.runs}), "verdicts": verdicts, "stopped": dict(data.stopped),
+              "arms": list_arms(data), "questions": [{"q": question, "answer": answer} for question, answer in told],
+              "evidence": [*_attach(paths, written)], "files": files}  # fmt: skip
+    settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
+    with JournalWriter(paths.journal) as writer:
+        return writer.append(REPORT, title=f"{data.plan.study.title} {settled}"[:200], data=record).id
+
+
+def _attach(paths: StudyPaths, written: Sequence[Path]) -> list[dict[str, Any]]:
+    kinds = {PANEL: ("panel", "curves, outcomes and contrasts as numbers")}
+    kinds |= {f"{name}.png": ("plot", caption) for name, caption in PLOTS.items()}
+    return [{**store_file(paths.journal, path), "kind": kinds[path.name][0], "what": kinds[path.name][1]}
+            for path in sorted(written) if path.name in kinds]  # fmt: skip
+
+
+def _write_file(path: Path, value: Any, indent: int | None = 1) -> None:
+    path.write_text(json.dumps(value, indent=indent, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")

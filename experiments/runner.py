@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
-from chronicle.cli.result import ExitCode
+from bit_transformer.training.resume import checkpoint_path
+from chronicle.cli.options import ExitCode
 from chronicle.journal import JournalWriter, read_journal
-from experiments.design import StudyPlan, StudyRun
+from chronicle.launch.containment import die_with_parent
+from chronicle.launch.orphans import find_alive, list_launches
+from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
+from experiments.files import LEG_RESULT, StudyPaths, read_result
 from experiments.history import (
     LAUNCH,
     LEG,
@@ -25,23 +35,29 @@ from experiments.history import (
     RETRY,
     STOP,
     Finished,
-    History,
     NextLaunch,
+    StudyHistory,
+    StudyProgress,
     list_ready,
     read_history,
 )
-from experiments.launching import Launcher, Running
-from experiments.files import StudyPaths
-from experiments.progress import Progress
 
-__all__ = ["Outcome", "read_registered", "register", "run_study"]
+__all__ = [
+    "ChronicleLauncher",
+    "Launcher",
+    "Running",
+    "StudyOutcome",
+    "read_registered",
+    "register_study",
+    "run_study",
+]
 
 POLL_SECONDS = 0.1
 BUSY_SECONDS = 60.0  # a launch of a killed runner gets its signal, saves nothing, and is gone within its grace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StudyOutcome:
     """How far a study is: runs complete, runs stopped with their reasons, runs still open."""
 
     complete: tuple[str, ...]
@@ -49,7 +65,7 @@ class Outcome:
     open: tuple[str, ...]
 
 
-def register(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) -> None:
+def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) -> None:
     """Write the plan into the journal before anything is launched; the same plan again changes nothing.
 
     Raises `NotRegistered` where this study's journal registered another plan: a margin or an arm may not change after
@@ -76,7 +92,7 @@ def register(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) -> None:
         _write_plan(paths, plan)
 
 
-def read_registered(paths: StudyPaths) -> tuple[StudyPlan, History]:
+def read_registered(paths: StudyPaths) -> tuple[StudyPlan, StudyHistory]:
     """The registered plan and what has happened; raises `NotRegistered`."""
     history = read_history(read_journal(paths.journal).entries)
     if history.plan is None:
@@ -97,11 +113,11 @@ def run_study(
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> StudyOutcome:
     """Register and run until nothing is left to launch. On any exception the launches under way are ended first."""
     with JournalWriter(paths.journal) as writer:
-        register(paths, plan, writer)
-        keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say, Progress(plan, clock))
+        register_study(paths, plan, writer)
+        keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say, StudyProgress(plan, clock))
         if retry_stopped:
             keeper.retry_stopped()
         try:
@@ -116,7 +132,7 @@ class _Keeper:
 
     def __init__(
         self, plan: StudyPlan, paths: StudyPaths, launcher: Launcher, writer: JournalWriter, only: frozenset[str],
-        say: Callable[[str], None], progress: Progress,
+        say: Callable[[str], None], progress: StudyProgress,
     ) -> None:  # fmt: skip
         self._plan, self._paths, self._launcher, self._writer = plan, paths, launcher, writer
         self._only, self._say, self._progress = only, say, progress
@@ -146,13 +162,13 @@ class _Keeper:
             running.stop()
         self._running.clear()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> StudyOutcome:
         history = self._history()
         complete = tuple(run.name for run in self._plan.runs if history.is_complete(run))
         rest = (run.name for run in self._plan.runs if run.name not in history.stopped and run.name not in complete)
-        return Outcome(complete=complete, stopped=dict(history.stopped), open=tuple(rest))
+        return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=tuple(rest))
 
-    def _history(self) -> History:
+    def _history(self) -> StudyHistory:
         return read_history(read_journal(self._paths.journal).entries)
 
     def _fill(self, jobs: int) -> set[str]:
@@ -223,3 +239,162 @@ def _write_plan(paths: StudyPaths, plan: StudyPlan) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, paths.plan_path)
+
+
+# --- Starting one launch
+
+GRACE_SECONDS = 10
+INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICLE_LAUNCH_DIR", "CHRONICLE_TOKEN",
+             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")  # fmt: skip
+
+
+class Running(Protocol):
+    """A launch under way."""
+
+    def poll(self) -> int | None:
+        """Exit code once it has ended (negative or 128+n: a signal)."""
+
+    def finish(self) -> Finished:
+        """The result of a launch that ended with 0; raises `StudyError` where it left none."""
+
+    def explain(self, code: int) -> str:
+        """Why a launch ended with another code."""
+
+    def stop(self) -> None:
+        """End it and wait."""
+
+
+class Launcher(Protocol):
+    """Starts launches; raises `OSError` or `StudyError` when one cannot be started."""
+
+    def is_free(self, run: StudyRun) -> bool:
+        """Whether nothing of an earlier launch of this run is alive here."""
+
+    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
+        """Start one."""
+
+
+@dataclass(slots=True)
+class ChronicleLauncher:
+    """Starts `chronicle run -- python -m experiments.trainer …` in this environment."""
+
+    paths: StudyPaths
+    environ: Mapping[str, str]
+
+    def is_free(self, run: StudyRun) -> bool:
+        """Whether nothing of this run is alive: a runner that was killed leaves launches that are just ending."""
+        paths = self.paths.run(run.name)
+        return not find_alive(paths, list_launches(read_journal(paths).entries))
+
+    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
+        """Start one launch; its output goes to a file of the study."""
+        output = self.paths.output_path(run.name, leg.number)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
+        environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches: the study has its own report
+        environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first):
+            self._roll_back(plan, run, leg, environ, output)
+        with output.open("ab") as sink:
+            process = subprocess.Popen(
+                self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
+                preexec_fn=die_with_parent(signal.SIGTERM))  # fmt: skip
+        return _Process(process, self.paths, run, leg, plan.plan_hash, output)
+
+    def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
+        """The whole command line."""
+        trainer = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
+                   "--run", run.name, "--leg", str(leg.number)]  # fmt: skip
+        resume = resume_path(plan, run, leg, self.paths)
+        if resume is not None:
+            trainer += ["--resume", str(resume.resolve())]
+        return [*chronicle_command(), "run", "--grace", str(GRACE_SECONDS), *self._where(run), "--", *trainer]
+
+    def _where(self, run: StudyRun) -> list[str]:
+        checkpoints = self.paths.checkpoints_dir(run.name)
+        return ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints", str(checkpoints)]
+
+    def _roll_back(self, plan: StudyPlan, run: StudyRun, leg: Leg, environ: Mapping[str, str], output: Path) -> None:
+        step = plan.profile.start_updates + leg.first
+        command = [*chronicle_command(), "rollback", "--to", str(step), "--yes", *self._where(run)]
+        if leg.data_offset:
+            command += ["--skip-batches", str(leg.data_offset)]
+        with output.open("ab") as sink:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, check=False)
+        if done.returncode:
+            said = _last_error(output) or "no message"
+            raise StudyError(f"`chronicle rollback --to {step}` ended with code {done.returncode}: {said}")
+
+
+@dataclass(slots=True)
+class _Process:
+    process: subprocess.Popen[bytes]
+    paths: StudyPaths
+    run: StudyRun
+    leg: Leg
+    plan_hash: str
+    output: Path
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def finish(self) -> Finished:
+        run_paths = self.paths.run(self.run.name)
+        entries = read_journal(run_paths).entries
+        own = (e for e in entries if e.kind == "launch.start" and e.data.get("pid") == self.process.pid)
+        launch = max((entry.launch for entry in own if entry.launch is not None), default=None)
+        if launch is None:
+            raise StudyError(f"run `{self.run.name}` has no launch in its journal")
+        result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
+        if (result.plan_hash, result.run, result.leg) != (self.plan_hash, self.run.name, self.leg.number):
+            raise StudyError(
+                f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
+            )
+        verdicts = [entry.data for entry in entries if entry.kind == "guard.verdict" and entry.launch == launch]
+        words = {str(data.get("verdict")) for data in verdicts}
+        guard = next((word for word in ("refused", "warned", "passed") if word in words), None)
+        return Finished(result=result, launch=launch, guard=guard)
+
+    def explain(self, code: int) -> str:
+        number = -code if code < 0 else code - 128
+        if 0 < number < 65 and number in {one.value for one in signal.Signals}:
+            return f"killed by {signal.Signals(number).name}"
+        said = _last_error(self.output)
+        if code == 78:
+            return f"refused by the guard: {said or 'see its output'}"
+        if code == 125:
+            return f"not started: {said or 'see its output'}"
+        return f"ended with code {code}: {said or 'no message'}"
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(timeout=GRACE_SECONDS + 10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> Path | None:
+    """The checkpoint a leg loads: the start's for a first leg, the run's own for the others."""
+    if run.arm == START:
+        return None
+    owner = START if leg.number == 1 else run.name
+    return checkpoint_path(paths.checkpoints_dir(owner), plan.profile.start_updates + leg.first)
+
+
+def chronicle_command() -> list[str]:
+    """The command line of this installation, whatever is on the PATH."""
+    return [sys.executable, "-m", "chronicle.cli.main"]
+
+
+def _last_error(output: Path) -> str | None:
+    try:
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    own = [line.split("error: ", 1)[1] for line in lines if line.startswith("error: ")]
+    raised = [line for line in lines if re.match(r"\w[\w.]*(Error|Exception): ", line)]
+    said = own or raised or [line.split("error: ", 1)[1] for line in lines if "error: " in line]
+    return said[-1].strip()[:300] if said else None

@@ -17,7 +17,7 @@ import numpy as np
 
 __all__ = [
     "BCA_FROM",
-    "Interval",
+    "ConfidenceInterval",
     "PairedResult",
     "adjust_holm",
     "bca_interval",
@@ -40,7 +40,7 @@ MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class ConfidenceInterval:
     """A confidence interval, both ends included."""
 
     low: float
@@ -58,11 +58,11 @@ class PairedResult:
     num_pairs: int
     mean: float
     sd: float
-    interval: Interval
+    interval: ConfidenceInterval
     t_p: float
     sign_flip_p: float
     tost_p: float
-    bca: Interval | None
+    bca: ConfidenceInterval | None
     smallest_detectable: float
 
 
@@ -75,7 +75,7 @@ def compare_paired(differences: Sequence[float], *, margin: float, alpha: float 
         num_pairs=n,
         mean=mean,
         sd=sd,
-        interval=Interval(low=mean - half, high=mean + half),
+        interval=ConfidenceInterval(low=mean - half, high=mean + half),
         t_p=_t_test_p(mean, sd, n),
         sign_flip_p=sign_flip_p(d),
         tost_p=tost_p(d, margin),
@@ -116,13 +116,13 @@ def sign_flip_p(differences: Sequence[float] | Differences) -> float:
 
 def bca_interval(
     differences: Sequence[float] | Differences, *, alpha: float = 0.05, num_resamples: int = 10_000
-) -> Interval:
+) -> ConfidenceInterval:
     """Bias-corrected and accelerated bootstrap interval of the mean (Efron 1987), with a fixed seed."""
     from scipy import stats
 
     d = _checked(differences)
     if float(d.std()) == 0:
-        return Interval(low=float(d[0]), high=float(d[0]))
+        return ConfidenceInterval(low=float(d[0]), high=float(d[0]))
     rng = np.random.default_rng(0)
     means = np.sort(d[rng.integers(0, len(d), size=(num_resamples, len(d)))].mean(axis=1))
     below = float((means < d.mean()).mean() + 0.5 * (means == d.mean()).mean())
@@ -135,7 +135,7 @@ def bca_interval(
         z = bias + float(stats.norm.ppf(level))
         return float(np.quantile(means, stats.norm.cdf(bias + z / (1 - acceleration * z))))
 
-    return Interval(low=end(alpha / 2), high=end(1 - alpha / 2))
+    return ConfidenceInterval(low=end(alpha / 2), high=end(1 - alpha / 2))
 
 
 def adjust_holm(p_values: Sequence[float]) -> tuple[float, ...]:

@@ -1,26 +1,45 @@
-"""The tables of a study's report: contrasts, transients, outcomes, the ledger of samples. Pure over what was read."""
+"""The tables and curves of a study's report, and their rendering as Markdown, CSV and HTML."""
 
 from __future__ import annotations
 
+import base64
+import html
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from experiments.document import Table
 from experiments.gates import Ledger
-from experiments.outcomes import StudyData, outcome_of
+from experiments.outcomes import Curve, StudyData, Transient, find_transients, outcome_of, to_bpb
 from experiments.statistics import compare_paired
-from experiments.transients import Transient, find_transients
-from experiments.verdicts import Judged, paired_differences
-from experiments.words import format_bpb
+from experiments.verdicts import PRIMARY, Judged, format_bpb, paired_differences
 
-__all__ = ["contrast_table", "ledger_table", "outcome_table", "secondary_table", "transient_tables"]
+__all__ = [
+    "Block",
+    "Figure",
+    "Heading",
+    "Paragraph",
+    "ReportTable",
+    "build_panel",
+    "contrast_table",
+    "format_csv",
+    "format_html",
+    "format_markdown",
+    "ledger_table",
+    "list_arms",
+    "outcome_table",
+    "secondary_table",
+    "slice_ends",
+    "transient_tables",
+]
 
-
-def contrast_table(judged: Sequence[Judged]) -> Table:
+def contrast_table(judged: Sequence[Judged]) -> ReportTable:
     header = ("contrast", "difference", "n", "mean", "95 % interval", "sd", "t p", "sign-flip p", "TOST p", "detectable",
               "verdict", "BCa interval")  # fmt: skip
-    return Table(name="contrast-table", header=header, rows=tuple(_contrast_row(one) for one in judged))
+    return ReportTable(name="contrast-table", header=header, rows=tuple(_contrast_row(one) for one in judged))
 
 
 def _contrast_row(one: Judged) -> tuple[str, ...]:
@@ -34,7 +53,7 @@ def _contrast_row(one: Judged) -> tuple[str, ...]:
             str(one.verdict), bca)  # fmt: skip
 
 
-def transient_tables(data: StudyData) -> Iterator[Table]:
+def transient_tables(data: StudyData) -> Iterator[ReportTable]:
     reference = data.plan.study.reference
     channels = ("loss", *(f"bpb/{source}" for source in data.plan.sources))
     found: dict[str, list[Transient]] = {}
@@ -51,9 +70,9 @@ def transient_tables(data: StudyData) -> Iterator[Table]:
             rows += [_transient_row(arm, channel, own)] if own else []
     header = ("arm", "channel", "restarts", "identical batches", "area (bpb × updates)", "95 % interval over seeds", "peak",
               "median updates to recover")  # fmt: skip
-    yield Table(name="transient-means", rows=tuple(rows), header=header)
+    yield ReportTable(name="transient-means", rows=tuple(rows), header=header)
     every = [one for items in found.values() for one in items]
-    yield Table(name="transient-table", show=0, rows=tuple(_transient_cells(one) for one in every), header=(
+    yield ReportTable(name="transient-table", show=0, rows=tuple(_transient_cells(one) for one in every), header=(
         "run", "after update", "channel", "identical batches", "updates", "area", "peak", "recovered after"))  # fmt: skip
 
 
@@ -96,14 +115,14 @@ def _secondary_names(data: StudyData) -> tuple[str, ...]:
     return (*sources, "raw/mixture", *slices, "bounce", "copy-gain", "recall-gain")
 
 
-def outcome_table(data: StudyData) -> Table:
+def outcome_table(data: StudyData) -> ReportTable:
     names = ("averaged/mixture", *_secondary_names(data))
     rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.5f}" for name in names))
             for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
-    return Table(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows), show=16)
+    return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows), show=16)
 
 
-def secondary_table(data: StudyData) -> Table:
+def secondary_table(data: StudyData) -> ReportTable:
     """Differences on the other outcomes, without verdicts: they were not registered as primary."""
     study = data.plan.study
     names = _secondary_names(data)
@@ -118,17 +137,196 @@ def secondary_table(data: StudyData) -> Table:
                 interval = f"{format_bpb(r.interval.low)} … {format_bpb(r.interval.high)}"
                 rows.append((contrast.name, name, str(r.num_pairs), format_bpb(r.mean), interval))
     header = ("contrast", "outcome (not primary, no verdict)", "n", "mean", "95 % interval")
-    return Table(name="secondary", header=header, rows=tuple(rows), show=24)
+    return ReportTable(name="secondary", header=header, rows=tuple(rows), show=24)
 
 
-def ledger_table(ledgers: Sequence[Ledger]) -> Table:
+def ledger_table(ledgers: Sequence[Ledger]) -> ReportTable:
     rows = tuple(
         (one.run, *(f"{n:,}" for n in (one.drawn, one.repeats, one.unread)), _yes(one.as_planned), " ".join(one.guard))
         for one in ledgers
     )
     header = ("run", "drawn", "drawn again", "of the slices never read", "digests as planned", "guard, by launch")
-    return Table(name="ledger-table", header=header, rows=rows, show=16)
+    return ReportTable(name="ledger-table", header=header, rows=rows, show=16)
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+# --- Curves and outcomes for pages that know no studies
+
+VERSION = 1
+LOSS_EVERY = 5  # updates averaged into one point of a training curve
+DIGITS = 6
+
+
+def build_panel(data: StudyData, judged: Sequence[Judged]) -> dict[str, Any]:
+    """`panel.json`: plain finite numbers (None where there is none), the same for the same runs."""
+    study = data.plan.study
+    return {
+        "v": VERSION, "title": study.title, "unit": "bits per byte", "outcome": study.primary, "margin": study.margin_bpb,
+        "x": "updates after the common checkpoint", "marks": slice_ends(data), "curves": list(_curves(data)),
+        "outcomes": [{"arm": arm, "seed": seed, "value": _plain(outcome_of(data.runs[arm, seed], PRIMARY))}
+                     for arm in data.arms for seed in data.seeds(arm)],
+        "contrasts": [_contrast(one) for one in judged],
+    }  # fmt: skip
+
+
+def list_arms(data: StudyData) -> list[dict[str, Any]]:
+    """Rows of `id`, `name`, `restarts`, `data`: the table of arms that every page can draw."""
+    return [{"id": arm, "name": data.plan.study.arm(arm).says, "restarts": len(data.of_arm(arm)[0].restarts),
+             "data": " ".join(str(one) for one in data.plan.study.arm(arm).slices)} for arm in data.arms]  # fmt: skip
+
+
+def slice_ends(data: StudyData) -> list[int]:
+    """Updates after which a slice ends, but for the last."""
+    return [number * data.plan.profile.slice_updates for number in range(1, len(data.plan.study.arms[0].slices))]
+
+
+def _curves(data: StudyData) -> Iterator[dict[str, Any]]:
+    reference = data.plan.study.reference
+    for arm in data.arms:
+        runs = data.of_arm(arm)
+        yield _band("loss", arm, [_thinned(to_bpb(run.channel("loss"))) for run in runs])
+        yield _band("eval", arm, [run.channel("eval/mixture") for run in runs])
+        seeds = data.seeds(arm, reference)
+        if arm != reference and seeds:
+            base = [data.runs[reference, seed].channel("eval/mixture") for seed in seeds]
+            own = [data.runs[arm, seed].channel("eval/mixture") for seed in seeds]
+            yield _band("difference", arm, [a - b for a, b in zip(own, base, strict=True)])
+
+
+def _band(channel: str, arm: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Mean over seeds with its 95 % t interval, at the updates where every seed has a value."""
+    stacked = np.stack(curves)
+    where = np.flatnonzero(np.isfinite(stacked).all(axis=0))
+    mean = stacked[:, where].mean(axis=0)
+    ends: list[tuple[float | None, float | None]] = [(None, None)] * len(where)
+    if len(curves) > 1:
+        found = [compare_paired(stacked[:, i].tolist(), margin=1.0).interval for i in where]
+        ends = [(_plain(one.low), _plain(one.high)) for one in found]
+    return {"channel": channel, "arm": arm, "x": (where + 1).tolist(), "mean": [_plain(v) for v in mean],
+            "low": [low for low, _ in ends], "high": [high for _, high in ends]}  # fmt: skip
+
+
+def _thinned(curve: Curve) -> Curve:
+    """The mean of each `LOSS_EVERY` updates at the last of them, else NaN."""
+    thin = np.full(len(curve), np.nan)
+    for last in range(LOSS_EVERY - 1, len(curve), LOSS_EVERY):
+        thin[last] = curve[last - LOSS_EVERY + 1 : last + 1].mean()
+    return thin
+
+
+def _contrast(one: Judged) -> dict[str, Any]:
+    r = one.result
+    numbers = (None, None, None) if r is None else (r.mean, r.interval.low, r.interval.high)
+    return {"name": one.name, "formula": one.formula, "question": one.question, "family": one.family, "n": len(one.seeds),
+            **dict(zip(("mean", "low", "high"), (_plain(v) for v in numbers), strict=True)), "verdict": str(one.verdict),
+            "differences": [_plain(value) for value in one.differences]}  # fmt: skip
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+# --- Blocks of a report, as Markdown and HTML
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
+table{border-collapse:collapse;font-size:.85rem;margin:1rem 0;display:block;overflow-x:auto}
+td,th{border:1px solid #c9d1d9;padding:.25rem .5rem;text-align:left}img{max-width:100%}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """A title; level 1 is the report's."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paragraph:
+    """Plain sentences; `**` marks what is strong."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """Rows of text under a header; `name` is the CSV's, which holds all rows even where the page shows fewer."""
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    show: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture `<name>.png` with its numbers in `<name>.csv`."""
+
+    name: str
+    caption: str
+
+
+Block: TypeAlias = Heading | Paragraph | ReportTable | Figure
+
+
+def format_markdown(blocks: Sequence[Block]) -> str:
+    """The report for a repository; pictures and CSV lie beside it."""
+    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {block.text}"
+    if isinstance(block, Paragraph):
+        return block.text
+    if isinstance(block, Figure):
+        return f"![{block.caption}]({block.name}.png)\n\n{block.caption} Numbers: [{block.name}.csv]({block.name}.csv)."
+    if not block.rows:
+        return "(none)"
+    if block.show == 0:
+        return f"All numbers: [{block.name}.csv]({block.name}.csv)."
+    shown = block.rows[: block.show]
+    lines = [block.header, tuple("---" for _ in block.header), *shown]
+    text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
+    more = f" ({len(block.rows) - len(shown)} more rows there)" if len(shown) < len(block.rows) else ""
+    return f"{text}\n\nAll numbers: [{block.name}.csv]({block.name}.csv){more}."
+
+
+def format_csv(table: ReportTable) -> str:
+    """All rows of a table."""
+    return "\n".join(",".join(_quote(cell) for cell in row) for row in (table.header, *table.rows)) + "\n"
+
+
+def _quote(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"\n') else cell
+
+
+def format_html(blocks: Sequence[Block], directory: Path) -> str:
+    """One self-contained page; pictures are read from `directory` and embedded."""
+    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
+    body = "\n".join(_html(block, directory) for block in blocks)
+    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+            f"<style>{STYLE}</style>\n{body}\n</html>\n")  # fmt: skip
+
+
+def _html(block: Block, directory: Path) -> str:
+    if isinstance(block, Heading):
+        return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
+    if isinstance(block, Paragraph):
+        parts = html.escape(block.text).split("**")
+        text = "".join(part if number % 2 == 0 else f"<b>{part}</b>" for number, part in enumerate(parts))
+        return "\n".join(f"<p>{one}</p>" for one in text.split("\n\n"))
+    if isinstance(block, Figure):
+        picture = base64.b64encode((directory / f"{block.name}.png").read_bytes()).decode()
+        caption = html.escape(block.caption)
+        return f'<figure><img alt="{caption}" src="data:image/png;base64,{picture}"><figcaption>{caption}</figcaption></figure>'
+    if block.show == 0:
+        return ""
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.header)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in block.rows[: block.show]
+    )
+    return f"<table><tr>{head}</tr>\n{rows}</table>"

@@ -31,7 +31,7 @@ from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import TrainerError
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
-from bit_transformer.training.output import open_output
+from bit_transformer.training.report import open_output
 from bit_transformer.training.resume import checkpoint_path
 from bit_transformer.training.schedule import ScheduleConfig, plan_schedule
 from chronicle.data import step_digest
@@ -40,10 +40,19 @@ from chronicle.metrics.log import MetricsWriter
 from experiments.definition import Loss, Order, Profile
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NoData, StudyError
+from experiments.files import LEG_RESULT, LegResult, write_result
 from experiments.measure import AveragedWeights, copy_task, digest_state, held_out_bpb, recall_task
-from experiments.order import DataShape, Ids, leg_order, slice_samples, start_order
-from experiments.result import LEG_RESULT, LegResult, write_result
-from experiments.text import Windows, cut_windows, read_shape, spread
+from experiments.order import (
+    DataShape,
+    Ids,
+    Windows,
+    cut_windows,
+    leg_order,
+    read_shape,
+    slice_samples,
+    spread,
+    start_order,
+)
 
 GUARDED = {Loss.MOMENTS, Loss.SCHEDULE}  # losses that the guard must notice
 
@@ -80,7 +89,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
     torch.set_num_threads(1)
     entropy = os.urandom(8).hex() if leg.restart and leg.restart.order is Order.STOCK_UNSEEDED else None
     shape, stores = read_data(plan)
-    ids = order_of(plan, run, leg, shape, entropy)
+    ids = reading_order(plan, run, leg, shape, entropy)
     small, large = (held_out(weights, profile, count) for count in (profile.eval_windows, 4 * profile.eval_windows))
 
     # Parts: everything that a checkpoint of this run holds ------------------------------------------------------------
@@ -97,7 +106,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
     if accelerator.device.type == "cuda":
         torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
     model: Any = BitTransformer(model_config(profile))
-    optimizer: Any = AdamW(parameter_groups(model), lr=profile.lr, betas=(0.9, 0.95))
+    optimizer: Any = AdamW(optimizer_groups(model), lr=profile.lr, betas=(0.9, 0.95))
     model, optimizer = accelerator.prepare(model, optimizer)
     scheduler = LambdaLR(optimizer.optimizer, plan_schedule(schedule_config(plan)))
     average = AveragedWeights(model, profile.ema_decay)
@@ -142,7 +151,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
 
     # The result: written last, whole or not at all ---------------------------------------------------------------------
     done = leg is run.legs[-1]
-    final = measure(plan, run, model, average, large, shape, stores) if done else {}
+    final = measure_leg(plan, run, model, average, large, shape, stores) if done else {}
     write_result(launch_dir() / LEG_RESULT, LegResult(
         plan_hash=plan.plan_hash, run=run.name, leg=leg.number, first=leg.first, last=leg.last,
         weights=digest_state(dict(model.named_parameters())), moments=digest_state(optimizer.optimizer.state_dict()),
@@ -166,7 +175,7 @@ def save(accelerator: Accelerator, path: Path) -> None:
         ) from problem
 
 
-def measure(
+def measure_leg(
     plan: StudyPlan, run: StudyRun, model: Any, average: AveragedWeights, windows: Mapping[str, Tensor], shape: DataShape,
     stores: Sequence[Windows],
 ) -> dict[str, float]:  # fmt: skip
@@ -201,7 +210,7 @@ def read_data(plan: StudyPlan) -> tuple[DataShape, tuple[Windows, ...]]:
     return shape, tuple(cut_windows(c.train, plan.profile.window_bytes, c.name) for c in corpora)
 
 
-def order_of(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, entropy: str | None) -> Ids:
+def reading_order(plan: StudyPlan, run: StudyRun, leg: Leg, shape: DataShape, entropy: str | None) -> Ids:
     """The batches of this leg; `NoData` says which seed cannot be had."""
     try:
         if run.arm == START:
@@ -276,7 +285,7 @@ def by_source(losses_BT: Tensor, sources_B: Tensor, names: tuple[str, ...], prof
     return found
 
 
-def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+def optimizer_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Matrices with weight decay, vectors without."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]

@@ -12,26 +12,40 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from experiments.definition import Study
+from experiments.gates import find_treatment
 from experiments.outcomes import StudyData, outcome_of
-from experiments.statistics import PairedResult, adjust_holm, compare_paired
+from experiments.statistics import (
+    PairedResult,
+    adjust_holm,
+    compare_paired,
+    num_seeds_for_difference,
+    num_seeds_for_equivalence,
+)
 
 __all__ = [
     "LEAST_PAIRS",
     "PRIMARY",
+    "EffectVerdict",
     "Judged",
     "Question",
-    "Verdict",
+    "answer",
+    "answer_questions",
+    "describe_errors",
+    "format_bpb",
     "judge",
     "judge_contrasts",
     "judge_factorial",
+    "limits",
     "paired_differences",
+    "what_would_settle",
 ]
 
 PRIMARY = "averaged/mixture"
 LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality alone: no verdict, only numbers
 
 
-class Verdict(StrEnum):
+class EffectVerdict(StrEnum):
     """What may be said about a contrast."""
 
     DIFFERENCE = "difference"
@@ -62,7 +76,7 @@ class Judged:
     result: PairedResult | None
     t_p: float | None = None
     sign_flip_p: float | None = None
-    verdict: Verdict = Verdict.NOT_TESTED
+    verdict: EffectVerdict = EffectVerdict.NOT_TESTED
 
 
 def paired_differences(data: StudyData, plus: str, minus: str, outcome: str = PRIMARY) -> dict[int, float]:
@@ -127,16 +141,190 @@ def _with_verdict(one: Judged, t_p: float | None, sign_flip_p: float | None, alp
     t_p = result.t_p if t_p is None else t_p
     sign_flip_p = result.sign_flip_p if sign_flip_p is None else sign_flip_p
     if result.num_pairs < LEAST_PAIRS:
-        verdict = Verdict.INCONCLUSIVE
+        verdict = EffectVerdict.INCONCLUSIVE
     elif result.tost_p <= alpha:
-        verdict = Verdict.EQUIVALENT
+        verdict = EffectVerdict.EQUIVALENT
     elif t_p <= alpha and sign_flip_p <= alpha:
-        verdict = Verdict.DIFFERENCE
+        verdict = EffectVerdict.DIFFERENCE
     else:
-        verdict = Verdict.INCONCLUSIVE
+        verdict = EffectVerdict.INCONCLUSIVE
     return replace(
         one,
         t_p=t_p,
         sign_flip_p=sign_flip_p,
         verdict=verdict,
     )
+
+
+# --- Verdicts as sentences
+
+
+def format_bpb(value: float) -> str:
+    """Signed, four decimals."""
+    return f"{value:+.4f}"
+
+
+def format_p(p: float | None) -> str:
+    """`p = 0.012`, `p < 0.001`."""
+    return "p unknown" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def answer(one: Judged, margin: float, alpha: float) -> str:
+    """One contrast in words: the question, the numbers, the verdict, and what would settle it."""
+    if one.result is None:
+        return f"**{one.question}** Not tested: {len(one.differences)} paired seed{'s' * (len(one.differences) != 1)} " \
+               f"({_one_seed(one)}), two are the least."  # fmt: skip
+    r = one.result
+    adjusted = " (Holm-adjusted over the main contrasts)" if one.family == "main" else ""
+    numbers = (
+        f"{one.formula} = {format_bpb(r.mean)}, 95 % interval {_interval(one)}, n = {r.num_pairs}, "
+        f"sd of the differences {r.sd:.4f}, smallest detectable difference {r.smallest_detectable:.4f}; "
+        f"paired t {format_p(one.t_p)}, sign-flip {format_p(one.sign_flip_p)}{adjusted}, "
+        f"equivalence (TOST at ±{margin:g}) {format_p(r.tost_p)}"
+    )
+    return f"**{one.question}** {_verdict(one, margin, alpha)} {numbers}. {what_would_settle(one, margin, alpha)}".rstrip()
+
+
+def _verdict(one: Judged, margin: float, alpha: float) -> str:
+    assert one.result is not None
+    if one.verdict is EffectVerdict.DIFFERENCE:
+        return f"**Difference**: {_direction(one)}."
+    if one.verdict is EffectVerdict.EQUIVALENT:
+        if _is_real(one, alpha):
+            return f"**Equivalent**: a real difference, but smaller than the margin of {margin:g}."
+        return f"**Equivalent** within the margin of {margin:g}."
+    inside = one.result.interval.low > -margin and one.result.interval.high < margin
+    return "**Inconclusive**" + (", though the interval lies inside the margin." if inside else ".")
+
+
+def _is_real(one: Judged, alpha: float) -> bool:
+    """Whether both tests claim a difference, however small."""
+    return one.t_p is not None and one.sign_flip_p is not None and max(one.t_p, one.sign_flip_p) <= alpha
+
+
+def _direction(one: Judged) -> str:
+    assert one.result is not None
+    plus, _, minus = one.formula.partition(" − ")
+    word = "worse" if one.result.mean > 0 else "better"
+    if one.family == "factorial":
+        return f"{abs(one.result.mean):.4f} bits per byte {word}"
+    return f"{plus} ends {abs(one.result.mean):.4f} bits per byte {word} than {minus}"
+
+
+def _interval(one: Judged) -> str:
+    assert one.result is not None
+    return f"{format_bpb(one.result.interval.low)} to {format_bpb(one.result.interval.high)}"
+
+
+def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
+    """How many seeds would settle an inconclusive contrast; empty where it is settled."""
+    if one.verdict is not EffectVerdict.INCONCLUSIVE or one.result is None:
+        return ""
+    parts, r = [], one.result
+    equal = num_seeds_for_equivalence(margin, r.sd, alpha=alpha)
+    if equal and equal > r.num_pairs:
+        parts.append(f"{equal} seeds would show equivalence within ±{margin:g} if there is no difference")
+    if observed := num_seeds_for_equivalence(margin, r.sd, delta=r.mean, alpha=alpha):
+        parts.append(f"{observed} seeds would show equivalence within ±{margin:g} if the truth is the observed difference")
+    if different := num_seeds_for_difference(r.mean, r.sd, alpha=alpha):
+        parts.append(f"{different} seeds would show a difference of the observed size if that is the truth")
+    else:
+        parts.append("no practicable number of seeds would show a difference as small as the observed one")
+    floor = ""
+    if r.num_pairs < LEAST_PAIRS:
+        floor = f" (below {LEAST_PAIRS} pairs no verdict is given, below six no difference can be claimed)"
+    elif r.num_pairs < 6:
+        floor = " (below six pairs the sign-flip test cannot fall under 5 %)"
+    return "What would settle it, with 80 % power: " + "; ".join(parts) + floor + "."
+
+
+def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
+    """The study's questions with their answers; a study that names none is asked its main contrasts."""
+    by_name = {one.name: one for one in judged}
+    asked = [(one.name, one.by) for one in study.answers]
+    asked = asked or [(one.question or one.name, (one.name,)) for one in study.contrasts if one.family == "main"]
+    told = []
+    for question, names in asked:
+        found = [by_name[name] for name in names if name in by_name]
+        if found:
+            beside = "; ".join(f"{one.name} ({one.formula}) {_short(one)}" for one in found[1:])
+            said = _plainly(found[0], study.margin_bpb, study.alpha)
+            told.append((question, said + (f" Beside it: {beside}." if beside else "")))
+    return told
+
+
+def describe_errors(study: Study, judged: Sequence[Judged]) -> str:
+    """Which claims share an error of 5 %, and which do not."""
+    main = [one.name for one in judged if one.family == "main"]
+    rest = f"every contrast, and every equivalence, is judged at {study.alpha:.0%} by itself."
+    if not main:
+        return rest.capitalize()
+    shared = f"The main contrasts ({', '.join(main)}) share one error of {study.alpha:.0%} for differences (Holm)"
+    return f"{shared}; {rest.replace('every contrast', 'every other contrast')}"
+
+
+def _plainly(one: Judged, margin: float, alpha: float) -> str:
+    if one.result is None:
+        return f"Not tested: {_one_seed(one)}."
+    where = f"95 % interval {_interval(one)}, n = {one.result.num_pairs}"
+    if one.verdict is EffectVerdict.DIFFERENCE:
+        return f"An effect: {_direction(one)} ({where})."
+    missed = " An effect that must be there was not seen: where this study sees nothing, that means little."
+    weak = " It was seen, but it is small: that a larger effect would be seen, this control does not show by itself."
+    rest = missed if one.family == "control" else ""
+    if one.verdict is EffectVerdict.EQUIVALENT and _is_real(one, alpha):
+        rest = weak if one.family == "control" else ""
+        return f"An effect, but smaller than {margin:g} bits per byte: {_direction(one)} ({where}).{rest}"
+    if one.verdict is EffectVerdict.EQUIVALENT:
+        return f"No effect as large as {margin:g} bits per byte: {one.formula} = {format_bpb(one.result.mean)} ({where}).{rest}"
+    settle = what_would_settle(one, margin, alpha)
+    return f"Not settled: {one.formula} = {format_bpb(one.result.mean)} ({where}). {settle}{rest}"
+
+
+def _short(one: Judged) -> str:
+    if one.result is None:
+        return f"{one.verdict}, {_one_seed(one)}"
+    interval = one.result.interval
+    return f"{one.verdict}, {format_bpb(one.result.mean)} [{format_bpb(interval.low)}, {format_bpb(interval.high)}]"
+
+
+def _one_seed(one: Judged) -> str:
+    return f"one seed: {format_bpb(one.differences[0])}" if one.differences else "no pair"
+
+
+def limits(data: StudyData) -> list[str]:
+    """What the study does not show, from its own facts."""
+    profile = data.plan.profile
+    start = data.start.result.final if data.start else {}
+    lines = [
+        f"The model is small (d {profile.d_model}, {profile.num_layers} layers, windows of "
+        f"{profile.window_bytes} bytes) and at "
+        f"{start.get('averaged/mixture', float('nan')):.2f} bits per byte at the common checkpoint. What holds "
+        f"here need not hold for "
+        "9 or 80 billion parameters; what this shows is whether the design can tell the explanations apart, and how large an "
+        "effect it would have seen.",
+        f"A slice is {profile.slice_updates} updates, the original's about 1,500: effects that need longer are out of sight.",
+        "Seeds vary the slices and the order of samples. The common checkpoint, its initialisation and the "
+        f"held-out text are one, and {len(data.plan.study.arms[0].slices)} neighbouring seeds rotate the same slices: "
+        "what is said holds for this checkpoint and this text.",
+        "Moments, weights and RNG are restored exactly in every arm that does not lose them on purpose: world "
+        "size, precision of the "
+        "saved weights and hardware do not change at a restart here.",
+    ]
+    single = [arm for arm in data.arms if len(data.seeds(arm)) == 1 and max(len(data.seeds(a)) for a in data.arms) > 1]
+    if single:
+        lines.append(f"One seed only, so no inference on lasting effects: {', '.join(single)}.")
+    same = [arm for arm in single if _same_data(data, arm)]
+    if same:
+        lines.append(f"Read on identical batches, so that a transient needs no second seed to be seen: {', '.join(same)}.")
+    if data.stopped:
+        lines.append(
+            "Stopped, not in the numbers: " + "; ".join(f"{run}: {why}" for run, why in data.stopped.items()) + "."
+        )
+    if data.open:
+        lines.append("Not run yet: " + ", ".join(data.open) + ".")
+    return lines
+
+
+def _same_data(data: StudyData, arm: str) -> bool:
+    return find_treatment(data.plan, data.plan.study.arm(arm), data.of_arm(arm)[0].run.legs).data_after is None

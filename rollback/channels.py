@@ -1,4 +1,8 @@
-"""What a channel's name says about it: which series decide, which are evidence, which are bookkeeping."""
+"""The one table of channel names: which role a logged series has, by its name.
+
+A channel is one logged series (`loss`, `lr`, `grad_norm`). Readers of logs, the detector, `status`, the report and the
+restart checks all ask here; a second list of names elsewhere is a lint error.
+"""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from chronicle.journal import JournalWriter
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.story.costs import lost_seconds
 from chronicle.report.html import plotly_script, render_html
 from chronicle.story import read_story
+from chronicle.story.read import lost_seconds
 from chronicle.story.series import read_series
 from tests.report.devtools import browser
 

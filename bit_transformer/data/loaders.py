@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from bit_transformer.data.bits import encode_bytes
-from bit_transformer.data.compression import compress_window, compressed_rows
+from bit_transformer.data.bits import compress_window, compressed_rows, encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
 from chronicle.data.errors import ShardProblem
-from chronicle.data.index import ShardReader, read_index
-from chronicle.data.order import Ids
-from chronicle.data.shards import read_manifest, shard_location
+from chronicle.data.plan import Ids
+from chronicle.data.shards import ShardReader, read_index, read_source_manifest, shard_location
 
 _STRETCH_IDS = 8192
 
@@ -71,7 +69,7 @@ class ShardWindows:
     """
 
     def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
-        manifest = read_manifest(location)
+        manifest = read_source_manifest(location)
         self.name = manifest.source
         self.digest = f"{manifest.digest}:{split}:{window_bytes}"
         paths = [shard_location(location, shard.name) for shard in manifest.of_split(split)]

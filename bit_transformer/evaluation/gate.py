@@ -1,17 +1,35 @@
-"""The safety gate: smoothed values against limits, blind until burned in. Pure state, saved with the checkpoint.
-
-Training: the smoothed held-out loss against a limit. Inference: smoothed C and S against floors calibrated on data.
-`strict` raises at a trip, `soft` asks the caller to try again (`verdict.retry`), both say what tripped.
-"""
+"""The safety gate: limits on smoothed values, checked at every evaluation of a training run and for every sampled text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from bit_transformer.data.bits import BITS_PER_BYTE, decode_text, encode_bytes, encode_text, repair_parity
 from bit_transformer.errors import BadRecipe, GateTripped
+from bit_transformer.evaluation.telemetry import (
+    MIN_WINDOW_BYTES,
+    Floors,
+    Telemetry,
+    agreement_of_bits,
+    calibrate,
+    certainty_of_output,
+    complexity,
+    constant_channels,
+    flip_rate,
+    join_windows,
+    mean_of,
+    measure,
+    measure_bits,
+    place_frequencies,
+)
+from bit_transformer.model.transformer import BitTransformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +82,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GateVerdict:
     """What the gate says after an observation; `tripped` names the values at fault."""
 
     state: GateState
@@ -84,20 +102,20 @@ class Gate:
     num_observations: int = 0
     averages: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, values: Mapping[str, float]) -> Verdict:
+    def observe(self, values: Mapping[str, float]) -> GateVerdict:
         """Take one observation of every limited value. Raises GateTripped in strict mode."""
         self.num_observations += 1
         for name in self.limits:
             before = self.averages.get(name, values[name])
             self.averages[name] = self.decay * before + (1 - self.decay) * values[name]
         if self.num_observations <= self.burn_in:
-            return Verdict(state=GateState.BURN_IN, smoothed=dict(self.averages))
+            return GateVerdict(state=GateState.BURN_IN, smoothed=dict(self.averages))
         states = {name: limit.state(self.averages[name]) for name, limit in self.limits.items()}
         tripped = tuple(name for name, state in states.items() if state is GateState.TRIPPED)
         if tripped and self.strict:
             raise GateTripped("; ".join(self._sentence(name) for name in tripped))
         worst = GateState.TRIPPED if tripped else GateState.WARN if GateState.WARN in states.values() else GateState.OK
-        return Verdict(state=worst, smoothed=dict(self.averages), tripped=tripped, retry=bool(tripped))
+        return GateVerdict(state=worst, smoothed=dict(self.averages), tripped=tripped, retry=bool(tripped))
 
     def _sentence(self, name: str) -> str:
         limit = self.limits[name]
@@ -111,3 +129,217 @@ class Gate:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over saved averages."""
         self.num_observations, self.averages = int(state["num_observations"]), dict(state["averages"])
+
+
+# --- During training: K, C and S, the gate, and numbers that do not change
+
+CALIBRATION_WINDOWS = 200
+CONSTANT_AFTER = 5  # evaluations without a change
+_RATIO = "held-out bpb over its best"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One sentence for stderr and the journal; `kind` is the entry's."""
+
+    kind: str
+    text: str
+    data: Mapping[str, Any]
+
+
+class Monitor:
+    """State of the watch; saved with the checkpoint, so that a resume neither calibrates nor burns in again."""
+
+    def __init__(self, config: GateConfig, *, windows: int) -> None:
+        self.config, self.windows = config, windows  # 256-byte windows a source, 0: no telemetry
+        self.floors: Floors | None = None
+        self.frequencies_9: tuple[float, ...] = ()
+        self.best = math.inf
+        self.state = GateState.BURN_IN
+        self._gate = Gate(limits={_RATIO: Limit(ceiling=config.max_ratio)}, decay=config.decay, burn_in=config.burn_in,
+                          strict=False)
+        self._rows: list[dict[str, float]] = []
+        self._constant: tuple[str, ...] = ()
+
+    def calibrate(self, bits_BT: Tensor) -> Notice:
+        """Take floors and frequencies from windows of training data."""
+        joined = join_windows(bits_BT)
+        frequencies_9 = place_frequencies(joined)
+        self.frequencies_9 = tuple(frequencies_9.tolist())
+        self.floors = calibrate(measure_bits(joined, frequencies_9))
+        return Notice(kind="telemetry.floors", data=self.floors.to_json(), text=(
+            f"C from {self.floors.c_floor:.3f} to {self.floors.c_ceiling:.3f}, S above {self.floors.s_floor:.3f} "
+            f"({self.floors.source})"))
+
+    def observe(self, bpb: float, row: Mapping[str, float]) -> list[Notice]:
+        """Take one evaluation: held-out bits per byte and the telemetry of this moment (empty: none)."""
+        return [*self._observe_gate(bpb), *self._observe_row(row)]
+
+    def require_ok(self) -> None:
+        """Raise GateTripped in strict mode while the gate is tripped; every rank alike."""
+        if self.state is GateState.TRIPPED and self.config.mode == "strict":
+            raise GateTripped(self._sentence(), "roll back with `chronicle rollback`, or set gate.mode=soft to go on")
+
+    def _observe_gate(self, bpb: float) -> list[Notice]:
+        self.best = min(self.best, bpb)
+        verdict = self._gate.observe({_RATIO: bpb / self.best})
+        before, self.state = self.state, verdict.state
+        if before is self.state or (before is GateState.BURN_IN and self.state is GateState.OK):
+            return []
+        return [Notice(kind="gate", text=self._sentence(), data={"state": str(self.state), **verdict.smoothed})]
+
+    def _sentence(self) -> str:
+        return (f"{self.state}: {_RATIO} ({self.best:.3f}) is {self._gate.averages[_RATIO]:.3f} smoothed, limit "
+                f"{self.config.max_ratio:g}")
+
+    def _observe_row(self, row: Mapping[str, float]) -> list[Notice]:
+        if not row:
+            return []
+        self._rows = [*self._rows, dict(row)][-CONSTANT_AFTER:]
+        before = self._constant
+        self._constant = constant_channels(self._rows) if len(self._rows) == CONSTANT_AFTER else ()
+        new = [name for name in self._constant if name not in before]
+        if not new:
+            return []
+        told = ", ".join(f"{name} {row[name]:.4f}" for name in new)
+        return [Notice(kind="telemetry.constant", data={name: row[name] for name in new}, text=(
+            f"{told} did not change over {CONSTANT_AFTER} evaluations: a number that stands still measures nothing"))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"floors": self.floors.to_json() if self.floors else None, "frequencies": list(self.frequencies_9),
+                "best": self.best, "state": str(self.state), "gate": self._gate.state_dict(), "rows": self._rows,
+                "constant": list(self._constant)}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Take over what `to_json` wrote."""
+        self.floors = Floors(**data["floors"]) if data["floors"] else None
+        self.frequencies_9 = tuple(data["frequencies"])
+        self.best, self.state = float(data["best"]), GateState(data["state"])
+        self._gate.load_state_dict(data["gate"])
+        self._rows, self._constant = [dict(row) for row in data["rows"]], tuple(data["constant"])
+
+
+def telemetry_rows(window_bytes: int, windows: int) -> int:
+    """Return how many windows of a recipe make `windows` windows of 256 bytes."""
+    return windows * -(-MIN_WINDOW_BYTES // window_bytes)
+
+
+@torch.no_grad()
+def measure_model(model: BitTransformer, held_out: Mapping[str, Tensor], frequencies_9: Sequence[float], *,
+                  windows: int) -> Telemetry:
+    """Return the mean telemetry of what the model would write at each place of held-out windows, the truth before it.
+
+    One draw a bit from the model's own probabilities, with a fixed seed; `windows` windows of 256 bytes a source. Every
+    rank computes all of it, as sharded parameters want.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    rows = []
+    for bytes_BN in held_out.values():
+        bits_BT = encode_bytes(bytes_BN[: telemetry_rows(bytes_BN.shape[1], windows)].to(device))
+        logits_BT2 = model(bits_BT).logits_BTV
+        p_BT = torch.softmax(logits_BT2[:, :-1], -1)[..., 1].cpu()
+        drawn_BT = (torch.rand(p_BT.shape, generator=torch.Generator().manual_seed(0)) < p_BT).long()
+        written_BT = torch.cat([bits_BT[:, :1].cpu(), drawn_BT], 1)
+        rows += measure(join_windows(written_BT), join_windows(logits_BT2.cpu()), torch.tensor(frequencies_9))
+    model.train(was_training)
+    return mean_of(rows)
+
+
+def describe_telemetry(model: Telemetry, batch: Telemetry) -> dict[str, float]:
+    """Return the row of one evaluation: the model's numbers, and those of the batch it was just fed as `input_…`."""
+    return {**asdict(model), **{f"input_{name}": value for name, value in asdict(batch).items()}}
+
+
+def measure_batch(bits_BT: Tensor, frequencies_9: Sequence[float]) -> Telemetry:
+    """Return the mean telemetry of the bits a rank was fed."""
+    whole = bits_BT[:, : bits_BT.shape[1] // BITS_PER_BYTE * BITS_PER_BYTE].cpu()
+    return mean_of(measure_bits(join_windows(whole), torch.tensor(frequencies_9)))
+
+
+# --- Sampling text under the gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Texts that continue one prompt; `num_repairs` of their `num_bytes` parity bits were wrong."""
+
+    prompt: str
+    texts: tuple[str, ...]
+    num_bytes: int
+    num_repairs: int
+    bits_BT: Tensor
+    logits_BT2: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedSample:
+    """The samples kept, how often they were drawn, their telemetry and what the gate says of them."""
+
+    samples: Samples
+    draws: int
+    telemetry: Telemetry
+    verdict: GateVerdict
+
+
+@torch.no_grad()
+def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: int = 1, seed: int = 0,
+                 temperature: float = 0.8, after_byte: Callable[[int], None] = lambda done: None) -> Samples:
+    """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts.
+
+    `after_byte` hears how many bytes of each text are done.
+    """
+    if model.config.vocab != 2:
+        raise ValueError("sampling is for bit models")
+    generator = torch.Generator().manual_seed(seed)
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    bits_BT, num_repairs = encode_text(prompt).repeat(count, 1), 0
+    logits = []
+    begin, window = bits_BT.shape[1], model.config.max_bits - BITS_PER_BYTE
+    for done in range(num_bytes):
+        for _ in range(BITS_PER_BYTE):
+            start = max(0, -(-(bits_BT.shape[1] - window) // BITS_PER_BYTE)) * BITS_PER_BYTE
+            logits.append(model(bits_BT[:, start:].to(device)).logits_BTV[:, -1].cpu())
+            p_B = torch.softmax(logits[-1] / temperature, -1)[:, 1]
+            drawn_B = torch.rand(count, generator=generator) < p_B
+            bits_BT = torch.cat([bits_BT, drawn_B.long()[:, None]], 1)
+        repaired, wrong = repair_parity(bits_BT[:, -BITS_PER_BYTE:])
+        bits_BT = torch.cat([bits_BT[:, :-BITS_PER_BYTE], repaired], 1)
+        num_repairs += wrong
+        after_byte(done + 1)
+    model.train(was_training)
+    return Samples(prompt=prompt, texts=tuple(decode_text(row[begin:]) for row in bits_BT), num_bytes=num_bytes * count,
+                   num_repairs=num_repairs, bits_BT=bits_BT[:, begin:], logits_BT2=torch.stack(logits, 1))
+
+
+def measure_samples(samples: Samples, frequencies_9: Sequence[float]) -> Telemetry:
+    """Return the telemetry of texts taken together: K of the predictions, C and S of what was written."""
+    bits_BT, logits_BT2 = join_windows(samples.bits_BT), join_windows(samples.logits_BT2)
+    columns = (certainty_of_output(logits_BT2), complexity(bits_BT),
+               agreement_of_bits(bits_BT, torch.tensor(frequencies_9)), flip_rate(bits_BT))
+    return mean_of(Telemetry(k=k, c=c, s=s, flip_rate=f)
+                   for k, c, s, f in zip(*(column.tolist() for column in columns), strict=True))
+
+
+def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, count: int, floors: Floors,
+                      frequencies_9: Sequence[float], config: GateConfig,
+                      after_byte: Callable[[int], None] = lambda done: None) -> JudgedSample:
+    """Draw samples until C and S are within the floors of the data, at most `1 + config.redraws` times.
+
+    Each draw is judged by itself: smoothing over redraws would let a bad one condemn the next. Raises GateTripped at the
+    first bad one where the gate is strict; where it is soft the last draw is kept and its verdict says what is wrong.
+    """
+    limits = {"C of the samples": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling),
+              "S of the samples": Limit(floor=floors.s_floor)}
+    gate = Gate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
+    for draw in range(1 + config.redraws):
+        samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw, after_byte=after_byte)
+        telemetry = measure_samples(samples, frequencies_9)
+        verdict = gate.observe({"C of the samples": telemetry.c, "S of the samples": telemetry.s})
+        if not verdict.retry:
+            break
+    return JudgedSample(samples=samples, draws=draw + 1, telemetry=telemetry, verdict=verdict)

@@ -1,22 +1,25 @@
-"""Held-out bits per byte, per source.
-
-bits per byte = sum of the losses over *all* positions of a byte / ln 2 / bytes: the only number that compares bit, byte
-and BPE models. The first symbol of a window is predicted by nothing and counts as a coin flip. Parity is free once the
-eight data bits are known, so it is reported apart and flatters no headline.
-"""
+"""Held-out bits per byte: of the model, of the baselines it must beat, and of the exported eight- and four-bit models."""
 
 from __future__ import annotations
 
+import lzma
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import zstandard
+from safetensors.torch import save_file
 from torch import Tensor
 
-from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
-from bit_transformer.model.transformer import BitTransformer, next_symbol_losses
+from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE, encode_bytes
+from bit_transformer.model.conversion import export_int4, export_int8, weight_bytes
+from bit_transformer.model.transformer import BitTransformer, copy_model, next_symbol_losses
 
 _BATCH = 64
 
@@ -53,3 +56,107 @@ def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int,
         nats_per_bpb = math.log(2) * windows_BN.numel()
         found[name] = HeldOut(bpb=total / nats_per_bpb, parity_bpb=parity_total / nats_per_bpb)
     return found
+
+
+# --- Baselines
+
+_ORDER = 3
+_MAX_TRAIN_BYTES = 500_000
+
+
+def unigram_bpb(train: bytes, held_out: bytes) -> float:
+    """Return the cross-entropy of held-out bytes under the training text's byte frequencies, one added to each."""
+    counts = Counter(train)
+    total = len(train) + 256
+    return sum(-math.log2((counts[byte] + 1) / total) * n for byte, n in Counter(held_out).items()) / len(held_out)
+
+
+def context_mix_bpb(train: bytes, held_out: bytes) -> float:
+    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the one below (Witten-Bell weights)."""
+    tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(_ORDER + 1)]
+    text = train[:_MAX_TRAIN_BYTES]
+    for position, byte in enumerate(text):
+        for order in range(min(_ORDER, position) + 1):
+            tables[order][text[position - order:position]][byte] += 1
+    bits = 0.0
+    for position, byte in enumerate(held_out):
+        probability = 1 / 256
+        for order in range(min(_ORDER, position) + 1):
+            seen = tables[order].get(held_out[position - order:position])
+            if seen:
+                total, kinds = seen.total(), len(seen)
+                probability = (seen[byte] + kinds * probability) / (total + kinds)
+        bits -= math.log2(probability)
+    return bits / len(held_out)
+
+
+def xz_bpb(held_out: bytes) -> float:
+    """Return what `xz -6` needs, without container overhead."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
+    return 8 * len(lzma.compress(held_out, format=lzma.FORMAT_RAW, filters=filters)) / len(held_out)
+
+
+def zstd_bpb(held_out: bytes) -> float:
+    """Return what `zstd -19` needs."""
+    return 8 * len(zstandard.ZstdCompressor(level=19).compress(held_out)) / len(held_out)
+
+
+def baselines(train: bytes, held_out: bytes) -> dict[str, float]:
+    """Return every yardstick that can be had here; the coin flip counts the parity bit, as the model's loss does."""
+    return {"coin flip": COIN_FLIP_BITS_PER_BYTE, "unigram": unigram_bpb(train, held_out),
+            "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(held_out), "zstd": zstd_bpb(held_out)}
+
+
+# --- Exported models
+
+EXPORTS: dict[str, Callable[[BitTransformer], BitTransformer]] = {"int8": export_int8, "int4": export_int4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRow:
+    """One form of the model. `bpb` is the mixture's mean; milliseconds are CPU time of one thread, one window a call."""
+
+    name: str
+    bytes: int
+    bpb: float
+    ms_per_window: float
+    file: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def export_model(model: BitTransformer, kinds: Sequence[str], held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+                 directory: Path | None) -> list[ExportRow]:
+    """Export the model in every kind, measure each beside float32 and write it to `directory` (None: measure only)."""
+    model = copy_model(model).cpu().eval()
+    rows = [_row("float32", model, held_out, weights)]
+    for kind in kinds:
+        exported = EXPORTS[kind](model)
+        path = directory / f"{kind}.safetensors" if directory is not None else None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: value.contiguous() for name, value in exported.state_dict().items()}, path)
+        rows.append(_row(kind, exported, held_out, weights, path))
+    return rows
+
+
+def format_export_table(rows: Iterable[ExportRow]) -> list[str]:
+    """Return the table as lines; every column beside float32's."""
+    found = list(rows)
+    lines = [f"{'export':<8} {'bytes':>12} {'bits/byte':>10} {'against':>8} {'ms/window':>10}"]
+    return lines + [f"{row.name:<8} {row.bytes:>12,} {row.bpb:>10.3f} {row.bpb / found[0].bpb - 1:>+8.1%} "
+                    f"{row.ms_per_window:>10.2f}" for row in found]
+
+
+def _row(name: str, model: BitTransformer, held_out: Mapping[str, Tensor], weights: Mapping[str, int],
+         path: Path | None = None) -> ExportRow:
+    found = evaluate(model, held_out, rank=0, world_size=1)
+    bpb = sum(found[source].bpb * weights[source] for source in found) / sum(weights[source] for source in found)
+    window_1N = next(iter(held_out.values()))[:1]
+    started = time.process_time()
+    for _ in range(5):
+        evaluate(model, {"window": window_1N}, rank=0, world_size=1)
+    return ExportRow(name=name, bytes=weight_bytes(model), bpb=bpb, file=str(path) if path else None,
+                     ms_per_window=(time.process_time() - started) / 5 * 1e3)

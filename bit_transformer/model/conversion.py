@@ -1,21 +1,19 @@
-"""Smaller models for the CPU: INT8 linear layers, and 4-bit training that knows it will be quantised.
-
-INT8: weights are stored as int8 with one scale a row; activations are quantised per row at run time, products add up in
-int32 (`torch._int_mm` where it exists for the device). Own code, because torch's `quantize_dynamic` says of itself that
-it will be removed. Four bits: two weights in a byte. QAT: weights and activations pass through a 4-bit fake quantiser
-with a straight-through gradient (0…15, one affine scale a tensor), so that what is exported has been trained for it.
-"""
+"""Models made from a trained one: quantised to eight or four bits, or grown in depth or width."""
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bit_transformer.model.transformer import BitTransformer
+from bit_transformer.errors import BadRecipe
+from bit_transformer.model.transformer import BitTransformer, Block, ModelConfig, copy_model
 
 _MIN_INT_MM_ROWS = 17  # torch._int_mm wants more than 16
 
@@ -162,3 +160,85 @@ def weight_bytes(model: nn.Module) -> int:
 def _linears(model: BitTransformer) -> list[tuple[nn.Module, str, nn.Linear]]:
     return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             if isinstance(child, nn.Linear)]
+
+
+# --- Growth in depth and width
+
+LR_FACTOR = 1 / math.sqrt(2)
+WARMUP_STEPS = 100
+
+
+KINDS = ("depth", "width")
+
+
+def grow(model: BitTransformer, kind: str) -> BitTransformer:
+    """Return the model with twice the layers (`depth`) or twice the channels, heads and hidden units (`width`)."""
+    return grow_depth(model, 2 * model.config.num_layers) if kind == "depth" else grow_width(model)
+
+
+def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:
+    """Return the shape after these growths."""
+    for kind in kinds:
+        config = (replace(config, num_layers=2 * config.num_layers) if kind == "depth" else
+                  replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff))
+    return config
+
+
+def build_grown(config: ModelConfig, kinds: Sequence[str]) -> BitTransformer:
+    """Return an untrained model of the shape after these growths, to load a checkpoint into.
+
+    Positions are no parameters and are not saved: a doubled width repeats those of the first shape.
+    """
+    model = BitTransformer(grown_config(config, kinds))
+    table = BitTransformer(config).positions if kinds else model.positions
+    model.positions.copy_(table.repeat(1, model.config.d_model // config.d_model))
+    return model
+
+
+def grow_depth(model: BitTransformer, num_layers: int) -> BitTransformer:
+    """Return the model with new blocks at the end that add nothing yet. Raises BadRecipe where that is not possible."""
+    config = model.config
+    if config.norm != "pre" or config.act or num_layers < config.num_layers:
+        raise BadRecipe(f"cannot grow from {config.num_layers} to {num_layers} layers: expected more layers, norm=pre, no ACT")
+    result = copy_model(model)
+    result.config = replace(config, num_layers=num_layers)
+    for _ in range(num_layers - config.num_layers):
+        block = Block(result.config)
+        for last in (block.attention.out_proj, block.feedforward[2]):
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        result.blocks.append(block.to(next(model.parameters()).device))
+    return result
+
+
+@torch.no_grad()
+def grow_width(model: BitTransformer) -> BitTransformer:
+    """Return the model with twice the channels, heads and feed-forward width, computing the same function.
+
+    Every channel appears twice in the stream, every head twice, every hidden unit twice. Positions stay what they were.
+    """
+    config = model.config
+    if config.norm != "pre" or config.act:
+        raise BadRecipe("cannot grow in width: expected norm=pre and no ACT")
+    wide = replace(config, d_model=2 * config.d_model, num_heads=2 * config.num_heads, d_ff=2 * config.d_ff)
+    result = BitTransformer(wide).to(next(model.parameters()).device)
+    result.positions.copy_(torch.cat([model.positions] * 2, -1))
+    old = model.state_dict()
+    new: dict[str, Tensor] = {}
+    for name, value in old.items():
+        if name == "embedding.weight":
+            new[name] = torch.cat([value, value], 1)
+        elif name == "head.weight":
+            new[name] = torch.cat([value, value], 1) / 2
+        elif name == "head.bias":
+            new[name] = value
+        elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads is the old ones
+            parts = [torch.cat([part, part]) for part in value.chunk(3)]
+            new[name] = torch.cat([torch.cat([part, part], 1) / 2 if value.dim() == 2 else part for part in parts])
+        elif value.dim() == 2:
+            new[name] = torch.cat([torch.cat([value, value]), torch.cat([value, value])], 1) / 2
+        else:
+            new[name] = torch.cat([value, value])
+    result.load_state_dict(new)
+    return result

@@ -6,21 +6,21 @@ parameters is the closed formula of `ModelConfig.num_parameters`. Shapes: B batc
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bit_transformer.model.act import HaltingState
-from bit_transformer.model.attention import CausalSelfAttention
 from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.positions import PHASE_CHANNELS, sinusoids
-from bit_transformer.model.reversible import run_reversibly
+from bit_transformer.model.attention import CausalSelfAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +189,12 @@ def copy_model(model: BitTransformer) -> BitTransformer:
     return result
 
 
-def count_parameters(model: nn.Module) -> int:
+def count_model_parameters(model: nn.Module) -> int:
     """Return the number of trainable elements this process holds (after sharding: its part only)."""
-    return sum(local_part(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(local_shard(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def local_part(parameter: Tensor) -> Tensor:
+def local_shard(parameter: Tensor) -> Tensor:
     """Return what this process holds of a parameter: FSDP2 makes it a DTensor, ZeRO-3 empties it and keeps `ds_tensor`."""
     part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else getattr(parameter, "ds_tensor", parameter)
     return part
@@ -203,4 +203,119 @@ def local_part(parameter: Tensor) -> Tensor:
 def count_on_meta_device(config: ModelConfig) -> int:
     """Build the model without memory and count it: what `num_parameters` must equal."""
     with torch.device("meta"):
-        return count_parameters(BitTransformer(config))
+        return count_model_parameters(BitTransformer(config))
+
+
+# --- Positions
+
+PHASE_CHANNELS = 8
+
+
+def sinusoids(num_positions: int, d_model: int, *, byte_phase: bool) -> Tensor:
+    """Return the position table (num_positions, d_model) in float32; windows must begin on a byte boundary."""
+    t = torch.arange(num_positions, dtype=torch.float32)[:, None]
+    width = d_model - PHASE_CHANNELS if byte_phase else d_model
+    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
+    parts = [torch.stack([torch.sin(t * rates), torch.cos(t * rates)], dim=-1).flatten(1)]
+    if byte_phase:
+        k = torch.arange(1, PHASE_CHANNELS // 2 + 1, dtype=torch.float32)
+        angle = 2 * math.pi * k * (t % BITS_PER_BYTE) / BITS_PER_BYTE
+        parts.append(torch.cat([torch.sin(angle), torch.cos(angle)], dim=-1))
+    return torch.cat(parts, dim=-1)
+
+
+# --- Adaptive computation time
+
+
+class HaltingState:
+    """Accumulates the weighted output over the layers of one forward pass."""
+
+    def __init__(self, x_BTD: Tensor, threshold: float, num_layers: int) -> None:
+        self.threshold, self.num_layers = threshold, num_layers
+        self.output_BTD = torch.zeros_like(x_BTD, dtype=torch.float32)
+        self.total_BT = x_BTD.new_zeros(x_BTD.shape[:2], dtype=torch.float32)
+        self.running_BT = torch.ones_like(self.total_BT, dtype=torch.bool)
+        self.layers_run_BT = torch.zeros_like(self.total_BT)
+        self.remainder_BT = torch.zeros_like(self.total_BT)
+
+    def take(self, layer: int, x_BTD: Tensor, probability_BT: Tensor) -> Tensor:
+        """Add layer number `layer` (from 0) and return which positions still run, (B, T) bool."""
+        probability_BT = probability_BT.float()
+        stops = self.running_BT & (self.total_BT + probability_BT >= self.threshold)
+        if layer == self.num_layers - 1:
+            stops = self.running_BT
+        remainder_BT = 1.0 - self.total_BT
+        weight_BT = torch.where(stops, remainder_BT, probability_BT) * self.running_BT
+        self.output_BTD = self.output_BTD + weight_BT[..., None] * x_BTD
+        self.layers_run_BT = self.layers_run_BT + self.running_BT
+        self.remainder_BT = self.remainder_BT + torch.where(stops, remainder_BT, torch.zeros_like(remainder_BT))
+        self.total_BT = self.total_BT + weight_BT
+        self.running_BT = self.running_BT & ~stops
+        return self.running_BT
+
+    def ponder(self) -> Tensor:
+        """Return the scalar cost; its gradient reaches the halting units through the remainders."""
+        return (self.layers_run_BT + self.remainder_BT).mean()
+
+
+# --- Reversible blocks
+
+
+class ReversibleBlock(Protocol):
+    """What a block must offer: its two branches, each from one stream to what is added to the other."""
+
+    def attention_branch(self, x_BTD: Tensor) -> Tensor:
+        """Return what is added to the first stream."""
+
+    def feedforward_branch(self, x_BTD: Tensor) -> Tensor:
+        """Return what is added to the second stream."""
+
+
+def run_reversibly(blocks: Sequence[nn.Module], x1_BTD: Tensor, x2_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the streams (at least float32) through the blocks, keeping one pair of tensors whatever the depth."""
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
+    dtype = torch.promote_types(x1_BTD.dtype, torch.float32)
+    y1, y2 = _ReversibleStack.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x1_BTD.to(dtype), x2_BTD.to(dtype), tuple(blocks), *parameters)
+    return y1, y2
+
+
+class _ReversibleStack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x1: Tensor, x2: Tensor, blocks: tuple[Any, ...], *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        device = x1.device.type
+        ctx.blocks = blocks
+        ctx.autocast = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        with torch.no_grad():
+            for block in blocks:
+                x1 = x1 + block.attention_branch(x2)
+                x2 = x2 + block.feedforward_branch(x1)
+        ctx.save_for_backward(x1, x2)
+        return x1, x2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y1: Tensor, grad_y2: Tensor) -> tuple[Tensor | None, ...]:
+        y1, y2 = ctx.saved_tensors
+        device, enabled, dtype = ctx.autocast
+        gradients: list[tuple[Tensor | None, ...]] = []
+        with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False):
+            for block in reversed(ctx.blocks):
+                y2, grad_y1, of_feedforward = _undo(block.feedforward_branch, block, y1, y2, grad_y1, grad_y2)
+                y1, grad_y2, of_attention = _undo(block.attention_branch, block, y2, y1, grad_y2, grad_y1)
+                gradients.append(tuple(_add(a, b) for a, b in zip(of_attention, of_feedforward, strict=True)))
+        return (grad_y1, grad_y2, None, *(g for block in reversed(gradients) for g in block))
+
+
+def _undo(branch: Callable[[Tensor], Tensor], block: nn.Module, source: Tensor, target: Tensor, grad_source: Tensor,
+          grad_target: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Take the branch of `source` out of `target`; return the old target, the source's gradient, the parameters'."""
+    with torch.enable_grad():
+        leaf = source.detach().requires_grad_()
+        added = branch(leaf)
+    found = torch.autograd.grad(added, [leaf, *block.parameters()], grad_target.to(added.dtype), allow_unused=True)
+    return target - added.detach(), grad_source + found[0], found[1:]
+
+
+def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else one + other

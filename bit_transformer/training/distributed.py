@@ -1,20 +1,29 @@
-"""How many ranks there really are and what wraps the model: all who know must say the same, and what was asked for.
-
-`accelerate launch --cpu --num_processes 2` starts one process in silence; Accelerate with DeepSpeed on a CPU believes
-in a world of one unless gloo is named; FSDP on a CPU becomes DDP. Believing any one of them has cost people runs.
-"""
+"""How a model is placed on the ranks: the measured topology, FSDP2, DeepSpeed ZeRO, and `torch.compile`."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import AdamW
 
-from bit_transformer.errors import TopologyMismatch
+from bit_transformer.errors import BadRecipe, TopologyMismatch
+from bit_transformer.model.transformer import BitTransformer, ModelConfig
 from bit_transformer.recipes import Recipe
+
+if TYPE_CHECKING:
+    from bit_transformer.recipes import Recipe
 
 # what a model is wrapped by when the sharding that was asked for is really there
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule"} | dict.fromkeys(
@@ -87,3 +96,159 @@ def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], r
         distributed_type=str(accelerator.distributed_type.value), backend=dist.get_backend() if running else None,
         asked_sharding=recipe.sharding,
         sharding="FSDPModule" if isinstance(model, FSDPModule) else type(model).__name__, device=str(accelerator.device))
+
+
+# --- FSDP2
+
+
+def shard_model(model: BitTransformer, *, world_size: int, device: str, bf16: bool) -> None:
+    """Cut every block and the rest over the ranks, in place. Raises BadRecipe for what cannot be cut."""
+    if model.config.reversible:
+        raise BadRecipe("reversible blocks cannot be sharded: the backward pass needs whole parameters outside FSDP's hooks",
+                        "set model.reversible=false and model.checkpointing=true")
+    mesh = init_device_mesh(device, (world_size,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 and device == "cuda" else None)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.register_state_dict_post_hook(_gather_after)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    model.register_load_state_dict_pre_hook(_cut_before)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _gather_after(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if prefix == "":
+        state.update({name: whole(value) for name, value in state.items()})
+
+
+def _cut_before(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    if prefix == "":
+        targets = dict(module.named_parameters())
+        state.update({name: cut_like(value, targets[name]) for name, value in state.items() if name in targets})
+
+
+class ShardedAdamW(AdamW):
+    """AdamW over sharded parameters whose state dict is whole."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state with every tensor gathered. Collective."""
+        state: dict[str, Any] = dict(super().state_dict())
+        state["state"] = {index: {name: whole(value) for name, value in moments.items()}
+                          for index, moments in state["state"].items()}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a whole state, each rank its part."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        cut = {index: {name: cut_like(value, parameters[index]) if name != "step" else value
+                       for name, value in moments.items()} for index, moments in state_dict["state"].items()}
+        super().load_state_dict({**state_dict, "state": cut})
+
+
+def gather_whole(model: BitTransformer, *, keep: bool) -> BitTransformer | None:
+    """Return a plain model with the whole weights of a sharded one, a parameter at a time; None where not to `keep` it.
+
+    FSDP2 and every stage of ZeRO. Every rank must call it.
+    """
+    state = {}
+    for name, parameter in model.named_parameters():
+        with _gathered(parameter):
+            value = whole(parameter).detach()
+            if keep:
+                state[name] = value.clone()
+    if not keep:
+        return None
+    result = BitTransformer(model.config).to(next(iter(state.values())).device)
+    result.load_state_dict(state)
+    return result
+
+
+def _gathered(parameter: Tensor) -> AbstractContextManager[Any]:
+    if not hasattr(parameter, "ds_tensor"):
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    context: AbstractContextManager[Any] = GatheredParameters([parameter])
+    return context
+
+
+def whole(value: Any) -> Any:
+    """Gather a sharded tensor; anything else is returned as it is."""
+    return value.full_tensor().clone() if isinstance(value, DTensor) else value
+
+
+def cut_like(value: Any, parameter: Any) -> Any:
+    """Return this rank's part of a whole tensor, laid out as `parameter` is."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+# --- DeepSpeed ZeRO
+
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+
+# Stage 3 keeps small parameters whole between steps: gathered in float32 after a step, but in bf16 when a module asks for
+# them, and in the first pass after a start they are given back and asked for again. A resumed run would see other biases
+# than one that never stopped; so none is kept.
+ONE_WAY_TO_GATHER = {"stage3_param_persistence_threshold": 0}
+
+
+def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
+    """Return Accelerate's DeepSpeed plugin for the recipe, None without ZeRO. Raises BadRecipe where it cannot run."""
+    if recipe.sharding not in STAGES:
+        return None
+    if importlib.util.find_spec("deepspeed") is None:
+        raise BadRecipe(f"sharding `{recipe.sharding}` needs DeepSpeed", "pip install 'chronicle-ml[deepspeed]'")
+    if cpu and not (shutil.which("c++") or shutil.which("g++")):
+        raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs a C++ compiler: DeepSpeed builds `shm_comm`",
+                        "apt-get install g++, or use sharding=ddp")
+    if cpu and not shutil.which("ninja"):
+        raise BadRecipe(f"sharding `{recipe.sharding}` on a CPU needs ninja: DeepSpeed builds `shm_comm` with it",
+                        "pip install ninja, or use sharding=ddp")
+    if recipe.model.reversible:
+        raise BadRecipe("reversible blocks cannot run under DeepSpeed: the backward pass needs whole parameters",
+                        "set model.reversible=false and model.checkpointing=true")
+    if cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from accelerate.utils import DeepSpeedPlugin
+
+    stage, bf16 = STAGES[recipe.sharding], recipe.mixed_precision == "bf16"
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    return DeepSpeedPlugin(hf_ds_config={
+        "train_micro_batch_size_per_gpu": recipe.data.batch_size // world_size // recipe.accumulation_steps,
+        "gradient_accumulation_steps": recipe.accumulation_steps,
+        "gradient_clipping": recipe.optimizer.max_grad_norm,
+        # torch's autocast inside the engine: weights, gradients and moments stay float32 (`bf16` would cast the weights)
+        "torch_autocast": {"enabled": bf16, "dtype": "bfloat16"},
+        "zero_optimization": {"stage": stage, **(ONE_WAY_TO_GATHER if stage == 3 and bf16 else {})},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    })
+
+
+# --- torch.compile
+
+
+def why_not_compile(config: ModelConfig, device: torch.device) -> str | None:
+    """Return None where a one-layer model of this shape compiles and runs here, else the reason in one line."""
+    if config.reversible:
+        return "reversible blocks run their own backward pass"
+    small = replace(config, num_layers=1)
+    try:
+        with torch.random.fork_rng(), torch.enable_grad():  # building draws too: the run's numbers stay its own
+            compiled = torch.compile(BitTransformer(small).to(device))
+            compiled(torch.zeros(1, config.max_bits, dtype=torch.long, device=device)).logits_BTV.sum().backward()
+    except Exception as problem:  # noqa: BLE001 whatever the compiler throws means: not here
+        first_line = next(iter(str(problem).strip().splitlines()), "")
+        return f"{type(problem).__name__}: {first_line[:200]}"
+    return None
+
+
+def compile_where_possible(model: BitTransformer, device: torch.device) -> str | None:
+    """Compile the blocks in place; return the reason where that is not possible."""
+    reason = why_not_compile(model.config, device)
+    if reason is None:
+        for block in model.blocks:
+            block.compile()
+    return reason

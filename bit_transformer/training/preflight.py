@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 
 from bit_transformer.data.bits import decode_bits, repair_parity
 from bit_transformer.data.loaders import Batch, SampleStore
-from bit_transformer.model.transformer import BitTransformer, count_parameters
+from bit_transformer.footprint import Room
+from bit_transformer.model.transformer import BitTransformer, count_model_parameters
 from bit_transformer.recipes import Recipe
-from bit_transformer.room import Room
 from bit_transformer.training.distributed import Topology
+from chronicle.audit import describe_device, open_evidence
 from chronicle.data import DataPlan
 from chronicle.errors import ChronicleError
-from chronicle.audit import describe_device, open_evidence
-from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_before_first_step
+from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerFacts, check_before_first_step
 from chronicle.preflight.gate import SKIP_VARIABLE
 
 _MAX_PREDICTED_LRS = 100_000
@@ -74,13 +74,13 @@ def _judge(accelerator: Any, facts: TrainerFacts) -> list[str]:
     if accelerator.is_main_process:
         try:
             results = check_before_first_step(facts)
-            answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is Verdict.WARN]]
+            answer = [[f"{one.check} {one.title}: {one.message}" for one in results if one.verdict is CheckVerdict.WARN]]
         except ChronicleError as problem:
             answer = [(str(problem), problem.remedy, problem.exit_code)]
     if accelerator.num_processes > 1:
         broadcast_object_list(answer)
     if isinstance(answer[0], tuple):
-        raise LaunchRefused(*answer[0])
+        raise PreflightRefused(*answer[0])
     return answer[0]
 
 
@@ -98,11 +98,11 @@ def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, bare_mo
         world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
                           "accelerate": topology.accelerate_num_processes})
     # the shape in memory: a run that grew has another one than its recipe began with
-    evidence.model(logical=bare_model.config.num_parameters, counted=counted, local=count_parameters(model),
+    evidence.model(logical=bare_model.config.num_parameters, counted=counted, local=count_model_parameters(model),
                    config=asdict(bare_model.config))
 
 
-class LaunchRefused(ChronicleError):
+class PreflightRefused(ChronicleError):
     """The preflight failed on the main rank; every rank ends with its exit code."""
 
     def __init__(self, message: str, remedy: str | None, exit_code: int) -> None:
@@ -118,7 +118,7 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
     shares = topology.torch_world_size * recipe.accumulation_steps
     return TrainerFacts(
         config=config, params_logical=bare_model.config.num_parameters, params_counted=counted,
-        params_by_module={name: count_parameters(module) for name, module in bare_model.named_children()},
+        params_by_module={name: count_model_parameters(module) for name, module in bare_model.named_children()},
         tied_expected=False, tied_in_memory=bare_model.embedding.weight is bare_model.head.weight, ranks=ranks,
         world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
                           "accelerate": topology.accelerate_num_processes},
@@ -143,7 +143,7 @@ def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted
 def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch,
                 gradients_finite: bool | None) -> RankFacts:
     device = accelerator.device
-    local = count_parameters(model)
+    local = count_model_parameters(model)
     replica = local <= _DIGEST_BELOW and not any(
         isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in bare_model.parameters())
     digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not

@@ -6,6 +6,7 @@ flip (9.0) as the yardstick: a loss above it is worse than knowing nothing.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -14,35 +15,42 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor, nn
 
-from bit_transformer.evaluation.baselines import baselines
 from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
-from bit_transformer.evaluation.held_out import HeldOut, evaluate
-from bit_transformer.evaluation.export import export_model, format_table
-from bit_transformer.model.growth import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.data.loaders import Batch, SampleStore
-from bit_transformer.model.transformer import BitTransformer, count_parameters
-from bit_transformer.evaluation.monitor import Monitor, Notice, describe, measure_batch, measure_model
-from bit_transformer.training.output import open_output
-from bit_transformer.training.state import Progress
-from bit_transformer.recipes import Recipe
-from bit_transformer.evaluation.sampling import sample_under_gate
-from bit_transformer.training.tally import StepResult
+from bit_transformer.evaluation.gate import (
+    Monitor,
+    Notice,
+    describe_telemetry,
+    measure_batch,
+    measure_model,
+    sample_under_gate,
+)
+from bit_transformer.evaluation.held_out import HeldOut, baselines, evaluate, export_model, format_export_table
 from bit_transformer.evaluation.telemetry import Floors
+from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
+from bit_transformer.model.transformer import BitTransformer, count_model_parameters
+from bit_transformer.recipes import Recipe
 from bit_transformer.training.distributed import Topology
-from chronicle.data import DataPlan
-from chronicle.data.story import write_start
+from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.audit import open_evidence
-from chronicle.audit.rank import digest_of
+from chronicle.audit.rank import digest_json
+from chronicle.data import DataPlan
+from chronicle.data.usage import write_start
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.preflight.expectation import find_plan
+from chronicle.preflight.facts import find_plan
 
-__all__ = ["StepLog", "open_output", "print_error"]
+__all__ = [
+    "LaunchLog",
+    "open_output",
+    "print_error",
+]
 
 _KEPT_FRAMES = 16
 _SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
@@ -61,7 +69,7 @@ def print_error(problem: Exception) -> None:
         print(f"hint: {remedy}", file=sys.stderr)
 
 
-class StepLog:
+class LaunchLog:
     """Metrics and talk of one launch."""
 
     def __init__(self, environ: Mapping[str, str], *, is_main: bool, recipe: Recipe) -> None:
@@ -77,11 +85,11 @@ class StepLog:
         self._evidence = open_evidence(environ)
         self._rows_read = 0  # by this rank, in this launch
 
-    def start(self, *, parameters_logical: int, model: nn.Module, topology: Topology, plan: DataPlan, progress: Progress,
+    def start(self, *, parameters_logical: int, model: nn.Module, topology: Topology, plan: DataPlan, progress: TrainingProgress,
               resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
         """Print what this launch is; counts are before and after wrapping."""
         facts = {"recipe": self._recipe.name, "parameters_logical": parameters_logical,
-                 "parameters_local": count_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
+                 "parameters_local": count_model_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
                  "data_position": progress.segments.position(progress.step),
                  "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
         self._say(f"start {json.dumps(facts)}")
@@ -99,7 +107,7 @@ class StepLog:
             text = json.dumps({**facts, "recipe_fields": self._recipe.to_json()}, indent=1) + "\n"
             (self._directory / "trainer.json").write_text(text, encoding="utf-8")
 
-    def step(self, progress: Progress, step: StepResult, *, learning_rate: float, batch: Batch,
+    def step(self, progress: TrainingProgress, step: StepResult, *, learning_rate: float, batch: Batch,
              seconds: float) -> dict[str, float]:
         """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
         values: dict[str, float] = {
@@ -121,14 +129,14 @@ class StepLog:
                       f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")
         return values
 
-    def _record_data(self, progress: Progress) -> None:
+    def _record_data(self, progress: TrainingProgress) -> None:
         data, sources = self._recipe.data, progress.plan.sources
         self._evidence.data(step=progress.step, samples=self._rows_read, bytes=self._rows_read * data.window_bytes,
                             dataset="+".join(data.sources),
-                            dataset_digest=digest_of([[source.name, source.digest, source.weight] for source in sources]),
+                            dataset_digest=digest_json([[source.name, source.digest, source.weight] for source in sources]),
                             dataset_bytes=sum(source.num_samples for source in sources) * data.window_bytes)
 
-    def evaluation(self, progress: Progress, found: Mapping[str, HeldOut]) -> dict[str, float]:
+    def evaluation(self, progress: TrainingProgress, found: Mapping[str, HeldOut]) -> dict[str, float]:
         """Return the held-out figures as metrics, and print them."""
         weights = self._recipe.data.sources
         mean = sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
@@ -143,7 +151,7 @@ class StepLog:
         if self._metrics:
             self._metrics.write(step, values)
 
-    def saved(self, progress: Progress, path: Path) -> None:
+    def saved(self, progress: TrainingProgress, path: Path) -> None:
         """Say that a checkpoint is on disk."""
         self._say(f"saved checkpoint of step {progress.step}: {path}")
 
@@ -163,7 +171,7 @@ class StepLog:
             with JournalWriter(self._run) as journal:
                 journal.append(notice.kind, step=step, launch=self._launch or None, title=notice.text, data=notice.data)
 
-    def telemetry(self, progress: Progress, model: BitTransformer, held_out: Mapping[str, Tensor],
+    def telemetry(self, progress: TrainingProgress, model: BitTransformer, held_out: Mapping[str, Tensor],
                   batch: Batch) -> dict[str, float]:
         """Return K, C and S of this moment; none for byte models, or where they are switched off. Every rank calls it."""
         monitor = progress.monitor
@@ -173,15 +181,15 @@ class StepLog:
         self._say(f"telemetry at step {progress.step}: K {found.k:.3f}, C {found.c:.3f}, S {found.s:.3f} of what the model "
                   f"writes (the data: C {monitor.floors.c_floor:.2f} to {monitor.floors.c_ceiling:.2f}, "
                   f"S above {monitor.floors.s_floor:.2f})")
-        return describe(found, measure_batch(batch.bits_BT, monitor.frequencies_9))
+        return describe_telemetry(found, measure_batch(batch.bits_BT, monitor.frequencies_9))
 
-    def grown(self, progress: Progress, kind: str, model: BitTransformer, before: int) -> None:
+    def grown(self, progress: TrainingProgress, kind: str, model: BitTransformer, before: int) -> None:
         """Tell of a growth: a change of the run's plan, declared as such."""
         after = model.config.num_parameters
         self.notice(progress.step, Notice(kind="growth", data={"kind": kind, "before": before, "after": after}, text=(
             f"twice the {kind}, {before:,} to {after:,} parameters, same function; the optimizer starts anew, the LR is "
             f"multiplied by 1/√2 and warmed up over {GROWTH_WARMUP} steps")))
-        self._evidence.model(logical=after, counted=after, local=count_parameters(model),
+        self._evidence.model(logical=after, counted=after, local=count_model_parameters(model),
                              config=asdict(model.config))
         if self._run is not None and self._is_main:
             plan = find_plan(read_journal(self._run).entries)
@@ -192,7 +200,7 @@ class StepLog:
                                    data={"declared": {**plan.data["declared"], "params": after}, "reason": "growth"})
 
     def summary(self, model: BitTransformer | None, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
-                progress: Progress, *, averaged: bool) -> None:
+                progress: TrainingProgress, *, averaged: bool) -> None:
         """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write.
 
         `model` is whole, on the main rank; the others need none.
@@ -217,7 +225,7 @@ class StepLog:
     def _export(self, model: BitTransformer, held_out: Mapping[str, Tensor], step: int) -> None:
         directory = self._directory / "export" if self._directory else None
         rows = export_model(model, self._recipe.export, held_out, self._recipe.data.sources, directory)
-        for line in format_table(rows):
+        for line in format_export_table(rows):
             self._say(line)
         if directory is None:
             self._say("export: not written, since there is no launch directory (start with `chronicle run --`)")
@@ -247,7 +255,7 @@ class StepLog:
 
         return after_byte
 
-    def end(self, progress: Progress, *, stopped: bool) -> None:
+    def end(self, progress: TrainingProgress, *, stopped: bool) -> None:
         """Say how the launch ended."""
         self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
         self._record_data(progress)
@@ -260,3 +268,46 @@ class StepLog:
     def _say(self, line: str) -> None:
         if self._is_main:
             print(line)
+
+
+# --- Output of a rank
+
+
+class _Copied(io.TextIOBase):
+    """A text stream that also writes to a file."""
+
+    def __init__(self, stream: TextIO, copy: TextIO) -> None:
+        self._stream, self._copy = stream, copy
+
+    def write(self, text: str) -> int:
+        self._copy.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._copy.flush()
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def open_output(environ: Mapping[str, str]) -> None:
+    """Make stdout and stderr write whole lines; under `chronicle run` they go to this rank's own log.
+
+    The supervisor writes that log, so that a full disk costs lines and never a `print` that raises here. Where it cannot
+    be reached but a launch directory is known, a copy is written from here.
+    """
+    if open_rank_output(environ=environ):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+    launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
+    if launch_dir:
+        path = Path(launch_dir) / f"rank-{int(environ.get('RANK', '0'))}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy = path.open("a", buffering=1, encoding="utf-8")
+        sys.stdout, sys.stderr = _Copied(sys.stdout, copy), _Copied(sys.stderr, copy)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bit_transformer.errors import BadRecipe
-from chronicle.resume.warming import warmed
+from chronicle.resume.learning_rate import warmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

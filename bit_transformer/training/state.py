@@ -1,8 +1,4 @@
-"""Where a run stands, as one object that Accelerate saves with every checkpoint.
-
-Accelerate itself saves neither the global step nor the data position. Registered second, after the scheduler, so that
-the files are `custom_checkpoint_0.pkl` (scheduler, as in seed 003) and `custom_checkpoint_1.pkl` (this).
-"""
+"""What the training loop keeps besides model and optimizer: progress, averaged weights, and the sums of one step."""
 
 from __future__ import annotations
 
@@ -13,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from bit_transformer.errors import CannotResume
-from bit_transformer.evaluation.monitor import Monitor
+from bit_transformer.evaluation.gate import Monitor
+from bit_transformer.model.transformer import BitTransformer, copy_model
 from bit_transformer.training.schedule import ScheduleConfig
 from chronicle.data import DataPlan, Segments
 
@@ -53,7 +52,7 @@ class Plateau:
         return cls(best=float(data["best"]), since=int(data["since"]), decays=tuple(data["decays"]))
 
 
-class Progress:
+class TrainingProgress:
     """Completed optimizer steps, bits seen, data plan and segments, warm-ups, growths, and what the monitor knows."""
 
     def __init__(self, plan: DataPlan, monitor: Monitor) -> None:
@@ -104,3 +103,80 @@ def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
         return ()  # what is missing is said by the load
     state = torch.load(path, weights_only=True)
     return tuple(str(kind) for _, kind in state.get("growths", ()))
+
+
+# --- Averaged weights
+
+
+class Ema:
+    """After every step: average = decay · average + (1 − decay) · weight, in float32."""
+
+    def __init__(self, model: BitTransformer, decay: float) -> None:
+        self.decay = decay
+        self.averages = {name: value.detach().clone().float() for name, value in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: BitTransformer) -> None:
+        """Take the weights after a step."""
+        for name, value in model.named_parameters():
+            self.averages[name].lerp_(value.detach().float(), 1 - self.decay)
+
+    def averaged(self, model: BitTransformer) -> BitTransformer:
+        """Return another model with the averaged weights."""
+        result = copy_model(model)
+        result.load_state_dict({**model.state_dict(), **self.averages})
+        return result
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averages."""
+        return {name: value.cpu() for name, value in self.averages.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over saved averages."""
+        for name, value in state.items():
+            self.averages[name].copy_(value)
+
+
+# --- The sums of one optimizer step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Global figures of one step. Losses are means in nats per predicted bit; a source without rows is absent."""
+
+    loss: float
+    source_losses: Mapping[str, float]
+    source_rows: Mapping[str, int]
+    grad_norm: float
+    stop: bool
+    finite: bool
+
+
+class StepTally:
+    """Adds up micro-batches of this rank; `reduce` adds the ranks and starts over."""
+
+    def __init__(self, sources: tuple[str, ...], device: torch.device) -> None:
+        self.sources = sources
+        self._sums = torch.zeros(len(sources), 3, dtype=torch.float64, device=device)
+
+    def add(self, losses_BT: Tensor, num_predicted_B: Tensor, sources_B: Tensor) -> None:
+        """Add the losses of one micro-batch (nats, 0 where padded) under the source of each row."""
+        counts_B = num_predicted_B.double()
+        rows = torch.stack([losses_BT.detach().double().sum(1), counts_B, torch.ones_like(counts_B)], dim=1)
+        self._sums.index_add_(0, sources_B, rows)
+
+    def reduce(self, *, grad_norm: Tensor | float | None, stop: bool) -> StepResult:
+        """Return the global figures; every rank gets the same."""
+        norm = float("nan") if grad_norm is None else float(grad_norm)
+        flags = torch.tensor([float(stop), float(not math.isfinite(norm))], dtype=torch.float64)
+        vector = torch.cat([self._sums.flatten(), flags.to(self._sums.device)])
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(vector)
+        *sums, stops, not_finite = vector.tolist()
+        self._sums.zero_()
+        rows = dict(zip(self.sources, zip(sums[::3], sums[1::3], sums[2::3], strict=True), strict=True))
+        return StepResult(
+            loss=sum(total for total, _, _ in rows.values()) / sum(count for _, count, _ in rows.values()),
+            source_losses={name: total / count for name, (total, count, _) in rows.items() if count},
+            source_rows={name: int(number) for name, (_, _, number) in rows.items()},
+            grad_norm=norm, stop=stops > 0, finite=not_finite == 0)

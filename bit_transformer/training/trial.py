@@ -22,11 +22,10 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from bit_transformer.data.loaders import Batch
-from bit_transformer.model.transformer import BitTransformer, next_symbol_losses
-from bit_transformer.training.state import Progress
-from bit_transformer.training.resume import ResumePoint
-from bit_transformer.training.tally import StepResult
 from bit_transformer.evaluation.telemetry import agreement, certainty_of_output, place_frequencies
+from bit_transformer.model.transformer import BitTransformer, next_symbol_losses
+from bit_transformer.training.resume import ResumePoint
+from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.resume.adapters.accelerate import observe_accelerator
 from chronicle.resume.fingerprint import rng_digests
 
@@ -66,7 +65,7 @@ class Trial:
         """The same batch for every step of the trial from `first` on."""
         return itertools.repeat(batch, self._num_steps - first)
 
-    def compare_memory(self, accelerator: Any, progress: Progress) -> None:
+    def compare_memory(self, accelerator: Any, progress: TrainingProgress) -> None:
         """In the fresh process, right after the load: every object against what was noted when it was saved."""
         if not self.resumes:
             return
@@ -76,7 +75,7 @@ class Trial:
         if missing:
             self._different = f"{', '.join(missing)} of rank {accelerator.process_index}"
 
-    def after_step(self, accelerator: Any, progress: Progress, step: StepResult, model: BitTransformer, batch: Batch) -> None:
+    def after_step(self, accelerator: Any, progress: TrainingProgress, step: StepResult, model: BitTransformer, batch: Batch) -> None:
         """Note a step's figures; save when half of the steps are done. Runs on every rank."""
         self._losses.append(step.loss)
         self._note(loss=step.loss, grad_norm=step.grad_norm)
@@ -116,7 +115,7 @@ class Trial:
             self._channels.setdefault(name, []).append(value)
 
 
-def digest_memory(accelerator: Any, progress: Progress) -> dict[str, str]:
+def digest_memory(accelerator: Any, progress: TrainingProgress) -> dict[str, str]:
     """A digest of every object that a checkpoint must bring back, whole tensors bit for bit, by name."""
     live = observe_accelerator(accelerator)
     found: dict[str, Any] = {"weights": [tensor for model in live.models for tensor in model.state_dict().values()]}

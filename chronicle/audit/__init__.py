@@ -1,10 +1,9 @@
-"""What the ranks themselves recorded, and sentences held against it.
+"""What ranks recorded, claims judged against it, hardware events, and post-mortems of runs without a journal.
 
-A trainer calls `open_evidence()` in every rank and tells it what it sees: devices, counts, samples. `facts` reads that
-back, `claims` answers SUPPORTED / CONTRADICTED / UNSUPPORTED. A plan, a target or a name is never evidence.
+A trainer calls `open_evidence()` in every rank and reports devices, counts and samples. `evidence` reads the records
+back; `claims` answers SUPPORTED, CONTRADICTED or UNSUPPORTED. A plan, a target or a name is not evidence.
 """
 
-from chronicle.audit.counts import ParameterCounts, count_parameters, describe_device
-from chronicle.audit.rank import RankEvidence, open_evidence
+from chronicle.audit.rank import ParameterCounts, RankEvidence, count_parameters, describe_device, open_evidence
 
 __all__ = ["ParameterCounts", "RankEvidence", "count_parameters", "describe_device", "open_evidence"]

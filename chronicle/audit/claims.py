@@ -1,22 +1,31 @@
-"""SUPPORTED, CONTRADICTED or UNSUPPORTED: each statement of a claim held against what the ranks recorded. Pure.
+"""Judge claims against the evidence of the ranks: SUPPORTED, CONTRADICTED or UNSUPPORTED.
 
-Nothing recorded means UNSUPPORTED, never false: "no results file, so it never ran" was wrong (seed 001). All launches of
-the lineage must agree; one that contradicts is named.
+No record means UNSUPPORTED, not false (seed 001: "no results file, so it never ran" was wrong). All launches of the
+lineage must agree; a launch that contradicts is named. `recheck_claims` serves `chronicle audit`, `lint_note` serves
+`chronicle note`: it warns and does not block.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
-from chronicle.audit.evidence_statements import GPU_NAMES, Kind, Statement, parse_claim
+from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence, read_evidence
+from chronicle.audit.statements import GPU_NAMES, Statement, Topic, parse_claim
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
 
-__all__ = ["Judgement", "Verdict", "judge_claim"]
+__all__ = [
+    "ClaimVerdict",
+    "Judgement",
+    "judge_claim",
+    "lint_note",
+    "recheck_claims",
+]
 
 IDLE_BELOW = 0.05  # a device that was busy less than this between two samples was idle
 IDLE_SHARE = 0.9
@@ -34,7 +43,7 @@ WRAPPERS = {
 }
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """`UNSUPPORTED`: nobody recorded anything that could tell."""
 
     SUPPORTED = "SUPPORTED"
@@ -47,7 +56,7 @@ class Judgement:
     """The answer to one statement, with the evidence it rests on."""
 
     statement: Statement
-    verdict: Verdict
+    verdict: ClaimVerdict
     message: str
     evidence: tuple[str, ...] = ()
 
@@ -68,42 +77,42 @@ def judge_claim(sentence: str, evidence: RunEvidence) -> tuple[Judgement, ...]:
 
 
 def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
-    if statement.kind is Kind.INTENT:
-        return _answer(statement, Verdict.UNSUPPORTED, "a plan or a target is not an event")
-    if statement.kind is Kind.DENIAL:
-        return _answer(statement, Verdict.UNSUPPORTED, "records show what was done, not what was not; say what was done")
-    if statement.kind is Kind.OTHER:
-        return _answer(statement, Verdict.UNSUPPORTED, "nothing that is recorded can answer this number")
-    if statement.kind is Kind.DURATION:
+    if statement.kind is Topic.INTENT:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "a plan or a target is not an event")
+    if statement.kind is Topic.DENIAL:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done, not what was not; say what was done")
+    if statement.kind is Topic.OTHER:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "nothing that is recorded can answer this number")
+    if statement.kind is Topic.DURATION:
         return _judge_duration(statement, evidence)
-    if statement.kind in (Kind.STEPS, Kind.TRAINED):
+    if statement.kind in (Topic.STEPS, Topic.TRAINED):
         return _judge_steps(statement, evidence)
-    if statement.kind is Kind.LOSS:
+    if statement.kind is Topic.LOSS:
         return _judge_loss(statement, evidence)
-    if statement.kind in (Kind.TOKENS, Kind.SAMPLES, Kind.BYTES):
+    if statement.kind in (Topic.TOKENS, Topic.SAMPLES, Topic.BYTES):
         return _judge_volume(statement, evidence)
     per_launch = JUDGES[statement.kind]
     answers = [per_launch(statement, launch) for launch in evidence.scope]
-    for verdict in (Verdict.CONTRADICTED, Verdict.SUPPORTED):
+    for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.SUPPORTED):
         chosen = next((one for one in answers if one.verdict is verdict), None)
         if chosen is not None:
             return chosen
     missing = answers[0].message if answers else "no launch of this run left evidence"
-    return _answer(statement, Verdict.UNSUPPORTED, missing)
+    return _answer(statement, ClaimVerdict.UNSUPPORTED, missing)
 
 
 def _judge_parameters(statement: Statement, launch: LaunchEvidence) -> Judgement:
     models = launch.newest("model")
     whole = next((one for one in models.values() if _whole(one) is not None), None)
     if whole is None:
-        return _answer(statement, Verdict.UNSUPPORTED, "no rank recorded a parameter count")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded a parameter count")
     count = _whole(whole)
     assert count is not None
     if statement.admits(count):
-        return _answer(statement, Verdict.SUPPORTED, f"counted {count:,} in launch {launch.launch}", whole)
+        return _answer(statement, ClaimVerdict.SUPPORTED, f"counted {count:,} in launch {launch.launch}", whole)
     message = f"counted {count:,} in launch {launch.launch}"
     message += _share_of(statement, count, len(models)) or _difference(statement, count)
-    return _answer(statement, Verdict.CONTRADICTED, message, whole)
+    return _answer(statement, ClaimVerdict.CONTRADICTED, message, whole)
 
 
 def _whole(one: Observation) -> int | None:
@@ -130,21 +139,21 @@ def _judge_devices(statement: Statement, launch: LaunchEvidence) -> Judgement:
     processes = launch.newest("process")
     devices = {str(_device(one).get("id")): one for one in processes.values() if _device(one).get("id")}
     if not devices:
-        return _answer(statement, Verdict.UNSUPPORTED, "no rank recorded its device")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded its device")
     kinds = {str(_device(one).get("kind")) for one in devices.values()}
     refs = tuple(processes[rank] for rank in sorted(processes))
     found = f"{len(processes)} ranks on {len(devices)} distinct devices ({', '.join(sorted(kinds))})"
     if re.search(r"GPU|TPU|[A-Z]\d{2,3}", statement.text) and kinds == {"cpu"}:
-        return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch}: {found}, no GPU", *refs)
+        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch}: {found}, no GPU", *refs)
     named = re.search(GPU_NAMES, statement.text)
     names = {str(_device(one).get("name")) for one in processes.values() if _device(one).get("name")}
     if named and names and not any(named.group() in name.replace("-", " ").split() for name in names):
-        return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch}: {found}: {_join(names)}", *refs)
+        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch}: {found}: {_join(names)}", *refs)
     idle = _idle_ranks(launch)
     if idle:
         found += f", idle in more than {IDLE_SHARE:.0%} of the samples: rank {', '.join(map(str, sorted(idle)))}"
     working = len(devices) - len(idle)
-    verdict = Verdict.SUPPORTED if statement.admits(working) else Verdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(working) else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, f"launch {launch.launch}: {found}", *refs)
 
 
@@ -168,40 +177,40 @@ def _idle_ranks(launch: LaunchEvidence) -> dict[int, float]:
 def _judge_ranks(statement: Statement, launch: LaunchEvidence) -> Judgement:
     processes = launch.newest("process")
     if not processes:
-        return _answer(statement, Verdict.UNSUPPORTED, "no rank recorded itself")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded itself")
     sizes = {one.fields.get("world_size") for one in processes.values()}
     message = f"launch {launch.launch}: {len(processes)} ranks recorded themselves, they see a world of {_join(sizes)}"
     agreed = sizes == {len(processes)} and statement.admits(len(processes))
-    return _answer(statement, Verdict.SUPPORTED if agreed else Verdict.CONTRADICTED, message, *processes.values())
+    return _answer(statement, ClaimVerdict.SUPPORTED if agreed else ClaimVerdict.CONTRADICTED, message, *processes.values())
 
 
 def _judge_hosts(statement: Statement, launch: LaunchEvidence) -> Judgement:
     processes = launch.newest("process")
     hosts = {str(one.fields.get("host")) for one in processes.values()}
     if not hosts:
-        return _answer(statement, Verdict.UNSUPPORTED, "no rank recorded its host")
-    verdict = Verdict.SUPPORTED if statement.admits(len(hosts)) else Verdict.CONTRADICTED
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded its host")
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(len(hosts)) else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, f"launch {launch.launch}: {len(hosts)} hosts", *processes.values())
 
 
 def _judge_dataset(statement: Statement, launch: LaunchEvidence) -> Judgement:
     records = [one for one in launch.newest("data").values() if one.fields.get("dataset")]
     if not records:
-        return _answer(statement, Verdict.UNSUPPORTED, "no rank recorded what it read")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded what it read")
     wanted = _plain(statement.word)
     names = {str(one.fields["dataset"]) for one in records}
     if not any(wanted in _plain(name) or _plain(name) in wanted for name in names):
-        return _answer(statement, Verdict.CONTRADICTED, f"launch {launch.launch} read {_join(names)}", *records)
+        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch} read {_join(names)}", *records)
     size = max((one.fields.get("dataset_bytes") or 0 for one in records), default=0)
     known = KNOWN_BYTES.get(wanted)
     distinct = max((one.fields.get("distinct_samples") or 0 for one in records), default=0)
     if known and 0 < distinct < FEW_SAMPLES:
         message = f"launch {launch.launch}: {distinct:,} distinct samples under that name"
-        return _answer(statement, Verdict.CONTRADICTED, message, *records)
+        return _answer(statement, ClaimVerdict.CONTRADICTED, message, *records)
     if known and 0 < size < CORPUS_FRACTION * known:
         message = f"launch {launch.launch}: {size:,} bytes under that name; the corpus has {known:,}"
-        return _answer(statement, Verdict.CONTRADICTED, message, *records)
-    return _answer(statement, Verdict.SUPPORTED, f"launch {launch.launch} read {_join(names)}", *records)
+        return _answer(statement, ClaimVerdict.CONTRADICTED, message, *records)
+    return _answer(statement, ClaimVerdict.SUPPORTED, f"launch {launch.launch} read {_join(names)}", *records)
 
 
 def _judge_precision(statement: Statement, launch: LaunchEvidence) -> Judgement:
@@ -216,24 +225,24 @@ def _judge_wrapper(statement: Statement, launch: LaunchEvidence) -> Judgement:
 def _judge_word(statement: Statement, launch: LaunchEvidence, key: str, accepted: Sequence[str]) -> Judgement:
     records = [one for one in launch.newest("process").values() if one.fields.get(key)]
     if not records:
-        return _answer(statement, Verdict.UNSUPPORTED, f"no rank recorded its {key}")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"no rank recorded its {key}")
     found = {str(one.fields[key]) for one in records}
     plain = {PRECISIONS.get(word.lower(), word.lower()) for word in found}
-    verdict = Verdict.SUPPORTED if plain <= set(accepted) else Verdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if plain <= set(accepted) else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, f"launch {launch.launch}: {key} {_join(found)}", *records)
 
 
 def _judge_steps(statement: Statement, evidence: RunEvidence) -> Judgement:
     refs = tuple(launch.metrics_ref for launch in evidence.scope if launch.metrics_ref)
     if not refs:
-        return _answer(statement, Verdict.UNSUPPORTED, "no step was logged")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no step was logged")
     last = max(launch.last_step or 0 for launch in evidence.scope)
     head = evidence.head_step or last
     message = f"the lineage has {head:,} steps"
-    if statement.kind is Kind.TRAINED:
-        return _answer(statement, Verdict.SUPPORTED if head > 0 else Verdict.CONTRADICTED, message, *refs)
+    if statement.kind is Topic.TRAINED:
+        return _answer(statement, ClaimVerdict.SUPPORTED if head > 0 else ClaimVerdict.CONTRADICTED, message, *refs)
     reached = statement.low is not None and head >= statement.low and "step " in statement.text.lower()
-    verdict = Verdict.SUPPORTED if statement.admits(head) or reached else Verdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(head) or reached else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, message, *refs)
 
 
@@ -243,9 +252,9 @@ def _judge_duration(statement: Statement, evidence: RunEvidence) -> Judgement:
     ends = [one for one in evidence.entries if one.kind == "launch.end" and one.launch in wanted]
     seconds = {one.launch: one.data["duration_seconds"] for one in ends if one.data.get("duration_seconds") is not None}
     if not seconds or set(seconds) != wanted:
-        return _answer(statement, Verdict.UNSUPPORTED, "not every launch of the lineage has a recorded duration")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "not every launch of the lineage has a recorded duration")
     total = sum(seconds.values())
-    verdict = Verdict.SUPPORTED if statement.admits(total) else Verdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(total) else ClaimVerdict.CONTRADICTED
     message = f"{total / 3600:.2f} h in {len(seconds)} launches"
     return _answer(statement, verdict, message, *(one.id for one in ends))
 
@@ -253,13 +262,13 @@ def _judge_duration(statement: Statement, evidence: RunEvidence) -> Judgement:
 def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:
     with_loss = [launch for launch in evidence.scope if launch.last_loss is not None]
     if not with_loss:
-        return _answer(statement, Verdict.UNSUPPORTED, "no loss was logged")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no loss was logged")
     last = with_loss[-1].last_loss
     best = min(launch.best_loss for launch in with_loss if launch.best_loss is not None)
     assert last is not None
     message = f"last logged {last:.4g}, best {best:.4g}"
     agrees = statement.admits(last) or statement.admits(best)
-    return _answer(statement, Verdict.SUPPORTED if agrees else Verdict.CONTRADICTED, message, with_loss[-1].metrics_ref)
+    return _answer(statement, ClaimVerdict.SUPPORTED if agrees else ClaimVerdict.CONTRADICTED, message, with_loss[-1].metrics_ref)
 
 
 def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:
@@ -268,13 +277,13 @@ def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:
     records = [one for launch in evidence.scope for one in launch.newest("data").values()]
     counted = [one for one in records if isinstance(one.fields.get(key), int)]
     if not counted:
-        return _answer(statement, Verdict.UNSUPPORTED, f"no rank counted {key}")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"no rank counted {key}")
     total = sum(int(one.fields[key]) for one in counted)
-    verdict = Verdict.SUPPORTED if statement.admits(total) else Verdict.CONTRADICTED
+    verdict = ClaimVerdict.SUPPORTED if statement.admits(total) else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, f"{total:,} {key} counted in {len(counted)} loaders", *counted)
 
 
-def _answer(statement: Statement, verdict: Verdict, message: str, *evidence: Observation | str) -> Judgement:
+def _answer(statement: Statement, verdict: ClaimVerdict, message: str, *evidence: Observation | str) -> Judgement:
     refs = tuple(one.ref if isinstance(one, Observation) else one for one in evidence)
     return Judgement(statement=statement, verdict=verdict, message=message, evidence=refs)
 
@@ -287,12 +296,45 @@ def _join(values: Sequence[Any] | set[Any]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-JUDGES: Mapping[Kind, Callable[[Statement, LaunchEvidence], Judgement]] = {
-    Kind.PARAMETERS: _judge_parameters,
-    Kind.DEVICES: _judge_devices,
-    Kind.RANKS: _judge_ranks,
-    Kind.HOSTS: _judge_hosts,
-    Kind.DATASET: _judge_dataset,
-    Kind.PRECISION: _judge_precision,
-    Kind.WRAPPER: _judge_wrapper,
+JUDGES: Mapping[Topic, Callable[[Statement, LaunchEvidence], Judgement]] = {
+    Topic.PARAMETERS: _judge_parameters,
+    Topic.DEVICES: _judge_devices,
+    Topic.RANKS: _judge_ranks,
+    Topic.HOSTS: _judge_hosts,
+    Topic.DATASET: _judge_dataset,
+    Topic.PRECISION: _judge_precision,
+    Topic.WRAPPER: _judge_wrapper,
 }
+
+
+# --- Claims judged again, and numbers in notes
+
+LONGEST_NOTE = 4000  # characters looked at: a note with a pasted log is still written at once
+FROM_RANKS = frozenset(
+    (Topic.PARAMETERS, Topic.DEVICES, Topic.RANKS, Topic.HOSTS, Topic.DATASET, Topic.PRECISION, Topic.WRAPPER)
+)
+
+
+def recheck_claims(evidence: RunEvidence) -> Iterator[tuple[str, str]]:
+    """(entry id, sentence) for every claim that is contradicted now, or answered otherwise than when it was made."""
+    for entry in evidence.entries:
+        text = entry.data.get("text") if entry.kind == "claim" else None
+        if not isinstance(text, str):
+            continue
+        verdicts = {one.verdict for one in judge_claim(text, evidence)}
+        now = next((one for one in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED) if one in verdicts), ClaimVerdict.SUPPORTED)
+        before = entry.data.get("verdict")
+        if now.value != before:
+            yield entry.id, f"claim `{text}` was {before} and is {now.value} now"
+        elif now is ClaimVerdict.CONTRADICTED:
+            yield entry.id, f"claim `{text}` is contradicted by what ranks recorded"
+
+
+def lint_note(paths: RunPaths, text: str) -> tuple[str, ...]:
+    """Warnings about numbers in a note that the ranks' own records contradict; empty for nearly every note."""
+    text = text[:LONGEST_NOTE]
+    if not any(one.kind in FROM_RANKS for one in parse_claim(text)) or not paths.launches_dir.is_dir():
+        return ()
+    evidence = read_evidence(paths, read_journal(paths), metrics=False)
+    contradicted = (one for one in judge_claim(text, evidence) if one.verdict is ClaimVerdict.CONTRADICTED)
+    return tuple(f"warning: `{one.statement.text}`: {one.message}" for one in contradicted if one.statement.kind in FROM_RANKS)

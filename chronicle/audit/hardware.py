@@ -1,7 +1,7 @@
-"""Hardware events out of text: NVRM Xid lines and `nvidia-smi -q` sections. Pure.
+"""Hardware events from text: Xid lines of kernel logs and `nvidia-smi -q`, and the step at which each happened.
 
-Xid meanings from NVIDIA's Xid catalogue; the lines of seed 003 (May 2023, Xid 63 and 64) are the fixtures. A syslog line
-has no year: it is taken from the caller.
+Xid meanings are from NVIDIA's Xid catalogue; the lines of seed 003 (May 2023, Xid 63 and 64) are the fixtures. A syslog
+line has no year: the caller supplies it. No GPU or driver is needed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["HardwareEvent", "parse_kernel_log", "parse_nvidia_smi"]
+from chronicle.metrics.log import read_metrics
+from chronicle.paths import RunPaths
+
+__all__ = [
+    "HardwareEvent",
+    "find_step",
+    "guess_year",
+    "parse_kernel_log",
+    "parse_nvidia_smi",
+]
 
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): (?P<xid>\d+)(?:,\s*(?P<detail>.*))?")
 SYSLOG = re.compile(r"(?P<month>\w{3})\s+(?P<day>\d{1,2}) (?P<clock>\d{2}:\d{2}:\d{2}) (?P<host>[\w.-]+) kernel:")
@@ -164,3 +173,50 @@ def _parse_pair(
     return HardwareEvent(
         kind=kind, host=host, device=device, time=None, xid=None, text=text, serious=serious, line=line
     )
+
+
+# --- The launch and step of a moment
+
+NUMBER = re.compile(r"\d{4,}")
+
+
+def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
+    """(launch, last step logged before `moment`) of the launch that was running; None outside every launch."""
+    when = _seconds(moment)
+    for number in _launches(paths):
+        before = None
+        try:
+            for point in read_metrics(paths.metrics_path(number)):
+                if point.time is None:
+                    continue
+                if point.time > when:
+                    if before is not None:
+                        return number, before
+                    break
+                before = point.step
+        except OSError:
+            continue
+    return None
+
+
+def guess_year(paths: RunPaths, now: datetime) -> int:
+    """The year a syslog line of this run belongs to: that of the run's first logged step, else this year."""
+    for number in _launches(paths):
+        try:
+            for point in read_metrics(paths.metrics_path(number)):
+                if point.time is not None:
+                    return datetime.fromtimestamp(point.time, UTC).year
+        except OSError:
+            continue
+    return now.year
+
+
+def _launches(paths: RunPaths) -> list[int]:
+    if not paths.launches_dir.is_dir():
+        return []
+    return sorted(int(one.name) for one in paths.launches_dir.iterdir() if NUMBER.fullmatch(one.name))
+
+
+def _seconds(moment: datetime) -> float:
+    """Kernel logs are written in UTC unless they say otherwise."""
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,24 +1,31 @@
-"""Launches and contradictions out of observations. Pure; every sentence says what it follows from.
+"""Post-mortem of a directory without a journal: launches inferred from logs, contradictions, and a Markdown draft.
 
-A launch is inferred where a log begins again: another target or model after one was already there, or a step number
-that falls back. What is not in the files is unknown: a missing results file proves nothing (seed 000's first error).
+Observed, inferred and unknown are kept in separate sections. Every inferred sentence names the lines it follows from.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from chronicle.audit.traces import Kind, Observed
+from chronicle.audit.traces import CLOCK, STAMP, DirectoryScan, LineKind, Observed
 
-__all__ = ["Contradiction", "InferredLaunch", "find_contradictions", "infer_launches", "list_unknowns"]
+__all__ = [
+    "Contradiction",
+    "InferredLaunch",
+    "find_contradictions",
+    "infer_launches",
+    "list_timeline",
+    "list_unknowns",
+    "write_draft",
+]
 
 CHANNEL = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+(?:\.\d+)?)\b")
-BEGINNINGS = (Kind.TARGET, Kind.CONFIG, Kind.HARDWARE)
+BEGINNINGS = (LineKind.TARGET, LineKind.CONFIG, LineKind.HARDWARE)
 SAME_START = timedelta(seconds=5)  # the lines a program prints while it starts
 
 
@@ -30,11 +37,11 @@ class InferredLaunch:
     source: str
     observations: tuple[Observed, ...]
 
-    def first(self, kind: Kind) -> Observed | None:
+    def first(self, kind: LineKind) -> Observed | None:
         """The first observation of a kind."""
         return next((one for one in self.observations if one.kind is kind), None)
 
-    def number_of(self, kind: Kind, name: str) -> float | None:
+    def number_of(self, kind: LineKind, name: str) -> float | None:
         """A number of the first observation of a kind."""
         found = self.first(kind)
         return None if found is None else found.numbers.get(name)
@@ -47,13 +54,13 @@ class InferredLaunch:
     @property
     def reached(self) -> str:
         """How far it provably came: planned < created < training loop < stepped."""
-        order = ((Kind.STEP, "stepped"), (Kind.LOOP, "entered the training loop"), (Kind.CREATED, "created its model"))
+        order = ((LineKind.STEP, "stepped"), (LineKind.LOOP, "entered the training loop"), (LineKind.CREATED, "created its model"))
         return next((word for kind, word in order if self.first(kind) is not None), "only planned, as far as is written")
 
     @property
     def ending(self) -> Observed | None:
         """The line that ends it, if any is written."""
-        return next((one for one in reversed(self.observations) if one.kind in (Kind.ENDED, Kind.ERROR, Kind.MEMORY)), None)
+        return next((one for one in reversed(self.observations) if one.kind in (LineKind.ENDED, LineKind.ERROR, LineKind.MEMORY)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,7 @@ def infer_launches(observations: Iterable[Observed]) -> tuple[InferredLaunch, ..
     """Group the lines of each log into launches, in order of time where it is known."""
     by_source: dict[str, list[Observed]] = {}
     for one in observations:
-        if one.kind is not Kind.PROCESS:
+        if one.kind is not LineKind.PROCESS:
             by_source.setdefault(one.source, []).append(one)
     groups = [group for source in by_source.values() for group in _split(source)]
     groups.sort(key=lambda group: (next((one.time for one in group if one.time), datetime.max), group[0].source))
@@ -82,12 +89,12 @@ def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
     groups: list[list[Observed]] = []
     last_step = -1.0
     for one in lines:
-        step = one.numbers.get("step", last_step) if one.kind is Kind.STEP else last_step
+        step = one.numbers.get("step", last_step) if one.kind is LineKind.STEP else last_step
         if not groups or step < last_step or _begins_again(groups[-1], one):
             groups.append([])
             last_step = -1.0
         groups[-1].append(one)
-        last_step = one.numbers.get("step", last_step) if one.kind is Kind.STEP else last_step
+        last_step = one.numbers.get("step", last_step) if one.kind is LineKind.STEP else last_step
     return groups
 
 
@@ -118,13 +125,13 @@ def find_contradictions(
 
 
 def _targets_against_models(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction]:
-    created = [one for launch in launches for one in launch.observations if one.kind is Kind.CREATED]
+    created = [one for launch in launches for one in launch.observations if one.kind is LineKind.CREATED]
     for launch in launches:
-        target = launch.number_of(Kind.TARGET, "params")
-        own = launch.number_of(Kind.CREATED, "params")
+        target = launch.number_of(LineKind.TARGET, "params")
+        own = launch.number_of(LineKind.CREATED, "params")
         if target is None or target == own:
             continue
-        planned = launch.first(Kind.TARGET)
+        planned = launch.first(LineKind.TARGET)
         assert planned is not None
         if own is None:
             if not any(one.numbers.get("params") == target for one in created):
@@ -132,7 +139,7 @@ def _targets_against_models(launches: Sequence[InferredLaunch]) -> Iterable[Cont
                 yield Contradiction(text=text, follows_from=(_place(planned),))
             continue
         world = _world_of(target, own)
-        made = launch.first(Kind.CREATED)
+        made = launch.first(LineKind.CREATED)
         assert made is not None
         if world:
             text = (
@@ -149,7 +156,7 @@ def _world_of(whole: float, part: float) -> int | None:
 
 
 def _changed_targets(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction]:
-    planned = [(launch, launch.first(Kind.TARGET)) for launch in launches if launch.first(Kind.TARGET) is not None]
+    planned = [(launch, launch.first(LineKind.TARGET)) for launch in launches if launch.first(LineKind.TARGET) is not None]
     for (earlier, before), (later, after) in pairwise(planned):
         assert before is not None and after is not None
         old, new = before.numbers.get("params"), after.numbers.get("params")
@@ -163,10 +170,10 @@ def _readers_against_shards(launches: Sequence[InferredLaunch]) -> Iterable[Cont
     for launch in launches:
         for one in launch.observations:
             shards, workers = one.numbers.get("shards"), one.numbers.get("workers")
-            if one.kind is not Kind.WORKERS or shards is None or workers is None:
+            if one.kind is not LineKind.WORKERS or shards is None or workers is None:
                 continue
-            devices = next((other.number_of(Kind.HARDWARE, "devices") for other in launches[: launch.number][::-1]
-                            if other.number_of(Kind.HARDWARE, "devices")), None)  # fmt: skip
+            devices = next((other.number_of(LineKind.HARDWARE, "devices") for other in launches[: launch.number][::-1]
+                            if other.number_of(LineKind.HARDWARE, "devices")), None)  # fmt: skip
             readers = f"; on {devices:.0f} ranks that is {workers * devices:.0f} readers" if devices else ""
             text = f"launch {launch.number}: {workers:.0f} loader workers for {shards:.0f} data shards{readers}"
             yield Contradiction(text=text, follows_from=(_place(one),))
@@ -190,7 +197,7 @@ def _ends_without_a_word(launches: Sequence[InferredLaunch]) -> Iterable[Contrad
 def _processes_older_than_launches(
     launches: Sequence[InferredLaunch], observations: Sequence[Observed]
 ) -> Iterable[Contradiction]:
-    listed = [one for one in observations if one.kind is Kind.PROCESS and one.time is not None]
+    listed = [one for one in observations if one.kind is LineKind.PROCESS and one.time is not None]
     latest = max((launch.started for launch in launches if launch.started is not None), default=None)
     if latest is None or not listed:
         return
@@ -208,7 +215,7 @@ def _processes_older_than_launches(
 def _dead_channels(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction]:
     """`K=0.000` in every step line: something that is said to be measured and is not."""
     for launch in launches:
-        steps = [one for one in launch.observations if one.kind is Kind.STEP]
+        steps = [one for one in launch.observations if one.kind is LineKind.STEP]
         rows = [dict(CHANNEL.findall(one.text)) for one in steps]
         dead = [name for name in rows[0] if all(float(row.get(name, "nan")) == 0 for row in rows)] if len(rows) >= 3 else []
         if dead:
@@ -218,7 +225,7 @@ def _dead_channels(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction
 
 
 def _devices_in_scripts(launches: Sequence[InferredLaunch], scripts: Sequence[tuple[str, str]]) -> Iterable[Contradiction]:
-    claimed = max((launch.number_of(Kind.HARDWARE, "devices") or 0 for launch in launches), default=0)
+    claimed = max((launch.number_of(LineKind.HARDWARE, "devices") or 0 for launch in launches), default=0)
     for path, line in scripts:
         if "device_ids=[0]" in line.replace(" ", ""):
             said = f"logs speak of {claimed:.0f} devices; " if claimed > 1 else ""
@@ -229,14 +236,112 @@ def list_unknowns(launches: Sequence[InferredLaunch]) -> tuple[str, ...]:
     """What the files do not tell; each is a question, not an answer."""
     unknown = []
     for launch in launches:
-        if launch.first(Kind.STEP) is None:
+        if launch.first(LineKind.STEP) is None:
             unknown.append(f"launch {launch.number}: whether a single step was taken (no line with step and loss)")
         if launch.ending is None:
             unknown.append(f"launch {launch.number}: how and when it ended")
-    if not any(launch.first(Kind.SAVED) for launch in launches):
+    if not any(launch.first(LineKind.SAVED) for launch in launches):
         unknown.append("whether anything was saved: no line says so, and that proves nothing")
     return tuple(unknown)
 
 
 def _place(one: Observed) -> str:
     return f"{one.source}:{one.line}"
+
+
+# --- Timeline and draft
+
+MOST_ALIKE = 3  # step lines, and listed processes, shown in a row
+MOST_FILES = 20
+MOST_SCRIPT_LINES = 20
+LEADING_LEVEL = re.compile(r"^[\s,.:|\d-]*(?=\S)")
+
+
+def list_timeline(scan: DirectoryScan, launches: Sequence[InferredLaunch]) -> list[tuple[datetime, str, str]]:
+    """(time, place, what) in order of time; times without a year are put into the year of the launches."""
+    year = next((launch.started.year for launch in launches if launch.started), datetime.min.year)
+    rows = [
+        (one.time.replace(year=year) if one.time.year == 1900 else one.time, f"{one.source}:{one.line}", text)
+        for one, text in _shown(scan.observations)
+        if one.time is not None
+    ]
+    for file in scan.files[-MOST_FILES:]:
+        rows.append((file.changed.replace(microsecond=0), file.path, f"file last changed, {file.size_bytes:,} bytes"))
+    for process in scan.processes:
+        orphan = ", orphan" if process.orphan else ""
+        what = f"process started, alive now{orphan}: {process.command[:100]}"
+        rows.append((process.started.replace(microsecond=0), f"pid {process.pid}", what))
+    return sorted(rows)
+
+
+def _shown(observations: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
+    """Each observation with its text, the time taken off; of many steps or processes in a row the first and the last."""
+    alike: list[Observed] = []
+    for one in [*observations, None]:
+        same = one is not None and alike and (one.kind, one.source) == (alike[-1].kind, alike[-1].source)
+        if not same:
+            yield from _few(alike)
+            alike = []
+        if one is not None and one.kind in (LineKind.STEP, LineKind.PROCESS):
+            alike.append(one)
+        elif one is not None:
+            yield one, _without_time(one.text)
+
+
+def _few(alike: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
+    if len(alike) <= MOST_ALIKE + 1:
+        yield from ((one, _without_time(one.text)) for one in alike)
+        return
+    yield from ((one, _without_time(one.text)) for one in alike[:MOST_ALIKE])
+    yield alike[-1], f"({len(alike) - MOST_ALIKE - 1} like these between) {_without_time(alike[-1].text)}"
+
+
+def _without_time(text: str) -> str:
+    """The line without the time that stands before it in the draft."""
+    for stamp in (STAMP, CLOCK):
+        match = stamp.search(text)
+        if match is not None and match.end() < len(text):
+            return (text[: match.start()] + LEADING_LEVEL.sub("", text[match.end() :])).strip() or text
+    return text
+
+
+def write_draft(
+    scan: DirectoryScan,
+    launches: Sequence[InferredLaunch],
+    contradictions: Sequence[Contradiction],
+    unknowns: Sequence[str],
+) -> str:
+    """The draft; a person writes causes and decisions into it."""
+    lines = [f"# Post-mortem draft: `{scan.directory}`", ""]
+    zone = datetime.now().astimezone().tzname()
+    lines += ["## Observed", "", f"Lines, files and processes as they are; times of lines as written, of files in {zone}.", ""]
+    lines += [f"- {time:%Y-%m-%d %H:%M:%S} · {what} · `{place}`" for time, place, what in list_timeline(scan, launches)]
+    untimed = [(one, text) for one, text in _shown(scan.observations) if one.time is None]
+    lines += ["", "### Without a time", ""] if untimed else []
+    lines += [f"- {text} · `{one.source}:{one.line}`" for one, text in untimed]
+    lines += ["", "### What scripts ask for", ""] if scan.scripts else []
+    lines += [f"- {line.strip()[:160]} · `{place}`" for place, line in scan.scripts[:MOST_SCRIPT_LINES]]
+    lines += ["", "## Inferred", ""]
+    lines += [f"- launch {one.number} ({one.source}): {_when(one)}; {one.reached}{_last_word(one)}" for one in launches] or [
+        "- nothing"
+    ]
+    lines += ["", "### Contradictions", ""]
+    lines += [f"- {one.text} · from {_refs(one)}" for one in contradictions] or ["- none found"]
+    lines += ["", "## Unknown", ""]
+    lines += [f"- {text}" for text in unknowns] or ["- nothing that was looked for"]
+    lines += [f"- {text}" for text in scan.left_out]
+    lines += ["", "## Cause", "", "_Not decided by this draft: what is above does not name one by itself._", ""]
+    return "\n".join(lines)
+
+
+def _last_word(launch: InferredLaunch) -> str:
+    ending = launch.ending
+    return "" if ending is None else f"; its last word: {_without_time(ending.text)[:160]} (`{ending.source}:{ending.line}`)"
+
+
+def _when(launch: InferredLaunch) -> str:
+    return "time unknown" if launch.started is None else f"from {launch.started:%Y-%m-%d %H:%M:%S}"
+
+
+def _refs(one: Contradiction) -> str:
+    return ", ".join(f"`{ref}`" for ref in one.follows_from)

@@ -1,4 +1,4 @@
-"""The interface trainers call, in every rank: what this process sees of itself, one JSON line a fact.
+"""What a rank records about itself: one JSON line per fact. Trainers call this in every rank.
 
     evidence = open_evidence()                     # does nothing without `chronicle run`
     evidence.process(world_size=2, device={"kind": "cpu"}, wrapper="DistributedDataParallel", precision="bf16")
@@ -7,8 +7,8 @@
     evidence.device(step=100, busy_fraction=0.93, memory_bytes=17_000_000_000)
     evidence.end(step=3000)
 
-File: `$CHRONICLE_LAUNCH_DIR/evidence/rank-<r>.jsonl`, one `os.write` a line; the supervisor seals its digest in the journal
-at the end. Standard library only. Nothing here raises on a full disk: evidence that is not there is UNSUPPORTED later.
+File: `$CHRONICLE_LAUNCH_DIR/evidence/rank-<r>.jsonl`, one `os.write` per line; the supervisor seals its digest in the
+journal at the end. Standard library only, no torch. A full disk does not raise: missing evidence is UNSUPPORTED later.
 """
 
 from __future__ import annotations
@@ -20,13 +20,22 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chronicle.launch.processes import read_boot_id, read_process
-from chronicle.launch.rank_output import rank_of
+from chronicle.launch.ranks import rank_of
 
-__all__ = ["VERSION", "RankEvidence", "digest_of", "open_evidence"]
+__all__ = [
+    "VERSION",
+    "ParameterCounts",
+    "RankEvidence",
+    "count_parameters",
+    "describe_device",
+    "digest_json",
+    "open_evidence",
+]
 
 VERSION = 1
 
@@ -38,7 +47,7 @@ def open_evidence(environ: Mapping[str, str] = os.environ, *, rank: int | None =
     return RankEvidence(Path(directory) / "evidence" / f"rank-{number}.jsonl" if directory else None, number)
 
 
-def digest_of(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """sha256 of a JSON value with sorted keys: the same configuration gives the same digest in every rank."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
@@ -91,7 +100,7 @@ class RankEvidence:
         method: str = "numel once per storage",
     ) -> None:
         """Three parameter counts: by formula, counted before wrapping, and held by this rank after wrapping."""
-        digest = None if config is None else digest_of(config)
+        digest = None if config is None else digest_json(config)
         self._write(
             "model", logical=logical, counted=counted, local=local, method=method, config=config, config_digest=digest
         )
@@ -151,3 +160,69 @@ class RankEvidence:
         except OSError as error:
             self._broken = True
             print(f"chronicle: no more evidence of rank {self.rank}: {error.strerror or error}", file=sys.stderr)
+
+
+# --- Parameter counts and devices of any torch module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """`local`: elements this process holds. `whole`: what they stand for where shards say it, else the same."""
+
+    local: int
+    whole: int
+    trainable: int
+    by_module: tuple[tuple[str, int], ...]
+
+
+def count_parameters(model: Any) -> ParameterCounts:
+    """Count a module's parameters, each storage once. `by_module` has the top-level children in order."""
+    seen: dict[Any, str] = {}
+    local = whole = trainable = 0
+    by_module: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        key = _storage_key(parameter)
+        if key in seen:
+            continue
+        seen[key] = name
+        held = int(_local_of(parameter).numel())
+        full = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
+        local += held
+        whole += full
+        trainable += full if parameter.requires_grad else 0
+        top = name.partition(".")[0]
+        by_module[top] = by_module.get(top, 0) + full
+    return ParameterCounts(local=local, whole=whole, trainable=trainable, by_module=tuple(by_module.items()))
+
+
+def describe_device(device: Any) -> dict[str, Any]:
+    """What a device is, so that two ranks on one device look the same and two devices never do.
+
+    CUDA: the UUID. CPU: host and pid, because every rank is its own process there.
+    """
+    kind = str(getattr(device, "type", device)).partition(":")[0]
+    host = socket.gethostname().split(".")[0]
+    torch = sys.modules.get("torch")
+    if kind != "cuda" or torch is None:
+        return {"kind": kind, "id": f"{host}/{os.getpid()}", "host": host}
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(properties, "uuid", "")) or f"{host}/{getattr(device, 'index', None)}"
+    return {"kind": "cuda", "id": uuid, "host": host, "name": properties.name, "memory_bytes": properties.total_memory}
+
+
+def _local_of(parameter: Any) -> Any:
+    """A DTensor's own part; everything else is itself."""
+    part = getattr(parameter, "_local_tensor", None)
+    return parameter if part is None else part
+
+
+def _storage_key(parameter: Any) -> Any:
+    """Same storage and same place in it: a tied weight. Tensors without memory (meta device) are themselves."""
+    tensor = _local_of(parameter)
+    try:
+        pointer = tensor.untyped_storage().data_ptr()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pointer = 0
+    if not pointer:
+        return id(parameter)
+    return pointer, tensor.storage_offset(), tuple(tensor.shape)

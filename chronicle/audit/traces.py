@@ -1,21 +1,33 @@
-"""One log line, one observation: what kind of event it speaks of and which numbers it holds. Pure.
+"""Read a directory without a journal: telling log lines, files with their times, running processes.
 
-Dialects: Python logging, ISO times, `ps` listings with start times. A line that only states an intention (`Target:`) is
-its own kind: planned < started < created < stepped, and none stands in for a later one (seed 001 confused them).
+Reads at most a fixed amount and lists what was left out. Follows no symbolic links; changes nothing, ends nothing.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 
-__all__ = ["Kind", "Observed", "parse_line", "parse_time"]
+from chronicle.launch.processes import list_processes, read_command, read_environment
+from chronicle.launch.provenance import redact_command
 
+__all__ = [
+    "DirectoryScan",
+    "FoundFile",
+    "FoundProcess",
+    "LineKind",
+    "Observed",
+    "observe_line",
+    "parse_time",
+    "scan_directory",
+]
 
-class Kind(Enum):
+class LineKind(Enum):
     """What a line is evidence of."""
 
     TARGET = "target"  # an intention
@@ -36,7 +48,7 @@ class Kind(Enum):
 class Observed:
     """One observation with its place. `time` is as written (no zone is invented), None when the line has none."""
 
-    kind: Kind
+    kind: LineKind
     source: str
     line: int
     text: str
@@ -60,47 +72,47 @@ TELLING = re.compile(
     re.IGNORECASE,
 )
 # order matters: the first pattern that matches names the line
-PATTERNS: tuple[tuple[Kind, re.Pattern[str], tuple[str, ...]], ...] = (
-    (Kind.TARGET, re.compile(rf"\btarget:?\s+{GROUPED}\s+param", re.IGNORECASE), ("params",)),
-    (Kind.CREATED, re.compile(rf"\bmodel\b[^\n]*?\b{GROUPED}\s+(?:trainable\s+)?param", re.IGNORECASE), ("params",)),
-    (Kind.CREATED, re.compile(rf"\b(?:total|number of)[^\n]*?param[^\n]*?{GROUPED}", re.IGNORECASE), ("params",)),
-    (Kind.HARDWARE, re.compile(r"\b(\d+)\s*x\s*(?:NVIDIA|AMD)?\s*\w+\s*GPU", re.IGNORECASE), ("devices",)),
-    (Kind.HARDWARE, re.compile(r"\busing (\d+) GPUs?\b", re.IGNORECASE), ("devices",)),
+LINE_PATTERNS: tuple[tuple[LineKind, re.Pattern[str], tuple[str, ...]], ...] = (
+    (LineKind.TARGET, re.compile(rf"\btarget:?\s+{GROUPED}\s+param", re.IGNORECASE), ("params",)),
+    (LineKind.CREATED, re.compile(rf"\bmodel\b[^\n]*?\b{GROUPED}\s+(?:trainable\s+)?param", re.IGNORECASE), ("params",)),
+    (LineKind.CREATED, re.compile(rf"\b(?:total|number of)[^\n]*?param[^\n]*?{GROUPED}", re.IGNORECASE), ("params",)),
+    (LineKind.HARDWARE, re.compile(r"\b(\d+)\s*x\s*(?:NVIDIA|AMD)?\s*\w+\s*GPU", re.IGNORECASE), ("devices",)),
+    (LineKind.HARDWARE, re.compile(r"\busing (\d+) GPUs?\b", re.IGNORECASE), ("devices",)),
     (
-        Kind.WORKERS,
+        LineKind.WORKERS,
         re.compile(r"Too many dataloader workers: (\d+) \(max is dataset\.num_shards=(\d+)\)"),
         ("workers", "shards"),
     ),
-    (Kind.WORKERS, re.compile(r"worker .*(?:exited unexpectedly|killed by signal)", re.IGNORECASE), ()),
-    (Kind.MEMORY, re.compile(r"out of memory|OutOfMemoryError|oom-kill|Killed process", re.IGNORECASE), ()),
-    (Kind.LOOP, re.compile(r"start(?:ing|ed) training", re.IGNORECASE), ()),
+    (LineKind.WORKERS, re.compile(r"worker .*(?:exited unexpectedly|killed by signal)", re.IGNORECASE), ()),
+    (LineKind.MEMORY, re.compile(r"out of memory|OutOfMemoryError|oom-kill|Killed process", re.IGNORECASE), ()),
+    (LineKind.LOOP, re.compile(r"start(?:ing|ed) training", re.IGNORECASE), ()),
     (
-        Kind.STEP,
+        LineKind.STEP,
         re.compile(r"\b(?:step|iteration|global_step)\b\D{0,4}(\d+).*?\bloss\b\D{0,4}(\d+(?:\.\d+)?)", re.IGNORECASE),
         ("step", "loss"),
     ),
-    (Kind.SAVED, re.compile(r"\bsav(?:ed|ing)\b.*\bcheckpoint|checkpoint\b.*\bsaved", re.IGNORECASE), ()),
-    (Kind.ERROR, re.compile(r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b:|\[(?:ERROR|CRITICAL)\]"), ()),
-    (Kind.ENDED, re.compile(r"training (?:complete|finished|ended)|exits successfully|SignalException", re.IGNORECASE), ()),
-    (Kind.CONFIG, re.compile(r"\bconfiguration\b\s*:", re.IGNORECASE), ()),
+    (LineKind.SAVED, re.compile(r"\bsav(?:ed|ing)\b.*\bcheckpoint|checkpoint\b.*\bsaved", re.IGNORECASE), ()),
+    (LineKind.ERROR, re.compile(r"Traceback \(most recent call last\)|\b\w*(?:Error|Exception)\b:|\[(?:ERROR|CRITICAL)\]"), ()),
+    (LineKind.ENDED, re.compile(r"training (?:complete|finished|ended)|exits successfully|SignalException", re.IGNORECASE), ()),
+    (LineKind.CONFIG, re.compile(r"\bconfiguration\b\s*:", re.IGNORECASE), ()),
 )  # fmt: skip
 
 
-def parse_line(text: str, source: str, line: int) -> Observed | None:
+def observe_line(text: str, source: str, line: int) -> Observed | None:
     """The observation in a line, or None when it says nothing that is looked for; only its first 2,000 characters count."""
     text = text[:LONGEST_LINE].rstrip()
     listed = PROCESS.fullmatch(text)
     if listed is not None:
         numbers = {"pid": float(listed["pid"])}
         stamp = _clock_time(listed["month"], listed["day"], listed["clock"], None)
-        return Observed(kind=Kind.PROCESS, source=source, line=line, text=_short(text), time=stamp, numbers=numbers)
+        return Observed(kind=LineKind.PROCESS, source=source, line=line, text=_short(text), time=stamp, numbers=numbers)
     if TELLING.search(text) is None:
         return None
-    for kind, pattern, names in PATTERNS:
+    for kind, pattern, names in LINE_PATTERNS:
         match = pattern.search(text)
         if match is not None:
             numbers = {name: float(value.replace(",", "")) for name, value in zip(names, match.groups(), strict=False)}
-            if kind is Kind.CONFIG:
+            if kind is LineKind.CONFIG:
                 numbers = _configuration(text)
             return Observed(kind=kind, source=source, line=line, text=_short(text), time=parse_time(text), numbers=numbers)
     return None
@@ -139,3 +151,145 @@ def _configuration(text: str) -> dict[str, float]:
 def _short(text: str) -> str:
     stripped = text.strip()
     return stripped if len(stripped) <= 240 else stripped[:239] + "…"
+
+
+# --- Files and processes
+
+LOG_NAMES = (".log", ".out", ".err", ".txt", ".md")
+SOURCE_NAMES = (".py", ".sh", ".sbatch")
+MAX_FILES = 20_000
+MAX_LOG_BYTES = 64 << 20
+TRAINING_VARIABLES = ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "CHRONICLE_TOKEN")
+TELLING_SOURCE = ("device_ids", "DataParallel", "num_shards", "nproc_per_node", "--num_processes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """One file: time of last change, in the machine's own clock."""
+
+    path: str
+    size_bytes: int
+    changed: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundProcess:
+    """A process that is alive now and looks like training, with its start time."""
+
+    pid: int
+    parent: int
+    started: datetime
+    command: str
+    orphan: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryScan:
+    """Everything found. `left_out` says what was not read."""
+
+    directory: str
+    files: tuple[FoundFile, ...]
+    observations: tuple[Observed, ...]
+    scripts: tuple[tuple[str, str], ...]
+    processes: tuple[FoundProcess, ...]
+    left_out: tuple[str, ...]
+
+
+def scan_directory(directory: Path) -> DirectoryScan:
+    """Look at a directory tree and at the processes of this machine."""
+    files: list[FoundFile] = []
+    observations: list[Observed] = []
+    scripts: list[tuple[str, str]] = []
+    left_out: list[str] = []
+    for path in _walk(directory, left_out):
+        name = path.relative_to(directory).as_posix()
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        files.append(FoundFile(path=name, size_bytes=stat.st_size, changed=datetime.fromtimestamp(stat.st_mtime)))
+        if path.suffix in LOG_NAMES:
+            if stat.st_size > MAX_LOG_BYTES:
+                left_out.append(f"`{name}`: only its first {MAX_LOG_BYTES >> 20} MiB were read")
+            observations += _observations(path, name)
+        elif path.suffix in SOURCE_NAMES:
+            scripts += ((f"{name}:{number}", line) for number, line in _lines(path) if any(w in line for w in TELLING_SOURCE))
+    return DirectoryScan(
+        directory=str(directory),
+        files=tuple(sorted(files, key=lambda one: (one.changed, one.path))),
+        observations=tuple(observations),
+        scripts=tuple(scripts),
+        processes=tuple(find_training_processes(directory)),
+        left_out=tuple(left_out),
+    )
+
+
+def _walk(directory: Path, left_out: list[str]) -> Iterator[Path]:
+    count = 0
+    for root, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if not name.startswith(".") and name not in ("__pycache__", "node_modules"))
+        for name in sorted(files):
+            path = Path(root) / name
+            if path.is_symlink() or not path.is_file():
+                continue
+            count += 1
+            if count > MAX_FILES:
+                left_out.append(f"more than {MAX_FILES} files: the rest was not looked at")
+                return
+            yield path
+
+
+def _observations(path: Path, name: str) -> list[Observed]:
+    found = (observe_line(line, name, number) for number, line in _lines(path))
+    return [one for one in found if one is not None]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from enumerate(file.read(MAX_LOG_BYTES).splitlines(), start=1)
+    except OSError:
+        return
+
+
+def find_training_processes(directory: Path) -> Iterator[FoundProcess]:
+    """Living processes that work in the directory, name it, or are training left without a parent; never touched.
+
+    Training of others on this machine is none of this directory's business.
+    """
+    me = os.getpid()
+    booted = _boot_time()
+    ticks = os.sysconf("SC_CLK_TCK")
+    for process in list_processes():
+        if process.pid == me or not process.alive or process.uid != os.getuid():
+            continue
+        environment = read_environment(process.pid) or {}
+        here = _works_in(process.pid, directory) or any(
+            str(directory.resolve()) in word for word in read_command(process.pid)
+        )
+        orphan = process.parent == 1 and any(name in environment for name in TRAINING_VARIABLES)
+        if not (here or orphan):
+            continue
+        command = " ".join(redact_command(read_command(process.pid)))
+        if "python" in command or "torchrun" in command:
+            started = datetime.fromtimestamp(booted + process.start_ticks / ticks)
+            yield FoundProcess(
+                pid=process.pid, parent=process.parent, started=started, command=command, orphan=process.parent == 1
+            )
+
+
+def _works_in(pid: int, directory: Path) -> bool:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(directory.resolve())
+    except (OSError, ValueError):
+        return False
+
+
+def _boot_time() -> float:
+    try:
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return datetime.now(UTC).timestamp()

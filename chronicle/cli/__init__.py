@@ -1,1 +1,1 @@
-"""The command line: one verb a file, each a function that returns a `CommandResult`; `main.py` renders it."""
+"""The command line: each verb is a function that returns a `CommandResult`; `main.py` lists the verbs and renders results."""

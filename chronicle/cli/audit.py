@@ -1,7 +1,4 @@
-"""`chronicle audit`: is the record itself sound? Journal chains, clocks, logs of launches, attachments.
-
-`verify` looks at checkpoints; this looks at what was written about them. Findings end with exit code 5.
-"""
+"""`chronicle audit` checks what is on record; `chronicle claim` checks a sentence against it."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -12,27 +9,38 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, recheck_claims
 from chronicle.audit.evidence import read_evidence
-from chronicle.audit.recheck import recheck_claims
-from chronicle.journal import Journal, read_journal
-from chronicle.journal.anchors import check_anchors
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    ExitCode,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    need_run,
+    settings_from,
+    settings_with_checkpoints,
+)
+from chronicle.errors import UsageProblem
+from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.objects import object_path
+from chronicle.journal.reader import anchor_heads, check_anchors
 from chronicle.journal.writer import id_milliseconds
-from chronicle.launch.seals import verify_seals
+from chronicle.launch.record import verify_seals
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
 from chronicle.story.plain import format_age, plain
 from rollback.checkpoint.listing import list_checkpoints
+from rollback.checkpoint.manifest import read_manifest
+from rollback.checks.verify import compare_manifest
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
-from rollback.checkpoint.manifest import read_manifest
-from rollback.checks.manifest_check import compare_manifest
 
-__all__ = ["audit"]
+__all__ = [
+    "audit",
+    "claim",
+]
 
 SKEW_SECONDS = 60
 
@@ -160,3 +168,53 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != digest:
         yield _warn("object-changed", where, f"attachment of entry {entry_id} now hashes to {found[:12]}…")
+
+
+# --- chronicle claim
+
+LONGEST_SENTENCE = 4000
+
+
+def claim(
+    sentence: Annotated[str, typer.Argument(help="What is said about the run.", show_default=False)],
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Check a sentence about the run against evidence and record the answer.
+
+    Example: chronicle claim "trained 1.21B on 4 GPUs on WikiText-103"
+
+    SUPPORTED, CONTRADICTED or UNSUPPORTED line by line; exit code 5 unless all of it is supported.
+    """
+    if len(sentence) > LONGEST_SENTENCE:
+        raise UsageProblem(f"{len(sentence)} characters are no sentence", "claim one thing at a time")
+    paths = need_run(settings_from(run, logs)).paths
+    journal = read_journal(paths)
+    evidence = read_evidence(paths, journal)
+    judgements = judge_claim(sentence, evidence)
+    if not judgements:
+        hint = "name a count, devices, steps, data, precision or loss"
+        raise UsageProblem(f"nothing in this sentence can be checked: {sentence}", hint)
+    verdict = overall(judgements)
+    with JournalWriter(paths) as writer:
+        heads = anchor_heads(journal)
+        data = {"text": sentence, "verdict": verdict.value, "statements": [one.to_json() for one in judgements]}
+        entry = writer.append("claim", title=f"{verdict.value}: {sentence}"[:200], data={**data, "journal_heads": heads})
+    text = "\n".join([*map(_line, judgements), f"{verdict.value}  {sentence}"])
+    code = ExitCode.DONE if verdict is ClaimVerdict.SUPPORTED else ExitCode.FINDINGS
+    return CommandResult(text=text, data={"id": entry.id, **data}, exit_code=code)
+
+
+def overall(judgements: tuple[Judgement, ...]) -> ClaimVerdict:
+    """The whole sentence is as good as its worst part."""
+    verdicts = {one.verdict for one in judgements}
+    for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED):
+        if verdict in verdicts:
+            return verdict
+    return ClaimVerdict.SUPPORTED
+
+
+def _line(one: Judgement) -> str:
+    where = f"  [{', '.join(one.evidence[:3])}{', …' if len(one.evidence) > 3 else ''}]" if one.evidence else ""
+    return f"{one.verdict.value:<12}  {one.statement.text}: {one.message}{where}"

@@ -3,10 +3,8 @@
 import time
 from collections.abc import Iterable
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
 from chronicle.audit.evidence import RunEvidence, read_evidence
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
 
 __all__ = ["app"]
 
@@ -74,8 +73,7 @@ def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = Fal
     Of a foreign loader under `chronicle.data.observe`: samples, repeats and shares of each launch.
     """
     from chronicle.data.observe import read_accounts
-    from chronicle.data.story import has_plan, read_readings
-    from chronicle.data.usage import restart_lines, source_use
+    from chronicle.data.usage import has_plan, read_readings, restart_lines, source_use
 
     paths = settings_from(run, logs).paths
     accounts = read_accounts(paths.observed_dir)

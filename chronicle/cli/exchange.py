@@ -1,4 +1,4 @@
-"""`chronicle export`: the run's one honest curve for other tools."""
+"""`chronicle export`, `import` and `mlflow`: a run's data to and from other tools."""
 
 import io
 import shutil
@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
-from chronicle.report.writing import write_page
+from chronicle.report.markup import write_page
 from chronicle.story import Story, read_story
 
-__all__ = ["Format", "export"]
-
+__all__ = [
+    "Format",
+    "app",
+    "export",
+    "import_",
+]
 
 class Format(StrEnum):
     """What can be written."""
@@ -59,8 +61,14 @@ def export(
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
-    from chronicle.integrations.exports import canonical_rows, channel_names
-    from chronicle.integrations.tables import write_csv, write_json, write_jsonl, write_parquet
+    from chronicle.integrations.exports import (
+        canonical_rows,
+        channel_names,
+        write_csv,
+        write_json,
+        write_jsonl,
+        write_parquet,
+    )
 
     channels = channel_names(canonical_rows(paths, story.lineage, abandoned=every))
     rows = canonical_rows(paths, story.lineage, abandoned=every)
@@ -76,8 +84,7 @@ def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, eve
 
 
 def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
-    from chronicle.integrations.exports import canonical_rows
-    from chronicle.integrations.tensorboard import write_tensorboard
+    from chronicle.integrations.exports import canonical_rows, write_tensorboard
 
     if out.exists():
         ours = out.is_dir() and all(p.name.endswith(".chronicle") for p in out.iterdir())
@@ -85,3 +92,101 @@ def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
             raise ChronicleError(f"`{out}` is there already and not of our making", "name another directory with -o")
         shutil.rmtree(out)  # event files of an earlier export: TensorBoard would read both
     return write_tensorboard(canonical_rows(paths, story.lineage, abandoned=True), story.lineage, out)
+
+
+# --- chronicle import
+
+
+def import_(
+    sources: Annotated[
+        list[str], typer.Argument(help="Files or directories in the order of time, or an MLflow run id.", metavar="SOURCE…")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option("--as", help="entries, chronicle, events, tensorboard, trainer-state, log, mlflow.", metavar="FORMAT"),
+    ] = None,
+    uri: Annotated[str | None, typer.Option(help="MLflow tracking store of --as mlflow.")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Import an old run: TensorBoard, W&B and other CSV, MLflow, trainer_state.json, logs, entries, a chronicles.md.
+
+    Example: chronicle import runs/tensorboard --run old-run && chronicle report --run old-run
+    """
+    settings = settings_from(run, logs)
+    lines, records = [], []
+    for source in sources:
+        text, record = _import(settings.paths, source, format_name, uri)
+        lines.append(text)
+        records.append(record)
+    lines.append(f"see it with `chronicle log --graph --run {settings.run}` or `chronicle report --run {settings.run}`")
+    return CommandResult(text="\n".join(lines), data={"run": settings.run, "imports": records})
+
+
+def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | None) -> tuple[str, dict[str, object]]:
+    from chronicle.integrations.importing import read_source, write_import
+
+    if format_name == "mlflow":
+        if uri is None:
+            raise UsageProblem("--as mlflow needs to know the store", "name it with --uri sqlite:///mlflow.db")
+        return _import_mlflow(paths, source, uri)
+    path = Path(source)
+    found = read_source(path, format_name)
+    done = write_import(paths, found, path if path.exists() else source)
+    return _told(source, found.format, done.entry_id, done.entries, done.launches, done.points)
+
+
+def _import_mlflow(paths: RunPaths, run_id: str, uri: str) -> tuple[str, dict[str, object]]:
+    from chronicle.integrations.importing import write_import
+    from chronicle.integrations.mlflow import read_mlflow
+
+    done = write_import(paths, read_mlflow(uri, run_id), run_id)
+    return _told(run_id, "mlflow", done.entry_id, done.entries, done.launches, done.points)
+
+
+def _told(
+    source: str, name: str, entry: str | None, entries: int, launches: int, points: int
+) -> tuple[str, dict[str, object]]:
+    record: dict[str, object] = {"source": source, "format": name, "entry": entry}
+    record |= {"entries": entries, "launches": launches, "points": points}
+    if entry is None:
+        return f"{source}: imported before, nothing changed", record
+    return f"{source}: {entries} entries, {launches} launches, {points} points ({name})", record
+
+
+# --- chronicle mlflow
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Project the run into MLflow.")
+
+
+@app.callback()
+def _group() -> None:
+    """Project the run into MLflow."""
+
+
+@app.command()
+def sync(
+    uri: Annotated[str | None, typer.Option(help="Tracking store [sqlite:///logs/mlflow.db].")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Send to MLflow what it does not have yet: one parent run, one nested run a launch, tag `abandoned_after`.
+
+    Example: chronicle mlflow sync --uri http://127.0.0.1:5000
+    """
+    from chronicle.integrations.mlflow import Projection
+    from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri
+
+    settings = need_run(settings_from(run, logs))
+    store = uri or settings.mlflow_uri or default_uri(settings.paths)
+    if store == MLFLOW_OFF:
+        origin = "--uri" if uri else settings.origin["mlflow_uri"]
+        message = f"mlflow is switched off (`off` in {origin}): nothing was sent"
+        raise UsageProblem(message, f"name the store to send to: --uri {default_uri(settings.paths)}")
+    projection = Projection(settings.paths, store)
+    sent = projection.feed()
+    projection.attach_pages()
+    data = {"run": settings.run, "uri": store, "values": sent}
+    return CommandResult(text=f"{sent} metric values sent to {store}", data=data)

@@ -5,12 +5,10 @@ from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import JsonOption
-from chronicle.cli.result import CommandResult
+from chronicle.audit.postmortem import find_contradictions, infer_launches, list_timeline, list_unknowns, write_draft
+from chronicle.audit.traces import scan_directory
+from chronicle.cli.options import CommandResult, JsonOption
 from chronicle.errors import UsageProblem
-from chronicle.audit.draft import list_timeline, write_draft
-from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns
-from chronicle.audit.scan import scan_directory
 
 __all__ = ["forensics"]
 

@@ -1,31 +1,32 @@
-"""`chronicle log [--graph]`: the journal, newest first, as lines or as the tree of launches that it is."""
+"""`chronicle log` lists or draws the journal; `chronicle show` prints one entry."""
 
 import itertools
 import json as json_module
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
-from chronicle.journal import Entry, read_journal
+from chronicle.cli.completion import complete_entries
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
 from chronicle.story import read_story
 from chronicle.story.assemble import loss_of
 from chronicle.story.chapters import BOOKKEEPING
-from chronicle.story.measurements import points_until
-from chronicle.story.plain import format_when, plain
-from chronicle.story.read import BRIEF_KINDS, read_brief_story
+from chronicle.story.plain import format_when, plain, plain_block
+from chronicle.story.read import BRIEF_KINDS, points_until, read_brief_story
 
-__all__ = ["log"]
+__all__ = [
+    "log",
+    "show",
+]
 
 DRAWN_ENTRIES = 5000  # of one kind; more are no picture any more
 QUIET = tuple(sorted(BOOKKEEPING - {"run.init"}))
@@ -176,3 +177,68 @@ def _wants_colour() -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+
+
+# --- chronicle show
+
+
+def show(
+    entry_id: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID", autocompletion=complete_entries
+        ),
+    ],
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Show one entry in full, with what it refers to and what refers to it.
+
+    Example: chronicle show 7Q2K9XAB
+    """
+    settings = need_run(settings_from(run, logs))
+    journal = read_journal(settings.paths)
+    entry = journal.find(entry_id)
+    related = [e for e in journal.entries if entry.id in e.refs]
+    data = {"entry": json_module.loads(entry.to_json()), "referred_by": [e.id for e in related]}
+    return CommandResult(text="\n".join(_entry_lines(entry, related, journal)), data=data)
+
+
+def _entry_lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:
+    yield f"{plain(entry.kind)} {plain(entry.id)}"
+    yield f"when    {plain(entry.ts)}"
+    if entry.launch is not None or entry.step is not None:
+        launch = "" if entry.launch is None else f"launch {entry.launch}"
+        step = "" if entry.step is None else f"step {entry.step}"
+        yield f"where   {' · '.join(x for x in (launch, step) if x)}"
+    yield f"writer  {plain(entry.writer)} line {entry.seq + 1}"
+    if entry.title:
+        yield f"\n    {plain(entry.title)}"
+    if entry.data:
+        yield ""
+        yield from (f"    {line}" for line in _value(entry.data))
+    by_id = {e.id: e for e in journal.entries}
+    for ref in entry.refs:
+        yield f"refers to    {plain(ref)} {_brief(by_id.get(ref))}"
+    for other in related:
+        yield f"referred by  {plain(other.id)} {_brief(other)}"
+
+
+def _brief(entry: Entry | None) -> str:
+    return "(not in this journal)" if entry is None else f"{plain(entry.kind)} {plain(entry.title)}".rstrip()
+
+
+def _value(value: Any, indent: str = "") -> Iterator[str]:
+    """A mapping as indented lines; short leaves on the line of their name."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, inner in items:
+        name = plain(key) if isinstance(value, Mapping) else "-"
+        if isinstance(inner, Mapping | list | tuple) and inner:
+            yield f"{indent}{name}"
+            yield from _value(inner, indent + "  ")
+        elif isinstance(inner, str) and "\n" in inner:
+            yield f"{indent}{name}"
+            yield from (f"{indent}  {line}" for line in plain_block(inner).split("\n"))
+        else:
+            yield f"{indent}{name}  {plain(inner)}"

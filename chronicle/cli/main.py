@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.cli.options import CommandResult, ExitCode
 from chronicle.errors import ChronicleError
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay
@@ -26,42 +26,42 @@ __all__ = ["main"]
 
 # verb -> module and function, in the order of `chronicle --help`
 VERBS: Mapping[str, str] = {
-    "init": "chronicle.cli.init:init",
+    "init": "chronicle.cli.config:init",
     "run": "chronicle.cli.run:run",
     "status": "chronicle.cli.status:status",
     "log": "chronicle.cli.log:log",
-    "show": "chronicle.cli.show:show",
+    "show": "chronicle.cli.log:show",
     "note": "chronicle.cli.note:note",
-    "close": "chronicle.cli.close:close",
+    "close": "chronicle.cli.note:close",
     "inspect": "chronicle.cli.inspect:inspect",
-    "diff": "chronicle.cli.diff:diff",
+    "diff": "chronicle.cli.inspect:diff",
     "verify": "chronicle.cli.verify:verify",
     "manifest": "chronicle.cli.manifest:manifest",
     "spikes": "chronicle.cli.spikes:spikes",
-    "propose": "chronicle.cli.propose:propose",
+    "propose": "chronicle.cli.spikes:propose",
     "watch": "chronicle.cli.watch:watch",
     "rollback": "chronicle.cli.rollback:rollback",
-    "apply": "chronicle.cli.apply:apply",
+    "apply": "chronicle.cli.rollback:apply",
     "undo": "chronicle.cli.undo:undo",
-    "recover": "chronicle.cli.recover:recover",
+    "recover": "chronicle.cli.undo:recover",
     "prune": "chronicle.cli.prune:prune",
     "audit": "chronicle.cli.audit:audit",
-    "claim": "chronicle.cli.claim:claim",
+    "claim": "chronicle.cli.audit:claim",
     "ps": "chronicle.cli.processes:ps",
-    "sweep": "chronicle.cli.sweep:sweep",
+    "sweep": "chronicle.cli.processes:sweep",
     "preflight": "chronicle.cli.preflight:preflight",
     "forensics": "chronicle.cli.forensics:forensics",
-    "exclude-node": "chronicle.cli.exclude_node:exclude_node",
+    "exclude-node": "chronicle.cli.hardware:exclude_node",
     "hardware": "chronicle.cli.hardware:hardware",
     "costs": "chronicle.cli.costs:costs",
-    "render": "chronicle.cli.render:render",
+    "render": "chronicle.cli.report:render",
     "report": "chronicle.cli.report:report",
-    "serve": "chronicle.cli.serve:serve",
+    "serve": "chronicle.cli.report:serve",
     "export": "chronicle.cli.exchange:export",
-    "import": "chronicle.cli.import_:import_",
+    "import": "chronicle.cli.exchange:import_",
     "data": "chronicle.cli.data:app",
     "config": "chronicle.cli.config:app",
-    "mlflow": "chronicle.cli.mlflow:app",
+    "mlflow": "chronicle.cli.exchange:app",
 }
 # what a verb may find missing -> the extra of this package that brings it
 EXTRAS: Mapping[str, str] = {

@@ -5,13 +5,12 @@ from typing import Annotated
 import typer
 
 from chronicle.cli.inspect import checkpoint_named, settings_root
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import CheckpointsOption, CommandResult, JsonOption, LogsOption, RunOption
 from chronicle.errors import ChronicleError
-from rollback.errors import UnreadableFile
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import refuse_strays
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
-from rollback.checkpoint.rollback_state import refuse_strays
+from rollback.errors import UnreadableFile
 
 __all__ = ["manifest"]
 

@@ -1,17 +1,36 @@
-"""The options that commands share, and the way from them to settings and journal."""
+"""What commands share: their options, the settings of the run they work on, and the result they return.
+
+`main.py` renders results for people or as JSON.
+"""
 
 import os
 import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from chronicle.errors import ChronicleError
+from chronicle.journal import Entry
+from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 
-__all__ = ["CheckpointsOption", "JsonOption", "LogsOption", "RunOption", "YesOption", "given_flags", "settings_from"]
-
-
+__all__ = [
+    "CheckpointsOption",
+    "CommandResult",
+    "ExitCode",
+    "JsonOption",
+    "LogsOption",
+    "RunOption",
+    "YesOption",
+    "given_flags",
+    "need_run",
+    "settings_from",
+    "settings_with_checkpoints",
+]
 
 def _runs(incomplete: str) -> list[str]:
     from chronicle.cli.completion import complete_runs
@@ -37,3 +56,98 @@ def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
 def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:
     """Settings of this command: files and environment, then these flags."""
     return load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
+
+
+# --- The result of a command
+
+
+class ExitCode(IntEnum):
+    """Documented in `docs/exit_codes.md`; `chronicle run` returns the launcher's own code instead."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    REFUSED = 3
+    STOPPED_PART_WAY = 4
+    FINDINGS = 5
+    DO_NOT_REQUEUE = 78
+    CANNOT_START = 125
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """`text` is data for stdout, `talk` goes to stderr, `data` is what `--json` prints (one object, or a list)."""
+
+    text: str = ""
+    data: Mapping[str, Any] | Sequence[Any] | None = None
+    exit_code: int = ExitCode.DONE
+    talk: tuple[str, ...] = field(default=())
+
+
+# --- The run that a command reads
+
+
+def need_run(settings: Settings) -> Settings:
+    """The settings unchanged; raises `ChronicleError` when the run was named by someone and there is no such run."""
+    if settings.paths.run_dir.is_dir() or settings.origin.get("run") == "name of the working directory":
+        return settings
+    known = sorted(p.parent.name for p in settings.logs_dir.glob("*/journal") if p.is_dir())
+    found = ", ".join(known[:8]) if known else "no run at all"
+    raise ChronicleError(
+        f"no run `{settings.run}` (from {settings.origin.get('run', 'default')}) in `{settings.logs_dir}`: found {found}",
+        "name another with --run NAME, or begin it with `chronicle init` or `chronicle run -- …`",
+    )
+
+
+# --- The checkpoints directory, from settings or from the journal
+
+NEWEST = 2000  # saves looked at; a run that moved its checkpoints is older than that, or is asked
+
+
+def settings_with_checkpoints(run: str | None, logs: Path | None, checkpoints: Path | None) -> Settings:
+    """Settings of a command that works on checkpoints.
+
+    A directory that was set wins; then the one recorded at the saves, when it is exactly one of those that still exist;
+    then `checkpoints` here. Several recorded ones are not chosen between: they are named in `origin`.
+    """
+    settings = settings_from(run, logs, checkpoints)
+    if settings.checkpoints_dir is not None and settings.origin.get("checkpoints") != "default":
+        return settings
+    roots = _recorded_roots(settings.paths)
+    standing = [root for root in roots if root.is_dir()]
+    if len(standing) == 1:
+        return _with(settings, standing[0], "the journal's checkpoints")
+    if not roots or settings.checkpoints_dir in standing:
+        return settings
+    words = "several in the journal: " if standing else "not there any more: "
+    return _with(settings, None, words + ", ".join(f"`{root}`" for root in (standing or roots)[:4]))
+
+
+def _with(settings: Settings, root: Path | None, origin: str) -> Settings:
+    return replace(settings, checkpoints_dir=root, origin={**settings.origin, "checkpoints": origin})
+
+
+def _recorded_roots(paths: RunPaths) -> list[Path]:
+    if not paths.journal_dir.is_dir():
+        return []
+    from chronicle.watch.advice import find_checkpoint_roots
+
+    try:
+        roots = find_checkpoint_roots(_newest_saves(paths), None, Path.cwd())
+    except (ChronicleError, OSError):
+        return []  # whoever needs the journal will say what is wrong with it
+    return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
+
+
+def _newest_saves(paths: RunPaths) -> Iterable[Entry]:
+    from chronicle.journal import read_journal
+    from chronicle.journal.index import open_index
+
+    index = open_index(paths)
+    if index is None:
+        return read_journal(paths).of_kind("checkpoint")
+    try:
+        return index.newest(NEWEST, kinds=["checkpoint"])
+    finally:
+        index.close()

@@ -1,30 +1,41 @@
-"""From a request to a plan: find the checkpoint, refuse what must not be read, read it, weigh it, plan. Looks only."""
+"""Makes the plan of a rollback: find the checkpoint, refuse an unusable one, read and verify it, plan. Changes nothing."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.cli.transaction import Ground, with_launches
+from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, compute_lineage
-from chronicle.cli.transaction import Ground
-from chronicle.cli.history import with_launches
-from chronicle.cli.trainer_config import find_deepspeed_config
-from chronicle.verified import Verdict, find_verdict
-from rollback.transaction.apply import read_inputs
-from rollback.checkpoint.listing import list_checkpoints, list_newest_copies, select_checkpoint
-from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
-from rollback.findings import WRONG_FILE, Finding, Severity
+from chronicle.settings import Settings
+from chronicle.verified import CheckpointVerdict, find_verdict
+from rollback.checkpoint.formats.format import read_pointer
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import (
+    list_checkpoints,
+    list_newest_copies,
+    read_state,
+    refuse_strays,
+    select_checkpoint,
+)
 from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from rollback.plan.plan import Plan, plan_rollback
-from rollback.plan.plan_honours import HONOURED
-from rollback.checkpoint.formats.pointer_file import read_pointer
-from rollback.plan.request import Cost, RollbackRequest
-from rollback.checkpoint.rollback_state import read_state, refuse_strays
+from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import check_names, verify_checkpoint
+from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
+from rollback.files.json_file import MAX_CHARACTERS
+from rollback.findings import WRONG_FILE, Finding, Severity
+from rollback.lr.deepspeed import ConfigFile
+from rollback.lr.rules import SchedulerClass, infer_scheduler_class
+from rollback.plan.plan import Plan, compose_plan
+from rollback.plan.request import HONOURED, Cost, RollbackRequest
+from rollback.transaction.apply import read_inputs
 
-__all__ = ["make_plan"]
+__all__ = [
+    "find_deepspeed_config",
+    "make_plan",
+]
 
 POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
 Reader = Callable[[Checkpoint], list[Finding]]
@@ -73,7 +84,7 @@ def make_plan(
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     config = find_deepspeed_config(ground.settings, ground.journal.entries, state)
     files = [*edited, *([] if manifest is None else [MANIFEST_NAME])]
-    plan = plan_rollback(
+    plan = compose_plan(
         request,
         chosen,
         found,
@@ -147,7 +158,7 @@ def _refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> Non
         )
 
 
-def _refuse_found_unsound(checkpoint: Checkpoint, verdict: Verdict | None) -> None:
+def _refuse_found_unsound(checkpoint: Checkpoint, verdict: CheckpointVerdict | None) -> None:
     """A damaged file that an earlier look has found is not looked for again: the files are the same."""
     fatal = [] if verdict is None else [error for error in verdict.errors if error[0] in FATAL]
     if verdict is not None and fatal:
@@ -159,7 +170,7 @@ def _refuse_found_unsound(checkpoint: Checkpoint, verdict: Verdict | None) -> No
         )
 
 
-def _remarks(findings: Sequence[Finding], full: bool, verdict: Verdict | None) -> tuple[str, ...]:
+def _remarks(findings: Sequence[Finding], full: bool, verdict: CheckpointVerdict | None) -> tuple[str, ...]:
     shown = [f"{f.check} {f.path}: {f.message}" for f in findings if f.severity is not Severity.INFO]
     if full:
         depth = "every byte was read just now"
@@ -211,3 +222,58 @@ def _seconds_per_step(ground: Ground, launch: int | None) -> float | None:
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
+
+
+# --- The DeepSpeed config of the next launch
+
+# deepspeed.add_config_arguments, transformers' TrainingArguments, `accelerate launch`, and what scripts call it
+OPTIONS = ("--deepspeed_config", "--deepspeed-config", "--deepspeed", "--deepspeed_config_file", "--ds_config", "--ds-config")
+
+
+def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: CheckpointState) -> ConfigFile | None:
+    """The config file that goes with a checkpoint whose scheduler is DeepSpeed's own, None where nobody has named one.
+
+    Raises `UsageProblem` when the one that a person named cannot be read.
+    """
+    if not any(infer_scheduler_class(s.state) is SchedulerClass.DEEPSPEED for s in state.schedulers):
+        return None
+    if settings.deepspeed_config is not None:
+        origin = settings.origin.get("deepspeed_config", "default")
+        named = "--deepspeed-config" if origin == "flag" else origin
+        return _read(settings.deepspeed_config, f"from {named}", needed=True)
+    found = (_read(path, origin) for path, origin in _recorded(entries, state))
+    return next((file for file in found if file is not None), None)
+
+
+def _recorded(entries: Sequence[Entry], state: CheckpointState) -> Iterator[tuple[Path, str]]:
+    starts = [entry for entry in entries if entry.kind == "launch.start" and entry.data.get("argv")]
+    if starts:
+        cwd = Path(str(starts[-1].data.get("cwd") or "/"))
+        for word in _named_in([str(word) for word in starts[-1].data["argv"]]):
+            yield cwd / word, f"from the command of launch {starts[-1].launch}"
+        named = state.config.get("deepspeed")  # TrainingArguments keep the path that they were given
+        if isinstance(named, str):
+            yield cwd / named, "from training_args.bin"
+
+
+def _named_in(argv: Iterable[str]) -> Iterator[str]:
+    words = list(argv)
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in OPTIONS:
+            value = value if equals else (words[index + 1] if index + 1 < len(words) else "")
+            if value.endswith(".json"):
+                yield value
+
+
+def _read(path: Path, origin: str, *, needed: bool = False) -> ConfigFile | None:
+    try:
+        real = path.resolve(strict=True)  # the file itself is replaced, and a link to it goes on leading there
+        if real.stat().st_size > MAX_CHARACTERS:
+            raise UsageProblem(f"`{path}` ({origin}) is larger than {MAX_CHARACTERS} bytes: it is no DeepSpeed config")
+        return ConfigFile(path=str(real), text=real.read_text(encoding="utf-8"), origin=origin)
+    except (OSError, UnicodeDecodeError) as problem:
+        if not needed:
+            return None
+        why = problem.strerror if isinstance(problem, OSError) else "it is no text"
+        raise UsageProblem(f"cannot read the DeepSpeed config `{path}` ({origin}): {why}") from problem

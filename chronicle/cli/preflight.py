@@ -9,17 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.audit.statements import Topic, parse_claim
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    ExitCode,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    settings_with_checkpoints,
+)
 from chronicle.errors import UsageProblem
-from chronicle.audit.evidence_statements import Kind, parse_claim
 from chronicle.journal import Entry, read_journal
-from chronicle.preflight.catalogue import check_facts, require_known
-from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, find_plan, read_seconds
-from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
+from chronicle.preflight.gate import check_facts, require_known
 from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
-from chronicle.preflight.results import CheckResult, Verdict, summarize
+from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 from chronicle.settings import Settings
 
 __all__ = ["preflight"]
@@ -66,15 +71,15 @@ def preflight(
     expected = _expectation(entries, claim, settings.checkpoints_dir)
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
-    failed = any(one.verdict is Verdict.FAIL for one in results)
-    text = "\n".join([*map(_line, results), f"{summarize(results)}; trainer's facts: {source}"])
+    failed = any(one.verdict is CheckVerdict.FAIL for one in results)
+    text = "\n".join([*map(_line, results), f"{count_verdicts(results)}; trainer's facts: {source}"])
     data = {"checks": [one.to_json() for one in results], "facts": source}
     return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _better(host: Mapping[str, CheckResult], facts: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
     """Host answers, except where only the trainer knew."""
-    unknown = Verdict.UNKNOWN
+    unknown = CheckVerdict.UNKNOWN
     return {
         name: one
         for name, one in host.items()
@@ -97,12 +102,12 @@ def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerF
     return TrainerFacts(), "none yet: a trainer gives them with `check_before_first_step`"
 
 
-def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Expectation:
+def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Baseline:
     plan = find_plan(entries)
-    said: dict[Kind, Any] = {one.kind: one for one in parse_claim(claim or "")}
-    params, devices = said.get(Kind.PARAMETERS), said.get(Kind.DEVICES)
-    wrapper = said.get(Kind.WRAPPER)
-    return Expectation(
+    said: dict[Topic, Any] = {one.kind: one for one in parse_claim(claim or "")}
+    params, devices = said.get(Topic.PARAMETERS), said.get(Topic.DEVICES)
+    wrapper = said.get(Topic.WRAPPER)
+    return Baseline(
         plan=dict(plan.data["declared"]) if plan is not None else {},
         claimed_params=None if params is None or params.low is None else _middle(params.low, params.high),
         claimed_devices=None if devices is None else round(devices.low),
@@ -132,7 +137,7 @@ def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool)
 
 def _line(one: CheckResult) -> str:
     line = f"{one.check}  {one.verdict.value:<8} {one.title}: {one.message}"
-    return f"{line}\n{'':16}hint: {one.remedy}" if one.remedy and one.verdict in (Verdict.FAIL, Verdict.WARN) else line
+    return f"{line}\n{'':16}hint: {one.remedy}" if one.remedy and one.verdict in (CheckVerdict.FAIL, CheckVerdict.WARN) else line
 
 
 preflight.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]  # the launcher's own words

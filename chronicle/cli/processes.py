@@ -1,18 +1,24 @@
-"""`chronicle ps`: the living processes of a run on this machine, and the hosts that cannot be seen from here."""
+"""`chronicle ps` lists the processes of a run; `chronicle sweep` ends its orphans."""
 
+import sys
 import time
 from typing import Any
 
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
-from chronicle.journal import read_journal
+from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, YesOption, settings_from
+from chronicle.errors import UsageProblem
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.admission import close_lost_launches
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
-from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_launches
+from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
-__all__ = ["describe_elsewhere", "format_found", "ps"]
-
+__all__ = [
+    "describe_elsewhere",
+    "format_found",
+    "ps",
+    "sweep",
+]
 
 def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
     """List living processes of a run: its supervisor, what it supervises, orphans of earlier launches.
@@ -24,7 +30,7 @@ def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False)
     alive = find_alive(paths, launches)
     elsewhere = describe_elsewhere(paths, launches, time.time())
     talk = [f"not visible from `{host_name()}`: {line['text']}" for line in elsewhere]
-    if any(one.role is Role.ORPHAN for one in alive):
+    if any(one.role is ProcessRole.ORPHAN for one in alive):
         talk.append("hint: `chronicle sweep --yes` ends the orphans")
     text = "\n".join(map(format_found, alive)) or f"no living process of run `{paths.run}` on `{host_name()}`"
     data = {"run": paths.run, "processes": [one.to_json() for one in alive], "elsewhere": elsewhere}
@@ -51,3 +57,46 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
         text = f"launch {facts.number} on `{facts.host}`: {word}, {state}"
         lines.append({"host": facts.host, "launch": facts.number, "heartbeat_age_seconds": age, "text": text})
     return lines
+
+
+# --- chronicle sweep
+
+
+def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
+    """End orphans of earlier launches: ours by token or record, same boot, same user; never by name.
+
+    Example: chronicle sweep --run demo --yes
+    """
+    paths = settings_from(run, logs).paths
+    journal = read_journal(paths)
+    launches = list_launches(journal.entries)
+    alive = find_alive(paths, launches)
+    orphans = [one for one in alive if one.role is ProcessRole.ORPHAN]
+    talk = [f"left alone, another user's: {format_found(one)}" for one in alive if one.role is ProcessRole.FOREIGN]
+    talk += [f"not visible from here: {line['text']}" for line in describe_elsewhere(paths, launches, time.time())]
+    listed = [one.to_json() for one in orphans]
+    if not orphans:
+        return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
+    lines = [format_found(one) for one in orphans]
+    if not yes and not _confirmed(lines):
+        hint = f"chronicle sweep --run {paths.run} --yes"
+        raise UsageProblem(f"{len(orphans)} orphans, nothing ended:\n" + "\n".join(lines), hint)
+    report = end_orphans(paths, launches)
+    left = [process.pid for process in report.left]
+    with JournalWriter(paths) as writer:
+        title = f"swept {len(orphans) - len(left)} orphans"
+        writer.append("sweep", title=title, data={"orphans": listed, "killed": report.killed, "left": left})
+        close_lost_launches(paths, read_journal(paths), writer)
+    text = "\n".join([*lines, f"ended {len(orphans) - len(left)}, left {len(left)}"])
+    code = ExitCode.ERROR if left else ExitCode.DONE
+    data = {"orphans": listed, "ended": len(orphans) - len(left), "left": left}
+    return CommandResult(text=text, data=data, exit_code=code, talk=tuple(talk))
+
+
+def _confirmed(lines: list[str]) -> bool:
+    """Ask on a terminal; anywhere else the answer is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print("\n".join(lines), file=sys.stderr)
+    print(f"End these {len(lines)} processes? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -4,19 +4,23 @@ import json as jsonlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from chronicle.cli.carrying_out import agree, uninterrupted
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    YesOption,
+    settings_with_checkpoints,
+)
+from chronicle.cli.transaction import Ground, agree, find_undoable, open_ground, uninterrupted
 from chronicle.journal import Entry
-from chronicle.cli.transaction import Ground, open_ground
-from chronicle.cli.history import find_undoable
-from chronicle.verified import Verdict, find_verdict
-from rollback.transaction.change import originals_of
-from rollback.checkpoint.listing import list_checkpoints
+from chronicle.verified import CheckpointVerdict, find_verdict
 from rollback.checkpoint.layout import Checkpoint
-from rollback.transaction.pruning import PrunePlan, apply_prune, plan_prune
+from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
+from rollback.transaction.change import originals_of
+from rollback.transaction.cleanup import PrunePlan, apply_prune, plan_prune
 
 __all__ = ["prune"]
 
@@ -62,7 +66,7 @@ def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path
     return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
 
 
-def _passed(verdict: Verdict | None) -> bool:
+def _passed(verdict: CheckpointVerdict | None) -> bool:
     return verdict is None or verdict.passes
 
 

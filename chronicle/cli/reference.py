@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chronicle.cli.main import VERBS, VerbGroup
-from chronicle.cli.result import ExitCode
+from chronicle.cli.options import ExitCode
 
 __all__ = ["render_reference"]
 

@@ -1,22 +1,28 @@
-"""`chronicle report`: the whole run as one self-contained HTML page."""
+"""`chronicle report`, `render` and `serve`: the run as an HTML page, as Markdown, and as a live page."""
 
+import json as json_module
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
-from chronicle.story.costs import lost_seconds
+from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.errors import ChronicleError
+from chronicle.paths import RunPaths
 from chronicle.report.html import plotly_script, render_html
+from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
+from chronicle.report.markup import write_page
 from chronicle.report.study_panels import read_panels
-from chronicle.report.writing import write_page
-from chronicle.story import read_story
+from chronicle.story import Story, read_story
+from chronicle.story.read import lost_seconds
 from chronicle.story.series import read_series
 
-__all__ = ["report"]
-
+__all__ = [
+    "render",
+    "report",
+    "serve",
+]
 
 def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
@@ -38,3 +44,108 @@ def report(
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
     return CommandResult(text=str(target), data=data)
+
+
+# --- chronicle render
+
+
+def render(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is stale.")] = False,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Write the chronicle of the run as Markdown, with one picture of its whole life.
+
+    Example: chronicle render --check
+    """
+    settings = need_run(settings_from(run, logs))
+    paths = settings.paths
+    story = read_story(paths, signs_of_life=False)
+    picture = any(launch.span.has_steps for launch in story.launches)
+    text = render_markdown(story, picture=picture, lost_seconds=lost_seconds(story, paths))
+    if check:
+        return _check(paths, text)
+    write_page(paths.chronicle_md, text)
+    talk = _draw(story, paths) if picture and plots else ()
+    data = {"run": settings.run, "path": str(paths.chronicle_md), "entries": len(story.entries), "picture": picture}
+    return CommandResult(text=str(paths.chronicle_md), data=data, talk=talk)
+
+
+def _check(paths: RunPaths, text: str) -> CommandResult:
+    try:
+        found = paths.chronicle_md.read_text(encoding="utf-8")
+    except OSError:
+        found = None
+    state = "missing" if found is None else "current" if found == text else "stale"
+    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": `chronicle render` writes it anew")
+    code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
+    return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
+
+
+def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
+    from chronicle.report.lineage_picture import draw_lineage
+    from chronicle.story.series import read_series
+
+    numbers = [launch.number for launch in story.launches]
+    try:
+        draw_lineage(story, read_series(paths, numbers), paths.run_dir / LINEAGE_PICTURE)
+    except ModuleNotFoundError as problem:
+        return (f"picture not drawn: {problem.name} is not installed (pip install 'chronicle-ml[report]')",)
+    return ()
+
+
+# --- chronicle serve
+
+
+def serve(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
+    run: RunOption = None,
+    logs: LogsOption = None,
+) -> CommandResult:
+    """Show the run's page live on 127.0.0.1 until Ctrl-C; from afar use `ssh -L 8765:127.0.0.1:8765 host`.
+
+    Example: chronicle serve --port 8765
+    """
+    from chronicle.report.html import plotly_script
+    from chronicle.report.server import LiveServer
+
+    settings = need_run(settings_from(run, logs))
+    paths, script = settings.paths, plotly_script()
+    try:
+        server = LiveServer(paths, port, page=lambda: _page(paths, script), status=lambda: _status(paths))
+    except OSError as problem:
+        raise ChronicleError(
+            f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "take another with --port N, or 0"
+        ) from problem
+    print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.stopping.set()
+        server.server_close()
+    return CommandResult()
+
+
+def _page(paths: RunPaths, script: str) -> str:
+    from chronicle.report.html import render_html
+    from chronicle.report.study_panels import read_panels
+    from chronicle.story import read_story
+    from chronicle.story.read import lost_seconds
+    from chronicle.story.series import read_series
+
+    story = read_story(paths)
+    series = read_series(paths, [launch.number for launch in story.launches])
+    lost, panels = lost_seconds(story, paths), read_panels(story, paths)
+    return render_html(story, series, script=script, lost_seconds=lost, panels=panels, live=True)
+
+
+def _status(paths: RunPaths) -> str:
+    from chronicle.story import read_story
+    from chronicle.story.summary import check_lr, summarize
+
+    story = read_story(paths)
+    return json_module.dumps(summarize(story, check_lr(story, paths)), default=str)

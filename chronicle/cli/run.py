@@ -12,9 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.cli.options import CheckpointsOption, LogsOption, RunOption, given_flags
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    LogsOption,
+    RunOption,
+    given_flags,
+    settings_with_checkpoints,
+)
 from chronicle.errors import UsageProblem
 from chronicle.integrations.mlflow_process import MLFLOW_OFF, MirrorHandle, start_mirror
 from chronicle.settings import Settings
@@ -106,7 +111,7 @@ def run(
 
 
 def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
-    from chronicle.preflight.catalogue import require_known
+    from chronicle.preflight.gate import require_known
 
     return require_known(skip or ())
 
@@ -122,7 +127,7 @@ def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[st
 
 
 def _node_identity() -> tuple[str, int]:
-    from chronicle.launch.slurm import node_identity
+    from chronicle.launch.launchers import node_identity
 
     identity = node_identity(os.environ)
     if identity is None:
@@ -149,9 +154,9 @@ def _say(line: str) -> None:
 
 
 def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:
-    from chronicle.launch.nodes import find_excluded
     from chronicle.journal import read_journal
-    from chronicle.launch.slurm import format_sbatch
+    from chronicle.launch.admission import find_excluded
+    from chronicle.launch.launchers import format_sbatch
 
     excluded = tuple(find_excluded(read_journal(settings.paths).entries))
     return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)
@@ -164,7 +169,7 @@ def _look_before(
     from chronicle.journal import read_journal
     from chronicle.launch.admission import LaunchRefused
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
-    from chronicle.preflight.results import Verdict
+    from chronicle.preflight.results import CheckVerdict
 
     entries = read_journal(settings.paths).entries
     save = measured_save_seconds(entries) or 0.0
@@ -179,12 +184,12 @@ def _look_before(
     )
     # orphans: `launch` itself refuses over them; late output of an earlier launch is no reason not to start
     results = check_host(host, skip={*skipped, "PF07", "PF24"})
-    failed = [result for result in results if result.verdict is Verdict.FAIL]
+    failed = [result for result in results if result.verdict is CheckVerdict.FAIL]
     if failed:
         hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
         raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
     for result in results:
-        if result.verdict is Verdict.WARN:
+        if result.verdict is CheckVerdict.WARN:
             _say(f"preflight {result.check} {result.title}: {result.message}")
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped)}

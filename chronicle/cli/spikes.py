@@ -1,4 +1,4 @@
-"""`chronicle spikes`: what the detector sees in training logs, with a sparkline, as JSON or as a picture."""
+"""`chronicle spikes` finds divergences in a loss curve; `chronicle propose` says what to do about the open one."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,26 @@ from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, given_flags
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult, ExitCode
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    ExitCode,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    given_flags,
+    settings_with_checkpoints,
+)
 from chronicle.errors import UsageProblem
 from chronicle.metrics.readers import UnknownLog
-from chronicle.watch.bar import progress_bar
-from chronicle.watch.scan import Scan, scan_file, scan_run, unread
+from chronicle.watch.scan import Scan, progress_bar, scan_file, scan_run, unread
 from rollback.detect import Event, Status, Tier
+from rollback.propose import Proposal
 
-__all__ = ["spikes"]
+__all__ = [
+    "propose",
+    "spikes",
+]
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -36,12 +46,12 @@ def spikes(
     """
     scans = _scan(files or [], run, logs, checkpoints)
     if plot is not None:
-        from chronicle.watch.picture import draw_scans
+        from chronicle.watch.scan import draw_scans
 
         draw_scans(scans, plot)
     talk = (f"picture: `{plot}`",) if plot is not None else ()
     return CommandResult(
-        text="\n\n".join(describe(scan) for scan in scans),
+        text="\n\n".join(describe_scan(scan) for scan in scans),
         data=[scan.to_json() for scan in scans] if len(scans) != 1 else scans[0].to_json(),
         exit_code=_exit_code(scans, fail=fail),
         talk=talk,
@@ -84,7 +94,7 @@ def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
     return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints))
 
 
-def describe(scan: Scan) -> str:
+def describe_scan(scan: Scan) -> str:
     """The text of one log: title, sparkline, one line an event, the proposal."""
     if scan.problem is not None:
         return f"{scan.source}: {scan.problem}"
@@ -134,3 +144,42 @@ def marks(scan: Scan) -> str:
         at = max((index for index, row in enumerate(row_of) if row <= (event.onset_row or 0)), default=0)
         out[at] = "^" if event.tier is not Tier.NOTICE else (out[at] if out[at] == "^" else "'")
     return "".join(out).rstrip()
+
+
+# --- chronicle propose
+
+
+def propose(
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Propose which checkpoint to go back to, and why; changes nothing.
+
+    Example: chronicle propose --run tr-190-80b
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    scan = scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))
+    if scan.proposal is None:
+        text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"
+        return CommandResult(text=text, data={"proposal": None, "run": settings.run})
+    return CommandResult(text=describe_proposal(scan.proposal), data={"proposal": scan.proposal.to_json(), "run": settings.run})
+
+
+def describe_proposal(proposal: Proposal) -> str:
+    """Reasons, target, cost, alternatives, budgets, command."""
+    lines = [f"why: {reason}" for reason in proposal.reasons]
+    if proposal.target_step is not None:
+        lines.append(f"to: {_place(proposal.target_step, proposal.cost_steps, proposal.cost_hours)}")
+    lines += [f"or: {_place(other.step, other.cost_steps, other.cost_hours)}" for other in proposal.alternatives]
+    lines.append(f"action: {proposal.action.value}")
+    lines += [f"budget spent: {text}" for text in proposal.exhausted]
+    if proposal.command is not None:
+        lines.append(proposal.command)
+    return "\n".join(lines)
+
+
+def _place(step: int, cost_steps: int | None, cost_hours: float | None) -> str:
+    hours = f", {cost_hours:.1f} h" if cost_hours is not None else ""
+    return f"step {step}, discards {cost_steps} steps{hours}"

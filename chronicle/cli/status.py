@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from chronicle.cli.existing import need_run
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, settings_from
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    need_run,
+    settings_from,
+)
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
-from chronicle.story.lr_check import LrCheck, check_lr
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
-from chronicle.story.summary import summarize
-from chronicle.verified import Verdict, describe, find_verdict
+from chronicle.story.summary import LrCheck, check_lr, summarize
+from chronicle.verified import CheckpointVerdict, describe_verdict, find_verdict
 
 __all__ = ["status"]
 
@@ -37,11 +42,11 @@ def status(
     return CommandResult(text=text, data=summarize(story, lr, verdict))
 
 
-def _verdict(saved: SavedCheckpoint | None, story: Story) -> Verdict | None:
+def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict | None:
     return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
 
 
-def _screen(story: Story, lr: LrCheck, verdict: Verdict | None, now: float) -> Iterator[str]:
+def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, now: float) -> Iterator[str]:
     yield from _where(story, now)
     if not story.launches:
         yield "hint: start it with `chronicle run -- <launcher …>`"
@@ -104,11 +109,11 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
         yield _row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
-def _checkpoint(saved: SavedCheckpoint | None, verdict: Verdict | None) -> str:
+def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None) -> str:
     if saved is None:
         return "none recorded"
     hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
-    return f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))} · {plain(describe(verdict))}{hint}"
+    return f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))} · {plain(describe_verdict(verdict))}{hint}"
 
 
 def _short_path(path: str) -> str:

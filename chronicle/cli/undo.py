@@ -1,23 +1,30 @@
-"""`chronicle undo`: take back the last rollback, to the byte."""
+"""`chronicle undo` takes back the last rollback; `chronicle recover` ends an interrupted one."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chronicle.cli.carrying_out import agree, uninterrupted
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    YesOption,
+    settings_with_checkpoints,
+)
+from chronicle.cli.transaction import Ground, agree, find_open_intent, find_undoable, open_ground, uninterrupted
 from chronicle.journal import Entry
-from chronicle.cli.transaction import Ground, open_ground
-from chronicle.cli.history import find_undoable
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.transaction.protocol import Receipt
-from rollback.transaction.protocol import undo as take_back
+from rollback.transaction.protocol import recover_change as finish_or_revert
+from rollback.transaction.protocol import undo_change as take_back
 
-__all__ = ["undo"]
-
+__all__ = [
+    "recover",
+    "undo",
+]
 
 def undo(
     rollback: Annotated[
@@ -74,3 +81,27 @@ def _describe(entry: Entry, newer: tuple[str, ...]) -> str:
     lines += [f"  pointer     {pointer['path']}" for pointer in data["pointers"]]
     lines += [f"  move aside  {name}  (saved after the rollback)" for name in newer]
     return "\n".join(lines)
+
+
+# --- chronicle recover
+
+
+def recover(
+    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+) -> CommandResult:
+    """Finish an interrupted rollback or undo, or revert it when nothing had changed yet. Twice is fine.
+
+    Example: chronicle recover
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    with open_ground(settings, recovering=True) as ground:
+        intent = find_open_intent(ground.journal.entries)
+        if intent is None:
+            return CommandResult(text="nothing to recover", data={"recovered": None})
+        with uninterrupted():
+            receipt = finish_or_revert(intent.id, intent.data, record=ground.record)
+    outcome = "reverted: nothing had been changed" if receipt is None else f"finished ({receipt.id})"
+    verb = intent.kind.partition(".")[0]
+    data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}
+    talk = (receipt.left_over,) if receipt is not None and receipt.left_over else ()
+    return CommandResult(text=f"{verb} {intent.id} {outcome}", data=data, talk=talk)

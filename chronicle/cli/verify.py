@@ -1,29 +1,59 @@
-"""`chronicle verify`: whether checkpoints can be trusted, with every byte read unless told otherwise."""
+"""`chronicle verify`: whether checkpoints can be trusted. Every byte is read unless `--quick` is given.
+
+What is found about a run's own checkpoints is recorded in its journal. `--quarantine` moves strays aside.
+"""
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from chronicle.cli.inspect import checkpoint_named, settings_root
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, RunOption, YesOption
-from chronicle.cli.progress import byte_progress
-from chronicle.cli.quarantining import bring_back, move_strays
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.remembering import remember, stamp_or_none
-from chronicle.cli.result import CommandResult, ExitCode
-from chronicle.errors import ChronicleError
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    ExitCode,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    YesOption,
+    settings_with_checkpoints,
+)
+from chronicle.cli.transaction import agree, open_ground, uninterrupted, with_launches
+from chronicle.errors import ChronicleError, JournalError
+from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.settings import Settings
+from chronicle.verified import VERIFIED, find_verdict, verdict_data
+from chronicle.watch.advice import find_checkpoint_roots
+from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, stamp_of
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
-from rollback.disk.checksums import Progress
-from rollback.errors import one_line
-from rollback.findings import Finding, Severity
-from rollback.checkpoint.layout import Checkpoint
 from rollback.checks.verify import check_retention, passes, root_stray_findings, verify_checkpoint
+from rollback.disk.checksums import ByteProgress
+from rollback.errors import RollbackError, one_line
+from rollback.findings import Finding, Severity
+from rollback.transaction.cleanup import (
+    apply_quarantine,
+    moves_from_json,
+    plan_quarantine,
+    quarantine_dir,
+    refuse_mount_points,
+)
+from rollback.transaction.cleanup import restore as move_back
 
-__all__ = ["verify"]
+__all__ = [
+    "bring_back",
+    "byte_progress",
+    "move_strays",
+    "read_every_byte",
+    "remember",
+    "stamp_or_none",
+    "verify",
+]
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
@@ -97,7 +127,7 @@ def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str
 class _Told:
     """How many bytes of one checkpoint the bar has been told."""
 
-    def __init__(self, bar: Progress | None) -> None:
+    def __init__(self, bar: ByteProgress | None) -> None:
         self.bar, self.count = bar, 0
 
     def add(self, count: int) -> None:
@@ -175,3 +205,151 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
             for path, checkpoint, findings in found
         ],
     }
+
+
+# --- Progress bar
+
+WORTH_BYTES = 200 * 10**6
+WORTH_CHECKPOINTS = 20
+
+
+@contextmanager
+def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgress | None]:
+    """What is to be told the bytes read; None where no bar is shown."""
+    if (total_bytes < WORTH_BYTES and checkpoints < WORTH_CHECKPOINTS) or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with ByteProgress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verifying", total=total_bytes)
+        yield lambda count: bar.advance(task, count)
+
+
+def read_every_byte(checkpoint: Checkpoint) -> list[Finding]:
+    """Verify one checkpoint with its checksums, on all cores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rollback.checks.verify import verify_checkpoint
+
+    with ThreadPoolExecutor(os.cpu_count()) as executor, byte_progress(checkpoint.size_bytes) as bar:
+        return verify_checkpoint(checkpoint, full=True, executor=executor, progress=bar)
+
+
+# --- Recording what was found
+
+Looked = tuple[Checkpoint, str | None, Sequence[Finding]]  # the stamp is the one from before it was read
+
+
+def stamp_or_none(path: Path) -> str | None:
+    """The stamp of a checkpoint, None where it cannot be taken: then nothing is remembered of it."""
+    try:
+        return stamp_of(path)
+    except (RollbackError, OSError, ValueError):
+        return None
+
+
+def remember(settings: Settings, looked: Sequence[Looked], *, full: bool) -> tuple[str, ...]:
+    """Append one entry for each checkpoint of this run whose verdict is new; returns what is to be said about it.
+
+    Outside a run, and for checkpoints that are not this run's, nothing is written. A journal that cannot be written is
+    said, and changes nothing about what was found.
+    """
+    if not settings.paths.journal_dir.is_dir():
+        return ()
+    try:
+        entries = read_journal(settings.paths).entries
+    except ChronicleError as problem:
+        return (f"not recorded: {problem.message}",)
+    roots = {
+        Path(os.path.abspath(root)) for root in find_checkpoint_roots(entries, settings.checkpoints_dir, Path.cwd())
+    }
+    launches = {c.path: c.launch for c in with_launches([c for c, _, _ in looked], entries)}
+    changed, writer = [], JournalWriter(settings.paths)
+    try:
+        for checkpoint, stamp, findings in looked:
+            if not _is_below(checkpoint, roots):
+                continue
+            if stamp is None or stamp_or_none(checkpoint.path) != stamp:
+                changed.append(checkpoint.path.name)
+                continue
+            data = verdict_data(checkpoint, findings, full=full, stamp=stamp)
+            if not _is_known(checkpoint.path, data, entries):
+                title = f"{checkpoint.path.name} {_words(data)}"
+                writer.append(VERIFIED, step=checkpoint.step, launch=launches[checkpoint.path], title=title, data=data)
+    except JournalError as problem:
+        return (f"not recorded: {problem.message}",)
+    finally:
+        writer.close()
+    return (f"not recorded, files changed while they were read: {', '.join(changed)}",) if changed else ()
+
+
+def _is_below(checkpoint: Checkpoint, roots: set[Path]) -> bool:
+    path = Path(os.path.abspath(checkpoint.path))
+    path = path.parent if path.name == ACCELERATE_STATE_DIR else path
+    if checkpoint.abandoned is not None:
+        return any(path.parents[2] == root.parent for root in roots)
+    return path.parent in roots
+
+
+def _is_known(path: Path, data: Mapping[str, object], entries: Sequence[Entry]) -> bool:
+    """Whether the journal says just this already, or more: then another entry would add nothing."""
+    verdict = find_verdict(path, entries)
+    if verdict is None or verdict.passes != data["passes"]:
+        return False
+    if not verdict.passes and verdict.full == data["full"]:
+        errors = data["errors"]
+        return isinstance(errors, list) and [list(error) for error in verdict.errors] == errors
+    return verdict.full or not data["full"]
+
+
+def _words(data: Mapping[str, object]) -> str:
+    if not data["passes"]:
+        return f"does not pass: {data['num_errors']} errors"
+    return "verified: every byte was read" if data["full"] else "verified: names, structure and counters"
+
+
+# --- Quarantine of strays
+
+QUARANTINE, BACK = "quarantine", "quarantine.undone"
+
+
+def move_strays(
+    root: Path, chosen: Sequence[Checkpoint], beside: Sequence[str], settings: Settings, *, yes: bool
+) -> CommandResult:
+    """Move every stray below `root` out of it, journalled first. Raises `UsageProblem` when nobody can be asked."""
+    moves = plan_quarantine(root, chosen, beside)
+    if not moves:
+        return CommandResult(text=f"no strays in {root}", data={"changed": False, "moved": []})
+    refuse_mount_points(root)
+    text = "\n".join(["strays to move out of the checkpoints:", *(f"  {one_line(move.path)}" for move in moves)])
+    agree("Move them?", text, yes=yes)
+    with open_ground(settings) as ground, uninterrupted():
+        data = {"root": str(root), "moves": [move.to_json() for move in moves]}
+        entry = ground.writer.append(QUARANTINE, title=f"{len(moves)} strays moved out of the checkpoints", data=data)
+        apply_quarantine(root, entry.id, moves)
+    where = quarantine_dir(root, entry.id)
+    return CommandResult(
+        text=f"{text}\n\ndone: they lie in {where}",
+        data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
+        talk=(f"take it back with `chronicle verify --restore {entry.id}`",),
+    )
+
+
+def bring_back(wanted: str, settings: Settings, *, yes: bool) -> CommandResult:
+    """Move the strays of one quarantine back to where they were."""
+    with open_ground(settings) as ground:
+        found = [entry for entry in ground.journal.of_kind(QUARANTINE) if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
+        if len(found) != 1:
+            raise ChronicleError(f"{len(found)} quarantines are called `{wanted}`", "`chronicle log` lists them")
+        root, moves = Path(str(found[0].data["root"])), moves_from_json(found[0].data.get("moves"))
+        text = "\n".join(["strays to bring back:", *(f"  {one_line(move.path)}" for move in moves)])
+        agree("Bring them back?", text, yes=yes)
+        with uninterrupted():
+            entry = ground.writer.append(
+                BACK, title=f"{len(moves)} strays brought back", refs=(found[0].id,), data={"root": str(root)}
+            )
+            count = move_back(root, found[0].id, moves)
+    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})

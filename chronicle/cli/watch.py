@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
-from chronicle.cli.options import CheckpointsOption, JsonOption, LogsOption, settings_from
-from chronicle.cli.recorded import settings_with_checkpoints
-from chronicle.cli.result import CommandResult
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    JsonOption,
+    LogsOption,
+    settings_from,
+    settings_with_checkpoints,
+)
 from chronicle.cli.spikes import describe_event
 from chronicle.errors import UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.watch.follow import Follower, follow_file, follow_run
-from chronicle.watch.hooks import Hooks
-from chronicle.watch.live import say_on_stderr
+from chronicle.watch.live import Hooks, say_on_stderr
 from chronicle.watch.restart import describe_trip
 from rollback.detect import Event
 

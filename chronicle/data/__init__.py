@@ -1,13 +1,16 @@
-"""Data as a plan: which sample is drawn at which step, for ever.
+"""The data plan: which sample is read at which step, recorded across restarts.
 
-The order is arithmetic (`order`), the mixture is exact (`plan`), and every skip or reshuffle is a remembered segment
-(`segments`). No torch and no webdataset here: the loaders live with the trainer.
+    plan      the order (keyed permutations), the exact mixture, and segments that record every skip and reshuffle
+    shards    built sources on disk: tar shards, offset indexes, manifest
+    usage     what the lineage read: repeats, skips, re-reads
+    observe   the same accounting for loaders of other libraries
+
+No torch and no webdataset here: the loaders are in bit_transformer.
 """
 
 from chronicle.data.errors import DataError, PlanChanged
 from chronicle.data.observe import Observer, RatioAlarm, observe
-from chronicle.data.plan import DataPlan, SourceSpec, step_digest
-from chronicle.data.segments import Segment, Segments
+from chronicle.data.plan import DataPlan, Segment, Segments, SourceSpec, step_digest
 
 __all__ = [
     "DataError",

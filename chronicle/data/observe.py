@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chronicle.data.errors import DataError
-from chronicle.data.index import key_hash
+from chronicle.data.shards import key_hash
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
 
@@ -54,7 +54,7 @@ class RatioAlarm:
 
 
 @dataclass(slots=True, kw_only=True)
-class Observation:
+class SampleCounts:
     """Counts of one launch; `repeats` came in an earlier launch or earlier in this one."""
 
     launch: int
@@ -89,7 +89,7 @@ class Observer:
     def __init__(self, directory: Path, *, launch: int, rank: int = 0, watch_samples: int = 2048,
                  most_in_a_set: int = 1_000_000, alarm: Callable[[RatioAlarm], None] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.now = Observation(launch=launch)
+        self.now = SampleCounts(launch=launch)
         self._watch, self._alarm, self._most_in_a_set = watch_samples, alarm, most_in_a_set
         self._summary = directory / f"observed-{launch:04d}-rank-{rank}.json"
         self._keys = directory / f"keys-{launch:04d}-rank-{rank}.bin"
@@ -171,12 +171,12 @@ def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: 
     return _pass_through(iterable, Observer(place, launch=launch, rank=number, **options), key, source, run)
 
 
-def read_accounts(directory: Path) -> list[Observation]:
+def read_accounts(directory: Path) -> list[SampleCounts]:
     """Return what was observed, a launch at a time, all ranks together; nothing where nothing was."""
-    found: dict[int, Observation] = {}
+    found: dict[int, SampleCounts] = {}
     for path in sorted(directory.glob("observed-*-rank-*.json")):
         launch = int(path.name.split("-")[1])
-        found.setdefault(launch, Observation(launch=launch)).add(json.loads(path.read_text(encoding="utf-8")))
+        found.setdefault(launch, SampleCounts(launch=launch)).add(json.loads(path.read_text(encoding="utf-8")))
     return [found[launch] for launch in sorted(found)]
 
 

@@ -1,8 +1,8 @@
-"""The data plan: (plan, segments, step) -> the exact samples of that step's global batch.
+"""The data plan: (plan, segments, step) -> the exact samples of that step's global batch. Pure.
 
-Pure and without state. Sample i of epoch e of a source is a keyed permutation (`order`); the mixture is cumulative
-apportionment in integers, so that every batch has the exact ratio within one sample and the number of samples drawn
-before any batch is O(1). World size and worker count do not enter: a rank takes its slice of the global batch.
+Sample i of epoch e of a source is a keyed permutation; the mixture is cumulative apportionment in integers, so every
+batch has the exact ratio within one sample and the number of samples drawn before any batch is O(1). World size and
+worker count do not enter: a rank takes its slice of the global batch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,143 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chronicle.data.errors import DataError, PlanChanged
-from chronicle.data.order import Ids, derive_key, permute, permute_rows
-from chronicle.data.segments import Segments
+
+_ROUNDS = 4
+_MULTIPLY_1 = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT_29 = np.uint64(29)
+_SHIFT_32 = np.uint64(32)
+
+Ids: TypeAlias = NDArray[np.int64]
+
+
+def derive_key(*parts: object) -> int:
+    """Return a 64-bit key of the parts; equal parts give equal keys on every machine and Python."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def permute(positions: Ids, n: int, key: int) -> Ids:
+    """Map positions in [0, n) through the permutation of `key`; shape is kept. Raises ValueError outside [0, n)."""
+    if n < 1:
+        raise ValueError(f"permutation of {n} elements")
+    if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
+        raise ValueError(f"position outside [0, {n})")
+    return _walk(positions.astype(np.uint64), n, _round_keys([key]))
+
+
+def permute_rows(n: int, keys: Sequence[int]) -> Ids:
+    """Return the whole permutation of [0, n) for each key, one a row: what `permute` of 0 … n − 1 gives, all at once."""
+    rows = np.repeat(np.arange(n, dtype=np.uint64)[None], len(keys), axis=0)
+    round_keys = [np.broadcast_to(column[:, None], rows.shape).ravel() for column in _round_keys(keys)]
+    return _walk(rows.ravel(), n, round_keys).reshape(rows.shape)
+
+
+def _round_keys(keys: Sequence[int]) -> list[NDArray[np.uint64]]:
+    """One array a round, one entry a key."""
+    return [np.array([derive_key(key, number) for key in keys], dtype=np.uint64) for number in range(_ROUNDS)]
+
+
+def _walk(values: NDArray[np.uint64], n: int, round_keys: list[NDArray[np.uint64]]) -> Ids:
+    """Encrypt until every value lies below n; round keys have one entry for all values, or one for each."""
+    half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    values = _encrypt(values, half_bits, round_keys)
+    outside = values >= np.uint64(n)
+    while outside.any():
+        values[outside] = _encrypt(values[outside], half_bits, [
+            keys if len(keys) == 1 else keys[outside] for keys in round_keys])
+        outside = values >= np.uint64(n)
+    return values.astype(np.int64)
+
+
+def _encrypt(values: NDArray[np.uint64], half_bits: int, round_keys: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for round_key in round_keys:
+        mixed = (right ^ round_key) * _MULTIPLY_1
+        mixed = (mixed ^ (mixed >> _SHIFT_29)) * _MULTIPLY_2
+        left, right = right, left ^ ((mixed ^ (mixed >> _SHIFT_32)) & mask)
+    return (left << shift) | right
+
+
+# --- Segments: positions and generations across restarts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """From optimizer step `step` on, batch number `position + (s - step)` is read at step s."""
+
+    step: int
+    position: int
+    generation: int
+
+    def __post_init__(self) -> None:
+        if min(self.step, self.position, self.generation) < 0:
+            raise DataError(f"segment with a negative field: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The whole history of positions of one lineage, oldest first."""
+
+    items: tuple[Segment, ...] = (Segment(step=0, position=0, generation=0),)
+
+    def __post_init__(self) -> None:
+        if not self.items or self.items[0] != Segment(step=0, position=0, generation=0):
+            raise DataError("the first data segment must be step 0, position 0, generation 0")
+        for before, after in zip(self.items, self.items[1:], strict=False):
+            advance = after.position - (before.position + after.step - before.step)
+            if after.step < before.step or advance < 0 or after.generation < before.generation:
+                raise DataError(f"data segments go backwards: {before} then {after}")
+
+    def at(self, step: int) -> Segment:
+        """Return the segment that governs `step`: the last one that begins at or before it."""
+        return [segment for segment in self.items if segment.step <= step][-1]
+
+    def position(self, step: int) -> int:
+        """Return the number of the batch read at `step` (0-based)."""
+        segment = self.at(step)
+        return segment.position + step - segment.step
+
+    def generation_starts(self, step: int) -> tuple[tuple[int, int], ...]:
+        """Return (generation, first position) of every generation above 0 in force at `step`, oldest first."""
+        starts: list[tuple[int, int]] = []
+        known = 0
+        for segment in self.items:
+            if segment.step <= step and segment.generation > known:
+                starts.append((segment.generation, segment.position))
+                known = segment.generation
+        return tuple(starts)
+
+    def resumed(self, step: int, *, skip_batches: int = 0, reshuffle: bool = False) -> Segments:
+        """Return the segments of a launch that starts at `step`, with the skip and the reshuffle asked for."""
+        if skip_batches < 0:
+            raise DataError(f"skip_batches is {skip_batches}, expected 0 or more")
+        kept = tuple(segment for segment in self.items if segment.step <= step)
+        if not skip_batches and not reshuffle:
+            return Segments(items=kept)
+        position = Segments(items=kept).position(step) + skip_batches
+        return Segments(items=(*kept, Segment(
+            step=step, position=position, generation=kept[-1].generation + int(reshuffle))))
+
+    def to_json(self) -> list[list[int]]:
+        """Return [[step, position, generation], …]."""
+        return [[segment.step, segment.position, segment.generation] for segment in self.items]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Sequence[int]] | Any) -> Segments:
+        """Read what `to_json` wrote. Raises DataError on anything else."""
+        if isinstance(data, Mapping | str) or not all(len(row) == 3 for row in data):
+            raise DataError(f"data segments are {data!r}, expected rows of step, position, generation")
+        return cls(items=tuple(Segment(step=int(s), position=int(p), generation=int(g)) for s, p, g in data))
+
+
+# --- The plan
 
 PLAN_VERSION = 1
 

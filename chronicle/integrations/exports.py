@@ -1,14 +1,32 @@
-"""Points of a run as rows: those of the lineage, or all with a word on whether they are. Streams, keeps nothing."""
+"""Export the curve of the lineage: CSV, JSON, JSON lines, Parquet and TensorBoard event files.
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+Each step appears once, from the launch that the present weights descend from. TensorBoard files are written without
+TensorBoard; their purge markers make it show the same curve. Format: TFRecord of tensorflow/core/util/event.proto.
+"""
 
+import csv
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from chronicle.errors import ChronicleError
 from chronicle.journal import Lineage
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
-__all__ = ["Row", "canonical_rows", "channel_names"]
-
+__all__ = [
+    "Row",
+    "canonical_rows",
+    "channel_names",
+    "write_csv",
+    "write_json",
+    "write_jsonl",
+    "write_parquet",
+    "write_tensorboard",
+]
 
 class Row(NamedTuple):
     """One logged point; `kept` = the present weights descend from it."""
@@ -48,3 +66,190 @@ def _rows(paths: RunPaths, launch: int) -> Iterator[Row]:
             yield Row(point.step, launch, point.time, True, point.values)
     except FileNotFoundError:
         return  # a launch that died before its first step
+
+
+# --- Tables
+
+LEADING = ("step", "launch", "time", "kept")
+PARQUET_ROWS = 1 << 16
+
+
+def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+    """A header and one line a row; a channel whose name spreadsheets would run as a formula is quoted with an apostrophe."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*LEADING, *(f"'{name}" if name[:1] in "=+-@" else name for name in channels)])
+    count = 0
+    for row in rows:
+        cells = [row.step, row.launch, _cell(row.time), int(row.kept)]
+        writer.writerow(cells + [_cell(row.values.get(name)) for name in channels])
+        count += 1
+    return count
+
+
+def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+    """One object a row, like `metrics.jsonl` with `launch` and `kept`."""
+    count = 0
+    for row in rows:
+        file.write(_object(row, channels) + "\n")
+        count += 1
+    return count
+
+
+def write_json(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+    """One array of the objects that `write_jsonl` writes, one a line."""
+    count = 0
+    file.write("[")
+    for count, row in enumerate(rows, start=1):
+        file.write((",\n" if count > 1 else "\n") + _object(row, channels))
+    file.write("\n]\n")
+    return count
+
+
+def _object(row: Row, channels: Sequence[str]) -> str:
+    record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
+    if row.time is not None:
+        record["t"] = row.time
+    record |= {name: _json(row.values[name]) for name in channels if name in row.values}
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
+
+
+def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> int:
+    """Columns step, launch, time, kept and one float64 a channel, written in row groups; needs pyarrow."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ModuleNotFoundError as problem:
+        raise ChronicleError("pyarrow is not installed: Parquet cannot be written", "pip install pyarrow") from problem
+    types = [("step", pyarrow.int64()), ("launch", pyarrow.int32()), ("time", pyarrow.float64()), ("kept", pyarrow.bool_())]
+    schema = pyarrow.schema([*types, *((name, pyarrow.float64()) for name in channels)])
+    count = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for part in _groups(rows):
+            columns: list[list[Any]] = [[getattr(row, name) for row in part] for name in LEADING]
+            columns += [[row.values.get(name) for row in part] for name in channels]
+            writer.write_table(pyarrow.table(columns, schema=schema))
+            count += len(part)
+    return count
+
+
+def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    part: list[Row] = []
+    for row in rows:
+        part.append(row)
+        if len(part) == PARQUET_ROWS:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else repr(value) if math.isfinite(value) else str(_json(value))
+
+
+def _json(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+Writer = Callable[[Iterable[Row], Sequence[str], TextIO], int]
+
+
+# --- TensorBoard event files
+
+CASTAGNOLI = 0x82F63B78
+MASK_DELTA = 0xA282EAD8
+FILE_VERSION = b"brain.Event:2"
+SESSION_START = b"\x08\x01"  # SessionLog{status: START}
+
+
+def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) -> int:
+    """Write every launch, abandoned parts included: the markers purge them as TensorBoard reads. Returns the number of rows."""
+    directory.mkdir(parents=True, exist_ok=True)
+    starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
+    count, current, file = 0, None, None
+    try:
+        for row in rows:
+            if row.launch != current:
+                if file is not None:
+                    file.close()
+                current = row.launch
+                file = _begin(directory, row, starts.get(row.launch, row.step))
+            assert file is not None
+            _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
+            count += 1
+    finally:
+        if file is not None:
+            file.close()
+    return count
+
+
+def _begin(directory: Path, row: Row, start: int) -> BinaryIO:
+    # TensorBoard sorts files by name and takes the first number as seconds: a counter keeps them in order.
+    file = (directory / f"events.out.tfevents.{row.launch:010d}.chronicle").open("wb")
+    _write(file, _double(1, row.time or 0.0) + _bytes(3, FILE_VERSION))
+    _write(file, _event(row.time or 0.0, start, b"") + _bytes(7, SESSION_START))
+    return file
+
+
+def _scalars(row: Row) -> Iterator[bytes]:
+    for name, value in row.values.items():
+        yield _bytes(1, _bytes(1, name.encode("utf-8", "replace")) + b"\x15" + struct.pack("<f", _single(value)))
+
+
+def _single(value: float) -> float:
+    """TensorBoard keeps single precision; what does not fit is infinite there too."""
+    try:
+        struct.pack("<f", value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+def _event(time: float, step: int, summary: bytes) -> bytes:
+    return _double(1, time) + b"\x10" + _varint(step) + (_bytes(5, summary) if summary else b"")
+
+
+def _double(number: int, value: float) -> bytes:
+    return bytes([number << 3 | 1]) + struct.pack("<d", value)
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _write(file: BinaryIO, record: bytes) -> None:
+    size = struct.pack("<Q", len(record))
+    file.write(size + _masked_crc(size) + record + _masked_crc(record))
+
+
+def _table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (CASTAGNOLI if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+TABLE = _table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = TABLE[(value ^ byte) & 255] ^ value >> 8
+    value ^= 0xFFFFFFFF
+    masked = ((value >> 15 | value << 17) & 0xFFFFFFFF) + MASK_DELTA & 0xFFFFFFFF
+    return struct.pack("<I", masked)

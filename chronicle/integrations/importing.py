@@ -1,27 +1,44 @@
-"""Write an `Import` into a run: entries through the journal writer, points as per-step logs of numbered launches.
+"""Import a source into a run: recognise its format, read it, write entries and per-step logs.
 
-The source's digest is part of the first entry, so that importing twice changes nothing.
+The digest of the source is part of the first entry, so importing twice changes nothing.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.foreign_journals import Import, ImportedLaunch
+from chronicle.integrations.foreign_journals import (
+    EVENT_COLUMNS,
+    Import,
+    ImportedLaunch,
+    cut_into_launches,
+    read_chronicle,
+    read_entries,
+    read_events,
+)
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.metrics import Point
+from chronicle.metrics.mlflow_log import is_file_store_run
+from chronicle.metrics.readers import read_log
+from chronicle.metrics.records import read_trainer_state
+from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
 
-__all__ = ["Imported", "write_import"]
+__all__ = [
+    "FORMATS",
+    "Imported",
+    "read_source",
+    "write_import",
+]
 
-NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+NON_FINITE_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +141,7 @@ def _lines(points: Iterable[Point]) -> Iterator[str]:
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
-    return {name: value if math.isfinite(value) else NON_FINITE[repr(float(value))] for name, value in values.items()}
+    return {name: value if math.isfinite(value) else NON_FINITE_WORDS[repr(float(value))] for name, value in values.items()}
 
 
 def _digest(source: Path) -> str:
@@ -135,3 +152,58 @@ def _digest(source: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+# --- Recognising the format of a source
+
+
+def _launches(name: str, read: Callable[[Path], Iterator[Point]]) -> Callable[[Path], Import]:
+    return lambda path: Import(format=name, launches=cut_into_launches(read(path), path.name))
+
+
+FORMATS: Mapping[str, Callable[[Path], Import]] = {
+    "entries": read_entries,
+    "chronicle": read_chronicle,
+    "events": read_events,
+    "tensorboard": _launches("tensorboard", read_event_files),
+    "trainer-state": _launches("trainer-state", read_trainer_state),
+    "log": _launches("log", read_log),
+}
+
+
+def read_source(path: Path, format_name: str | None = None) -> Import:
+    """Read a file or directory; raises `ChronicleError` when it is missing, empty of sense, or of no known kind."""
+    if not Path(str(path).partition("#")[0]).exists():  # `mlflow.db#RUN` names a run of a store
+        raise ChronicleError(f"cannot import `{path}`: no such file or directory")
+    name = format_name or _recognise(path)
+    if name not in FORMATS:
+        raise ChronicleError(f"unknown format `{name}`: expected one of {', '.join(FORMATS)}")
+    try:
+        found = FORMATS[name](path)
+    except UnicodeDecodeError as problem:
+        raise ChronicleError(f"`{path}` is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
+    if not found.drafts and not any(launch.points for launch in found.launches):
+        raise ChronicleError(f"nothing found in `{path}` (read as {name})", f"say what it is with --as {'|'.join(FORMATS)}")
+    return found
+
+
+def _recognise(path: Path) -> str:
+    if is_file_store_run(path) or not path.exists():
+        return "log"
+    if path.is_dir() or is_event_file(path):
+        return "tensorboard"
+    if path.name == "trainer_state.json":
+        return "trainer-state"
+    if path.suffix.lower() in (".md", ".markdown"):
+        return "chronicle"
+    with path.open("rb") as file:
+        first = file.readline(1 << 16).decode("utf-8", "replace").strip()
+    if {cell.strip().lower() for cell in first.split(",")} >= EVENT_COLUMNS:
+        return "events"
+    if first.startswith("{"):
+        try:
+            record = json.loads(first)
+        except ValueError:
+            return "log"
+        return "entries" if isinstance(record, dict) and "kind" in record and "title" in record else "log"
+    return "log"

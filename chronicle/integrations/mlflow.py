@@ -1,4 +1,9 @@
-"""One run in one MLflow store, fed in passes; the only importer of mlflow besides the importer of its stores."""
+"""MLflow: the journal projected into a tracking store, and runs of a store imported. The only module that imports mlflow.
+
+Parent run = run, nested run = launch, tag `abandoned_after` on launches that were rolled back. An MLflow run is never
+resumed across a rollback: MLflow's headline would stay with the abandoned launch, and a changed LR parameter raises.
+MLflow is a projection: tags in the store record how many bytes of each log it has, so it can be rebuilt or be down.
+"""
 
 import fcntl
 import os
@@ -10,14 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.integrations.foreign_journals import Import, ImportedLaunch, cut_into_launches
 from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
-from chronicle.integrations.wording import launch_params, launch_tags, metric_key, run_tags
+from chronicle.metrics.mlflow_log import points_of
 from chronicle.paths import RunPaths
+from chronicle.report.markdown import render_markdown
 from chronicle.story import LaunchStory, Story, read_story
 from chronicle.story.plain import plain
 
-__all__ = ["Projection"]
+__all__ = [
+    "Projection",
+    "launch_params",
+    "launch_tags",
+    "metric_key",
+    "read_mlflow",
+    "run_tags",
+]
 
 EXPERIMENT = "chronicle"
 BATCH = 1000  # MLflow's own limit of metrics a request
@@ -229,3 +243,73 @@ def _first_line(problem: BaseException) -> str:
 
 def _without_password(uri: str) -> str:
     return re.sub(r"(://[^:/@\s]+):[^@\s]*@", r"\1:…@", uri)
+
+
+# --- Parameters, tags and the note (pure)
+
+VALUE_CHARACTERS = 500  # parameters and tags: the smallest limit of the servers in use
+NOTE_CHARACTERS = 5000
+
+
+def launch_params(launch: LaunchStory) -> dict[str, str]:
+    """Facts of its start; an MLflow parameter never changes."""
+    params = {"launch": str(launch.number), "argv": " ".join(launch.argv), "host": launch.host, "git_commit": launch.git_commit}
+    if launch.lr is not None:
+        params["lr_factor"] = "unknown" if launch.lr.factor is None else f"{launch.lr.factor:g}"
+    return {key: plain(value)[:VALUE_CHARACTERS] for key, value in params.items() if value}
+
+
+def launch_tags(launch: LaunchStory) -> dict[str, str]:
+    """Where it began and where it was given up; an empty `abandoned_after` takes a tag back."""
+    span = launch.span
+    tags = {
+        "chronicle.start_step": span.start_step,
+        "chronicle.resumed_from": span.start_step if launch.resumed else None,
+        "chronicle.parent_launch": span.parent,
+        "chronicle.lr_factor": None if launch.lr is None or launch.lr.factor is None else f"{launch.lr.factor:g}",
+        "chronicle.guard": launch.verdict,
+        "abandoned_after": span.abandoned_after if span.abandoned_after is not None else "" if span.has_steps else None,
+    }
+    return {key: plain(value) for key, value in tags.items() if value is not None and (value != "" or key == "abandoned_after")}
+
+
+def run_tags(story: Story) -> dict[str, str]:
+    """What the lineage says: MLflow has no curve on the parent, so no abandoned point can become a headline."""
+    head = story.headline
+    tags = {"lineage.step": str(head.step), "lineage.launch": str(head.launch or "")}
+    tags |= {f"lineage.{metric_key(name)}": f"{value:.6g}" for name, value in head.values.items()}
+    tags["lineage.lr_ledger"] = " -> ".join("?" if f is None else f"{f:g}" for f in story.lr_path)
+    note = render_markdown(story, picture=False)
+    tags["mlflow.note.content"] = note if len(note) <= NOTE_CHARACTERS else note[:NOTE_CHARACTERS] + "\n\n… (cut)"
+    return {key: value for key, value in tags.items() if value}
+
+
+def metric_key(name: str) -> str:
+    """MLflow's alphabet for names."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
+
+
+# --- Importing a run from a store
+
+
+def read_mlflow(uri: str, run_id: str) -> Import:
+    """All metrics of a run and of the runs nested under it; raises `ChronicleError` when the store has no such run."""
+    try:
+        from mlflow.tracking import MlflowClient
+    except ModuleNotFoundError as problem:
+        raise ChronicleError("mlflow is not installed", "pip install 'chronicle-ml[mlflow]'") from problem
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        run = client.get_run(run_id)
+        query = f"tags.`mlflow.parentRunId` = '{run_id}'"
+        nested = client.search_runs([run.info.experiment_id], query, order_by=["attributes.start_time"])
+    except Exception as problem:
+        raise ChronicleError(f"mlflow run `{run_id}`: {str(problem).splitlines()[0][:200]}") from problem
+    launches = [part for found in (run, *nested) for part in _launches(client, found)]
+    return Import(format="mlflow", launches=tuple(launches))
+
+
+def _launches(client: Any, run: Any) -> Iterator[ImportedLaunch]:
+    history = (m for key in run.data.metrics for m in client.get_metric_history(run.info.run_id, key))
+    points = points_of((m.step, m.timestamp / 1000, m.key, m.value) for m in history)
+    yield from cut_into_launches(points, run.info.run_name or run.info.run_id)

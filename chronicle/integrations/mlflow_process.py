@@ -15,7 +15,7 @@ from pathlib import Path
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 
-__all__ = ["MLFLOW_OFF", "MirrorHandle", "default_uri", "main", "start_mirror"]
+__all__ = ["MLFLOW_OFF", "MirrorHandle", "default_uri", "feed_until_stdin_ends", "start_mirror"]
 
 MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is fed
 LAST_PASS_SECONDS = 300
@@ -100,7 +100,7 @@ def start_mirror(
     return MirrorHandle(pid, stdin_fd)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def feed_until_stdin_ends(arguments: list[str] | None = None) -> int:
     """Feed until stdin ends (the supervisor closed it, or is gone), then once more."""
     from chronicle.integrations.mlflow import Projection
 
@@ -137,6 +137,6 @@ def _wait_for_end(over: threading.Event) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(feed_until_stdin_ends())
     except KeyboardInterrupt:
         sys.exit(130)

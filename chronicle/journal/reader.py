@@ -1,15 +1,16 @@
-"""Read a run's journal: every writer's file, merged into one order, with every problem named and nothing dropped.
+"""Read a run's journal and check it: every writer's file, its hash chain, and the heads of other writers' chains.
 
-An unterminated last line is a write that was cut short; a bad middle line, a broken chain or a gap in the numbers is a
-problem with file and line. Order: by id, whose hybrid clock knows what its writer could have read before; a writer's own
-order always holds, and an entry never comes before what it refers to, so that a skewed clock cannot put a receipt
-before its intent.
+A broken line is a `Problem` of the journal and is reported; the entries around it are still read. A chain of hashes per writer shows
+changes in the middle of a file. It does not show that the end of a file was cut off or that a whole file is missing. For that,
+launches and claims record the last hash of every other writer (`anchor_heads`), and `check_anchors` compares.
 """
+
+from __future__ import annotations
 
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,15 @@ from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.paths import RunPaths
 
-__all__ = ["Journal", "Problem", "check_line", "in_order", "read_journal"]
-
+__all__ = [
+    "Journal",
+    "Problem",
+    "anchor_heads",
+    "check_anchors",
+    "check_line",
+    "in_order",
+    "read_journal",
+]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -177,3 +185,36 @@ def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[Problem]:
             text = f"entry id {entry.id} occurs twice"
             yield Problem(check="duplicate-id", path=directory / f"{entry.writer}.jsonl", line=entry.seq + 1, message=text)
         seen.add(entry.id)
+
+
+# --- Heads of other writers' chains
+
+MOST_WRITERS = 64
+DIGITS = 16
+
+
+def anchor_heads(journal: Journal) -> dict[str, str]:
+    """Writer -> first digits of its last line's digest, for the newest writers (their names begin with their time)."""
+    newest = sorted(journal.heads)[-MOST_WRITERS:]
+    return {writer: digest[:DIGITS] for writer, digest in newest}
+
+
+def check_anchors(paths: RunPaths, journal: Journal) -> Iterator[tuple[str, str]]:
+    """(file, sentence) for every head that was written down and is no line of its writer's file now."""
+    anchors: dict[str, dict[str, str]] = {}
+    for entry in journal.entries:
+        heads = entry.data.get("journal_heads")
+        for writer, digest in heads.items() if isinstance(heads, Mapping) else ():
+            anchors.setdefault(str(writer), {}).setdefault(str(digest), entry.id)
+    for writer, expected in anchors.items():
+        path = paths.journal_dir / f"{writer}.jsonl"
+        where = path.relative_to(paths.run_dir).as_posix()
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError:
+            yield where, f"the file is gone; entry {next(iter(expected.values()))} saw it"
+            continue
+        found = {hashlib.sha256(line).hexdigest()[:DIGITS] for line in lines}
+        for digest, entry_id in expected.items():
+            if digest not in found:
+                yield where, f"a line that entry {entry_id} saw as its last has been changed or cut off"

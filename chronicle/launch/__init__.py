@@ -1,5 +1,9 @@
-"""Starting the process group of a run, watching it, and leaving nothing behind.
+"""Start the process group of a run, supervise it, and leave no process behind.
 
-`launching` admits, `one_launch` tells the journal what `supervisor` does with the processes. `processes` and `containment`
-know the process tree, `orphans` what earlier launches left. Nothing here imports torch, and nothing is done by name.
+    admission    may a launch start now, and under which number
+    launching    one launch from `launch.start` to `launch.end`
+    supervisor   the loop over processes, signals and output; knows no journal
+    processes, containment, orphans   the process tree, and what earlier launches left in it
+
+Nothing here imports torch. Processes are identified by token, cgroup or (pid, start time), not by name.
 """

@@ -1,34 +1,59 @@
-"""May a launch of this run start now? Refuses over a live launch, over orphans, and over an unfinished rollback.
+"""Decide whether a launch may start now, and take its number.
 
-Also closes launches that ended without a word: an unended `launch.start` of this machine whose processes are gone gets
-a `launch.end` that says it was inferred.
+Refuses while another launch is alive, while orphans are left, on an excluded node, and over an unfinished rollback. Also
+closes launches that ended without an entry: an unended `launch.start` of this machine whose processes are gone gets a
+`launch.end` marked as inferred.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from chronicle.errors import Refusal
-from chronicle.launch.nodes import find_excluded
 from chronicle.journal import Entry, Journal, JournalWriter
-from chronicle.launch.cgroup import open_group
+from chronicle.launch.containment import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
-from chronicle.launch.orphans import Found, LaunchFacts, Role, find_alive, list_launches
+from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, find_alive, list_launches
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 from rollback.disk.lock import Locked, hold_lock
 
 __all__ = [
+    "EXCLUDE",
+    "READMIT",
     "LaunchRefused",
     "close_lost_launches",
     "ensure_node_in_use",
     "ensure_startable",
+    "find_excluded",
     "find_open_intent",
     "hold_admission",
+    "take_number",
 ]
+
+EXCLUDE = "exclude-node"
+READMIT = "readmit-node"
+
+
+def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
+    """Excluded nodes in the order they were excluded, each with its reason."""
+    excluded: dict[str, str] = {}
+    for entry in entries:
+        if entry.kind != "hardware":
+            continue
+        host, action = entry.data.get("host"), entry.data.get("action")
+        if isinstance(host, str) and action == EXCLUDE:
+            excluded[host] = str(entry.data.get("reason") or entry.title)
+        elif isinstance(host, str) and action == READMIT:
+            excluded.pop(host, None)
+    return excluded
+
+
+# --- Admission
 
 INTENTS = {"rollback.intent", "undo.intent"}
 RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
@@ -125,7 +150,7 @@ def _refuse_alive_here(run: str, alive: Sequence[Found]) -> None:
         return
     listed = ", ".join(f"{one.process.pid} ({one.role.value} of launch {one.launch})" for one in alive[:6])
     more = f" and {len(alive) - 6} more" if len(alive) > 6 else ""
-    if any(one.role is Role.SUPERVISOR for one in alive):
+    if any(one.role is ProcessRole.SUPERVISOR for one in alive):
         hint = "wait for it, or end it: `kill " + str(alive[0].process.pid) + "`"
     else:
         hint = "`chronicle ps` shows them, `chronicle sweep --yes` ends the orphans"
@@ -142,3 +167,27 @@ def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], no
             f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
             f'it counts as ended after {FRESH_SECONDS:.0f} s without one; or say `--force "why it is not"`',
         )
+
+
+# --- Launch numbers
+
+NUMBER = re.compile(r"\d{4,}")
+
+
+def take_number(paths: RunPaths) -> int:
+    """The next launch number, taken by creating its directory: two launches never share one."""
+    try:
+        paths.launches_dir.mkdir(parents=True, exist_ok=True)
+        taken = [int(p.name) for p in paths.launches_dir.iterdir() if NUMBER.fullmatch(p.name)]
+        number = max(taken, default=0) + 1
+        while True:
+            try:
+                paths.launch_dir(number).mkdir()
+                return number
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise LaunchRefused(
+            f"cannot create a launch directory in `{paths.launches_dir}`: {error.strerror or error}",
+            "free space or name another place with --logs DIR",
+        ) from error

@@ -1,10 +1,10 @@
-"""All that is printed under a launch, from pipe and sockets to logs and live view.
+"""Read everything a launch prints, from pipes and sockets, and write it to logs and the live view.
 
-    launcher ── pipe ──┬──────────────────────────> live view, supervisor.log   (raw, as it came)
+    launcher ── pipe ──┬──────────────────────────> live view, supervisor.log   (unchanged)
                        └─ lines with a rank prefix > rank-<r>.log                (torchrun --tee, srun --label)
-    rank r ── socket ── rank-<r>.log, and "[r] line" > live view, supervisor.log (`rank_output.open_rank_output`)
+    rank r ── socket ── rank-<r>.log, and "[r] line" > live view, supervisor.log (`ranks.open_rank_output`)
 
-Who reads the pipes also reads the sockets: one thread, one selector.
+One thread and one selector read pipes and sockets.
 """
 
 from __future__ import annotations
@@ -17,10 +17,86 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chronicle.launch.latency import LatencyTest
 from chronicle.launch.output import ROTATE_BYTES, LiveView, LogFile, split_lines
+from chronicle.launch.ranks import LATENCY_MARK
 
-__all__ = ["Channels", "rank_prefix_of"]
+__all__ = [
+    "Channels",
+    "LatencyTest",
+    "rank_prefix_of",
+]
+
+LIMIT_SECONDS = 2.0
+LONGEST_MARK_BYTES = 128
+MARK = LATENCY_MARK.encode()
+ANNOUNCED = MARK + b"latency "
+REST_OF_LINE = re.compile(rb"([0-9a-f]{8,64})\r?\n")
+
+
+class LatencyTest:
+    """Marks that are expected, and how late they came. `late` maps a rank to seconds, None while it has not come."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: dict[bytes, tuple[int, float]] = {}
+        self._said: set[int] = set()
+        self._early: set[bytes] = set()
+        self._held: dict[int, bytes] = {}
+        self.late: dict[int, float | None] = {}
+        self.tested: set[int] = set()
+
+    def expect(self, rank: int, mark: str) -> None:
+        """This rank has just printed the mark."""
+        self.tested.add(rank)
+        if mark.encode() in self._early:
+            self._early.discard(mark.encode())
+        else:
+            self._waiting[mark.encode()] = (rank, self._clock())
+
+    def take(self, data: bytes, stream: int) -> bytes:
+        """The data without marked lines; a mark cut in two by the reader's block waits for its other half."""
+        data = self._held.pop(stream, b"") + data
+        if MARK not in data:
+            return data
+        start = data.rfind(MARK)
+        if b"\n" not in data[start:] and len(data) - start < LONGEST_MARK_BYTES:
+            self._held[stream] = data[start:]
+            data = data[:start]
+        return self._take_out(data)
+
+    def _take_out(self, data: bytes) -> bytes:
+        """Whole marked lines taken out, by plain search: a trainer may print megabytes without an end of line."""
+        kept, done, start = [], 0, data.find(ANNOUNCED)
+        while start >= 0:
+            match = REST_OF_LINE.match(data, start + len(ANNOUNCED))
+            if match is not None:
+                self._arrived(match.group(1))
+                kept.append(data[done : max(done, data.rfind(b"\n", done, start) + 1)])
+                done = match.end()
+            start = data.find(ANNOUNCED, start + 1)
+        return b"".join([*kept, data[done:]])
+
+    def check(self, say: Callable[[str], None]) -> None:
+        """Once per rank: say that its output is buffered."""
+        for rank, printed_at in self._waiting.values():
+            if rank not in self._said and self._clock() - printed_at > LIMIT_SECONDS:
+                self._said.add(rank)
+                self.late[rank] = None
+                say(
+                    f"buffered: a line that rank {rank} printed has not arrived within {LIMIT_SECONDS:g} s; "
+                    "something between the trainer and here holds output back"
+                )
+
+    def _arrived(self, mark: bytes) -> None:
+        if mark not in self._waiting:
+            self._early.add(mark)  # the line can be faster than the word that announces it
+            return
+        rank, printed_at = self._waiting.pop(mark)
+        if rank in self._said:
+            self.late[rank] = round(self._clock() - printed_at, 1)
+
+
+# --- Pipes and sockets
 
 READ_BYTES = 1 << 16
 HELLO_BYTES = 4096

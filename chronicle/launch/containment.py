@@ -1,10 +1,9 @@
-"""Keeping hold of everything a launch starts, and ending all of it.
+"""Keep track of every process a launch starts, and end all of them.
 
-Holds that need no root: a control group where we may make one (`cgroup`), the subreaper attribute (orphans become our
-children instead of pid 1's), the token in the environment (found even when somebody else adopted them), and a
-parent-death signal on the launcher (a supervisor that is killed does not leave it running). torchrun puts each worker
-into its own session, so killing a process group would miss them: nothing here does. Source: prctl(2); measured in
-`tests/launch/test_matrix.py`.
+Four mechanisms, none of which needs root: a cgroup where one can be created, the subreaper attribute (orphans become
+children of the supervisor instead of pid 1), a token in the environment (found even under another parent), and a
+parent-death signal on the launcher. torchrun starts each worker in its own session, so killing a process group would
+miss them. Sources: cgroup-v2.rst, prctl(2); measured in `tests/launch/test_matrix.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chronicle.launch.cgroup import ControlGroup
-from chronicle.launch.processes import Process, list_descendants, list_processes, read_environment, send_signal
+from chronicle.launch.processes import (
+    Process,
+    list_descendants,
+    list_processes,
+    read_environment,
+    read_process,
+    send_signal,
+)
 
 __all__ = [
     "TOKEN_VARIABLE",
+    "ControlGroup",
     "EndReport",
     "become_subreaper",
     "describe_containment",
@@ -30,7 +36,118 @@ __all__ = [
     "end_processes",
     "find_contained",
     "list_tagged",
+    "make_group",
+    "open_group",
 ]
+
+MOUNTS = Path("/proc/self/mountinfo")
+OWN = Path("/proc/self/cgroup")
+PREFIX = "chronicle-"
+
+
+class ControlGroup:
+    """A directory below our own group. Everything here may fail quietly: the other holds remain."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def joining(self, then: Callable[[], None]) -> Callable[[], None]:
+        """What a new child runs before exec: enter the group, then the rest."""
+        procs = os.fsencode(self.path / "cgroup.procs")
+
+        def prepare() -> None:
+            try:
+                handle = os.open(procs, os.O_WRONLY)
+                os.write(handle, b"0")
+                os.close(handle)
+            except OSError:
+                pass  # said by the supervisor, which looks where the launcher is
+            then()
+
+        return prepare
+
+    def holds(self, pid: int) -> bool:
+        """Whether this process is in the group or below it."""
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
+        mine = (line[3:] for line in lines if line.startswith("0::"))
+        return any(f"/{self.path.name}/" in f"{path}/" for path in mine)
+
+    def processes(self) -> list[Process]:
+        """Everything alive in it."""
+        found = (read_process(pid) for pid in self._pids())
+        return [process for process in found if process is not None and process.alive]
+
+    def kill(self) -> None:
+        """End everything in it in one stroke, forks in progress included."""
+        try:
+            (self.path / "cgroup.kill").write_text("1", encoding="ascii")
+        except OSError:
+            pass  # before Linux 5.14: processes are ended one by one
+
+    def remove(self) -> bool:
+        """Remove the group once it is empty; False while something is in it."""
+        try:
+            for directory, _, _ in os.walk(self.path, topdown=False):
+                os.rmdir(directory)
+        except OSError:
+            return False
+        return True
+
+    def _pids(self) -> Iterator[int]:
+        for directory, _, _ in os.walk(self.path):
+            try:
+                words = Path(directory, "cgroup.procs").read_text(encoding="ascii").split()
+            except OSError:
+                continue
+            yield from map(int, words)
+
+
+def make_group(token: str, environ: Mapping[str, str]) -> ControlGroup | None:
+    """A new group below ours, named by the launch's token; None where that is not ours to do."""
+    if environ.get("SLURM_JOB_ID"):
+        return None
+    own = _own_directory()
+    if own is None or not os.access(own / "cgroup.procs", os.W_OK):
+        return None
+    group = ControlGroup(own / f"{PREFIX}{token[:16]}")
+    try:
+        group.path.mkdir()
+    except OSError:
+        return None
+    if not os.access(group.path / "cgroup.procs", os.W_OK):
+        group.remove()
+        return None
+    return group
+
+
+def open_group(path: str | None) -> ControlGroup | None:
+    """The group a launch was started in, while it exists; only ever one that we named."""
+    if not path or not Path(path).name.startswith(PREFIX) or not Path(path, "cgroup.procs").is_file():
+        return None
+    return ControlGroup(Path(path))
+
+
+def _own_directory() -> Path | None:
+    """Our own group of version 2 as a directory, through the mount that shows it."""
+    try:
+        own = next((line[3:] for line in OWN.read_text(encoding="utf-8").splitlines() if line.startswith("0::")), None)
+        mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    if own is None or "/.." in own:  # outside of what our namespace shows
+        return None
+    for words in mounts:
+        if "-" in words and words[words.index("-") + 1] == "cgroup2":
+            root, point = words[3], words[4]
+            below = own if root == "/" else own.removeprefix(root)
+            return Path(point) / below.lstrip("/")
+    return None
+
+
+# --- Subreaper, token, and ending processes
 
 TOKEN_VARIABLE = "CHRONICLE_TOKEN"
 PR_SET_PDEATHSIG = 1

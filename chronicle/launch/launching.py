@@ -1,33 +1,358 @@
-"""Admission of a launch: may it start, under which number; then it runs to its end.
+"""One launch, from the request through admission and supervision to its `launch.end` entry.
 
     refuse? -> launches/<nnnn>/ -> launch.start -> supervisor -> launch.end -> heartbeat removed
+
+`supervisor` knows processes and no journal; this module joins the two.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import selectors
 import shutil
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.anchors import anchor_heads
+from chronicle.journal.reader import anchor_heads
 from chronicle.launch.admission import (
     LaunchRefused,
     close_lost_launches,
     ensure_node_in_use,
     ensure_startable,
     hold_admission,
+    take_number,
 )
-from chronicle.launch.numbers import take_number
-from chronicle.launch.one_launch import Launch
-from chronicle.launch.request import LaunchEnd, LaunchRequest
-from chronicle.launch.slurm import share_number
-from chronicle.launch.watching import LiveDetector
+from chronicle.launch.channels import Channels, rank_prefix_of
+from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
+from chronicle.launch.devices import DeviceSampler
+from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
+from chronicle.launch.launchers import NodeIdentity, build_environment, count_requested_ranks, share_number
+from chronicle.launch.live_metrics import LiveDetector, PrintedMetrics, Watcher, last_point, read_start_step
+from chronicle.launch.output import ROTATE_BYTES, read_last_lines
+from chronicle.launch.provenance import describe_launch, host_name
+from chronicle.launch.ranks import RankWatch
+from chronicle.launch.record import (
+    DO_NOT_REQUEUE,
+    LaunchRecord,
+    LaunchSeals,
+    describe_end,
+    format_end,
+    title_of_end,
+    was_refused,
+)
+from chronicle.launch.supervisor import LaunchOutcome, Supervisor
+from chronicle.paths import RunPaths
 
-__all__ = ["LaunchEnd", "LaunchRequest", "launch"]
+__all__ = [
+    "Launch",
+    "LaunchEnd",
+    "LaunchRequest",
+    "launch",
+]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """What to start and how to end it."""
+
+    command: tuple[str, ...]
+    paths: RunPaths
+    checkpoints_dir: Path | None
+    cwd: Path
+    environ: Mapping[str, str]
+    grace_seconds: float
+    stop_on_proposal: bool = False
+    force: str | None = None  # reason for starting although a launch seems alive elsewhere
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # goes into `launch.start` as it is
+    rotate_bytes: int = ROTATE_BYTES
+    node: NodeIdentity | None = None  # one of several nodes of one launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnd:
+    """The number of the launch, its exit code, and the `data` of its `launch.end`."""
+
+    launch: int
+    exit_code: int
+    data: Mapping[str, Any]
+
+
+# --- One admitted launch
+
+TAIL_LINES = 12
+
+
+class Launch:
+    """The parts of one launch, put together."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        number: int,
+        token: str,
+        writer: JournalWriter,
+        live_watch: Callable[..., LiveDetector] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request = request
+        self._number = number
+        self._token = token
+        self._clock = clock
+        self._selector = selectors.PollSelector()
+        self._said: set[str] = set()
+        self._group: ControlGroup | None = None
+        self._containment = ""
+        self._start_step: int | None = None
+        self._record = LaunchRecord(writer, number, complain=self._complain)
+        self._seals = LaunchSeals(request.paths, number, self._record)
+        self._ranks = RankWatch(self._selector, clock=time.monotonic)
+        self._printed = PrintedMetrics(
+            request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain
+        )
+        self._channels = Channels(
+            request.paths.launch_dir(number),
+            self._selector,
+            clock=time.monotonic,
+            complain=self._complain,
+            rank_prefix=rank_prefix_of(request.command),
+            on_rank=self._ranks.add,
+            on_rotate=self._seals.seal_part,
+            on_printed=self._printed.take if request.node is None or request.node[1] == 0 else _ignore,
+            rotate_bytes=request.rotate_bytes,
+            log_name=self._log_name(),
+        )
+        self._devices = DeviceSampler(
+            request.paths.launch_dir(number), self._selector, host=host_name(), clock=clock, step=self._last_step
+        )
+        self._start = describe_launch(request.command, request.cwd, request.environ)
+        poll = self._open_watch(live_watch, writer)
+        self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
+
+    def enter(self) -> None:
+        """Say in the journal that this launch begins: from then on no other one may."""
+        request = self._request
+        subreaper = become_subreaper()
+        self._group = make_group(self._token, request.environ)
+        self._containment = containment = describe_containment(subreaper, self._group)
+        if request.force:
+            self._start["force"] = request.force
+        self._start |= request.recorded
+        self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
+        if self._group is not None:
+            self._start["cgroup"] = str(self._group.path)
+        self._record.append("launch.start", title=self._title(), data=self._start)
+
+    def run(self) -> LaunchEnd:
+        """Supervise it to its end."""
+        request, number = self._request, self._number
+        self._say_start(self._containment)
+        supervisor = self._make_supervisor()
+        try:
+            outcome = supervisor.run()
+        except OSError as error:
+            data = {"host": self._start["host"], "exit_code": 125, "signal": None, "last_step": None}
+            self._record.append("launch.end", title=f"launch {number} could not start: {error}", data=data)
+            raise LaunchRefused(f"cannot start `{request.command[0]}`: {error.strerror or error}") from error
+        finally:
+            if self._group is not None:
+                self._group.remove()
+            remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
+        return self._finish(outcome, self._containment)
+
+    def _title(self) -> str:
+        purpose = f" ({self._start['purpose']}: {self._start['part']})" if "purpose" in self._start else ""
+        return f"launch {self._number}{purpose}: {_short(self._start['argv'])}"
+
+    def _make_supervisor(self) -> Supervisor:
+        request = self._request
+        environ = build_environment(
+            request.environ,
+            requested_ranks=count_requested_ranks(request.command),
+            run=request.paths.run,
+            run_dir=request.paths.run_dir.resolve(),
+            launch=self._number,
+            launch_dir=request.paths.launch_dir(self._number).resolve(),
+            token=self._token,
+            grace_seconds=request.grace_seconds,
+            output_address=self._channels.listen(f"chronicle-{self._token}"),
+            checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
+        )
+        return Supervisor(
+            request.command,
+            environ=environ,
+            cwd=request.cwd,
+            token=self._token,
+            grace_seconds=request.grace_seconds,
+            selector=self._selector,
+            channels=self._channels,
+            ranks=self._ranks,
+            group=self._group,
+            watch=self._look,
+            beat=self._beat,
+            beat_seconds=INTERVAL_SECONDS,
+        )
+
+    def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchEnd:
+        self._printed.finish()
+        self._note_start_step()
+        self._watcher.finish()
+        launcher_tail = self._channels.log.last_lines(TAIL_LINES)
+        journal = read_journal(self._request.paths)
+        refused = outcome.exit_code != 0 and was_refused(journal, self._number, launcher_tail)
+        if refused:
+            outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
+        channels = self._channels
+        data = describe_end(
+            outcome,
+            host=self._start["host"],
+            last_step=self._last_step(),
+            tails=self._rank_tails(outcome),
+            launcher_tail=launcher_tail,
+            lost_bytes=channels.lost_bytes,
+            late=channels.latency.late,
+            explained=refused or outcome.stopped_by == "proposal",
+        )
+        if self._printed.writing:
+            data["metrics_from"] = "printed lines"
+        if channels.latency.tested:
+            data["latency_tested_ranks"] = len(channels.latency.tested)
+        event = self._watcher.event
+        if event is not None and outcome.stopped_by == "proposal":
+            data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
+        for line in format_end(self._number, data, containment=containment):
+            channels.say(line)
+        channels.close()  # sealed as they are; what follows goes to the terminal alone
+        data["sealed"] = self._seals.seal_all(self._is_ours)
+        self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
+        if self._record.waiting:
+            self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
+        self._close()
+        return LaunchEnd(launch=self._number, exit_code=outcome.exit_code, data=data)
+
+    def _rank_tails(self, outcome: LaunchOutcome) -> dict[int, list[str]]:
+        """Last lines by rank: of the logs written here, or of a `rank-<r>.log` the trainer wrote itself."""
+        tails = {rank: log.last_lines(TAIL_LINES) for rank, log in self._channels.rank_logs.items()}
+        death = outcome.first_death
+        if death is not None and death.rank not in tails:
+            tails[death.rank] = read_last_lines(self._request.paths.rank_log(self._number, death.rank), TAIL_LINES)
+        return tails
+
+    def _is_ours(self, path: Path) -> bool:
+        node = self._request.node
+        if node is None:
+            return True
+        mine = {self._channels.log.path.stem, f"host-{self._start['host']}", *(["metrics", "samples"] if node[1] == 0 else [])}
+        mine |= {f"rank-{rank}" for rank in (*self._channels.rank_logs, *self._ranks.pids)}
+        return path.name.split(".")[0] in mine
+
+    def _close(self) -> None:
+        deadline = time.monotonic() + 2.0
+        while self._channels.waiting_views and time.monotonic() < deadline:
+            time.sleep(0.02)  # a slow terminal gets its last lines
+            self._channels.flush_views()
+        self._ranks.close()
+        self._devices.close()
+        self._record.writer.close()
+        self._selector.close()
+
+    def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
+        request = self._request
+        if live_watch is None or (request.node is not None and request.node[1] > 0):
+            return None  # one detector a launch
+        try:
+            return live_watch(
+                request.paths, self._number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
+            )
+        except Exception as error:  # noqa: BLE001 no detector is better than no run
+            self._complain(f"no live detector: {type(error).__name__}: {error}")
+            return None
+
+    def _log_name(self) -> str:
+        """The first node writes `supervisor.log`, the others beside it: one writer a file."""
+        node = self._request.node
+        return "supervisor.log" if node is None or node[1] == 0 else f"supervisor-node{node[1]}.log"
+
+    def _say_for_detector(self, line: str) -> None:
+        self._channels.say(line.removeprefix("chronicle: "))
+
+    def _look(self) -> bool:
+        """Once a second: where the launch started, and whether the detector wants it stopped."""
+        self._printed.write_due()
+        self._note_start_step()
+        self._channels.latency.check(self._channels.say)
+        return self._watcher.look()
+
+    def _note_start_step(self) -> None:
+        """Trainers with a guard say where they start; for all others the log does."""
+        node = self._request.node
+        if self._start_step is None and (node is None or node[1] == 0):
+            self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
+            if self._start_step is not None and not self._guard_has_spoken():
+                data = {"start_step": self._start_step, "inferred": True}
+                self._record.append("launch.step", step=self._start_step, data=data)
+
+    def _guard_has_spoken(self) -> bool:
+        """A guard's verdict says the exact step; what the log's stride suggests must not stand beside it."""
+        entries = read_journal(self._request.paths).of_kind("guard.verdict")
+        return any(entry.launch == self._number for entry in entries)
+
+    def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
+        error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))
+        if error is not None:
+            self._complain(f"cannot write the heartbeat: {error.strerror or error}")
+        if self._record.waiting:
+            self._record.flush()
+        self._devices.sample()
+
+    def _last_step(self) -> int | None:
+        point = last_point(self._request.paths.metrics_path(self._number))
+        return None if point is None else point.step
+
+    def _heartbeat(self, processes: Sequence[tuple[int, int]]) -> Heartbeat:
+        start = self._start
+        return Heartbeat(
+            host=start["host"],
+            launch=self._number,
+            pid=start["pid"],
+            start_ticks=start["start_ticks"] or 0,
+            boot_id=start["boot_id"],
+            uid=start["uid"],
+            time=self._clock(),
+            processes=tuple(processes),
+        )
+
+    def _complain(self, text: str) -> None:
+        """Say something once; the log may be what is broken, so straight to stderr."""
+        if text in self._said:
+            return
+        self._said.add(text)
+        try:
+            os.write(2, f"chronicle: {text}\n".encode("utf-8", "replace"))
+        except OSError:
+            pass  # nobody listens
+
+    def _say_start(self, containment: str) -> None:
+        sys.stdout.flush()
+        where = self._request.paths.launch_dir(self._number)
+        self._channels.say(f"launch {self._number} of run `{self._request.paths.run}`: logs in {where}; {containment}")
+
+
+def _ignore(source: int, data: bytes) -> None:
+    """What other nodes print is theirs; metrics are read where rank 0 runs."""
+
+
+def _short(command: Sequence[str]) -> str:
+    text = " ".join(command)
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+# --- Admission, then the launch
 
 
 def launch(

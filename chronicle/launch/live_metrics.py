@@ -1,24 +1,30 @@
-"""What a trainer prints becomes `metrics.jsonl`, for trainers that write none themselves.
+"""Metrics of a running launch: parsed from printed lines where the trainer writes none, and polled by the live detector.
 
     bytes of the pipes -> whole lines -> `metrics.lines` dialects -> held for ten seconds -> metrics.jsonl
 
-A trainer's own `metrics.jsonl` knows more than its prints: once there is one, nothing more is read from them. Lines are
-held back first, so that it has the time to appear. A line that names no step is left out, never counted. Steps of a
-launch only grow: a second rank's copy of a line falls away, and a counter that starts anew each epoch is said and left.
+A trainer's own `metrics.jsonl` takes precedence: once one exists, printed lines are no longer parsed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from chronicle.launch.output import split_lines
 from chronicle.metrics.lines import parse_log_line
-from chronicle.metrics.log import MetricsWriter
+from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 
-__all__ = ["PrintedMetrics"]
+__all__ = [
+    "LiveDetector",
+    "PrintedMetrics",
+    "Watcher",
+    "last_point",
+    "read_start_step",
+    "tier_of",
+]
 
 HOLD_SECONDS = 10.0
 REPEATS = 50  # as many lines in a row with steps that were there already: not a slow rank any more
@@ -138,3 +144,88 @@ class PrintedMetrics:
         self._held.clear()
         self._rest.clear()
         self._open = None
+
+
+# --- The live detector, and the ends of the per-step log
+
+TAIL_BYTES = 1 << 16
+
+
+class LiveDetector(Protocol):
+    """The part of `chronicle.watch.LiveWatch` used here; an event has a `tier`."""
+
+    def poll(self) -> Iterable[object]:
+        """Events opened or changed since the last call."""
+
+    def finish(self) -> Iterable[object]:
+        """The same for the rest of the log, after the launch has ended."""
+
+
+class Watcher:
+    """`look()` is True once when a propose-tier event asks for a stop; `event` is that event."""
+
+    def __init__(
+        self, live: LiveDetector | None, *, stop_on_proposal: bool, complain: Callable[[str], None]
+    ) -> None:
+        self._live = live
+        self._stop = stop_on_proposal
+        self._complain = complain
+        self.event: object | None = None
+
+    def look(self) -> bool:
+        """Poll the detector; whatever goes wrong in it is said once and switches it off."""
+        if self._live is None:
+            return False
+        return self._judge(self._ask(self._live.poll))
+
+    def finish(self) -> None:
+        """Let the detector read the rest of the log and judge what is still open."""
+        if self._live is not None:
+            self._judge(self._ask(self._live.finish))
+
+    def _ask(self, question: Callable[[], Iterable[object]]) -> list[object]:
+        try:
+            return list(question())
+        except Exception as error:  # noqa: BLE001 a defect in the detector must not cost the run
+            self._complain(f"the live detector failed and is off: {type(error).__name__}: {error}")
+            self._live = None
+            return []
+
+    def _judge(self, events: Iterable[object]) -> bool:
+        proposing = [event for event in events if tier_of(event) == "propose"]
+        if not proposing or not self._stop or self.event is not None:
+            return False
+        self.event = proposing[0]
+        return True
+
+
+def tier_of(event: object) -> str:
+    """The tier's word, whether it comes as an enum or as text."""
+    tier = getattr(event, "tier", "")
+    return str(getattr(tier, "value", tier)).lower()
+
+
+def last_point(path: Path) -> Point | None:
+    """The last whole line of a `metrics.jsonl`; None when there is none."""
+    try:
+        with open(path, "rb") as metrics:
+            metrics.seek(0, 2)
+            metrics.seek(max(0, metrics.tell() - TAIL_BYTES))
+            lines = metrics.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    points = (parse_line(line) for line in reversed(lines))
+    return next((point for point in points if point is not None), None)
+
+
+def read_start_step(path: Path) -> int | None:
+    """Steps completed before the first one logged, by the distance of the first two lines; None until both are there.
+
+    A trainer that logs every tenth step writes 10, 20, …: it started at 0, not at 9.
+    """
+    try:
+        first, second = (point.step for point in islice(read_metrics(path), 2))
+    except (OSError, ValueError):
+        return None
+    stride = second - first
+    return first - stride if stride > 0 and first % stride == 0 else max(first - 1, 0)

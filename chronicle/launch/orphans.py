@@ -14,8 +14,7 @@ from enum import Enum
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.launch.cgroup import open_group
-from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes
+from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes, open_group
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.launch.processes import (
     Process,
@@ -28,10 +27,10 @@ from chronicle.launch.processes import (
 from chronicle.launch.provenance import redact_command
 from chronicle.paths import RunPaths
 
-__all__ = ["Found", "LaunchFacts", "Role", "end_orphans", "find_alive", "list_launches"]
+__all__ = ["Found", "LaunchFacts", "ProcessRole", "end_orphans", "find_alive", "list_launches"]
 
 
-class Role(Enum):
+class ProcessRole(Enum):
     """What a living process of ours is."""
 
     SUPERVISOR = "supervisor"
@@ -67,7 +66,7 @@ class Found:
 
     process: Process
     launch: int
-    role: Role
+    role: ProcessRole
     how: str
     command: str
 
@@ -126,21 +125,21 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
             continue
         if process.key in supervisors:
             if supervisors[process.key] in open_launches:  # else an autopilot between two launches
-                found.append(_found(process, supervisors[process.key], Role.SUPERVISOR, "recorded"))
+                found.append(_found(process, supervisors[process.key], ProcessRole.SUPERVISOR, "recorded"))
             continue
         launch, how = _claim(process, by_token, recorded)
         if launch is None and process.key in grouped:
             launch, how = grouped[process.key], "cgroup"
         if launch is not None:
-            role = Role.SUPERVISED if launch in watched else Role.ORPHAN
-            found.append(_found(process, launch, role if process.uid == os.getuid() else Role.FOREIGN, how))
-    return sorted(found, key=lambda one: (one.role is not Role.SUPERVISOR, one.process.pid))
+            role = ProcessRole.SUPERVISED if launch in watched else ProcessRole.ORPHAN
+            found.append(_found(process, launch, role if process.uid == os.getuid() else ProcessRole.FOREIGN, how))
+    return sorted(found, key=lambda one: (one.role is not ProcessRole.SUPERVISOR, one.process.pid))
 
 
 def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
     """TERM, then KILL, every orphan of this user; each is looked up again before each signal."""
     report = end_processes(
-        lambda: [one.process for one in find_alive(paths, launches) if one.role is Role.ORPHAN],
+        lambda: [one.process for one in find_alive(paths, launches) if one.role is ProcessRole.ORPHAN],
         term_seconds=term_seconds,
     )
     for facts in launches:  # an empty group outlives a supervisor that was killed
@@ -178,6 +177,6 @@ def _claim(
     return None, ""
 
 
-def _found(process: Process, launch: int, role: Role, how: str) -> Found:
+def _found(process: Process, launch: int, role: ProcessRole, how: str) -> Found:
     command = " ".join(redact_command(read_command(process.pid))) or f"[{process.name}]"
     return Found(process=process, launch=launch, role=role, how=how, command=command)

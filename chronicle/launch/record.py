@@ -1,18 +1,32 @@
-"""The journal as the supervisor writes it: a journal that cannot be written never ends a run.
+"""Journal entries of a launch: written without ever ending the run, the exit report, and the seals of its files.
 
-The failure is said once, entries wait, and every later append tries them again in their order.
+A seal is {path below the run, bytes, sha256}. `verify_seals` hashes the files again and reports every file that differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from chronicle.errors import JournalError
-from chronicle.journal import Entry, JournalWriter
+from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.launch.supervisor import LaunchOutcome
+from chronicle.paths import RunPaths
 
-__all__ = ["LaunchRecord"]
-
+__all__ = [
+    "DO_NOT_REQUEUE",
+    "LaunchRecord",
+    "LaunchSeals",
+    "describe_end",
+    "format_end",
+    "seal_file",
+    "title_of_end",
+    "verify_seals",
+    "was_refused",
+]
 
 class LaunchRecord:
     """Entries of one launch. `append` returns None when the entry only waits."""
@@ -50,3 +64,184 @@ class LaunchRecord:
                 return None
             self._waiting.pop(0)
         return entry
+
+
+# --- Exit report: how the launch ended
+
+DO_NOT_REQUEUE = 78
+
+TAIL_LINES = 12
+TORCHRUN_RANK = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)")
+TORCHRUN_CODE = re.compile(r"\bexitcode\s*: (-?\d+) \(pid: \d+\)")
+
+
+def describe_end(
+    outcome: LaunchOutcome,
+    *,
+    host: str,
+    last_step: int | None,
+    tails: Mapping[int, Sequence[str]],
+    launcher_tail: Sequence[str],
+    lost_bytes: int,
+    late: Mapping[int, float | None],
+    explained: bool = False,
+) -> dict[str, Any]:
+    """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log.
+
+    `explained`: the guard or a proposal has already said why; the launcher's traceback would only hide it.
+    """
+    failed = outcome.exit_code != 0 and not explained
+    death = outcome.first_death if failed else None
+    data: dict[str, Any] = {
+        "host": host,
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "last_step": last_step,
+        "duration_seconds": round(outcome.duration_seconds, 3),
+        "launcher_code": outcome.launcher_code,
+        "stopped_by": outcome.stopped_by,
+        "stop_signal": outcome.stop_signal,
+        "ended_processes": {
+            "terminated": outcome.ended.terminated,
+            "killed": outcome.ended.killed,
+            "left": [process.pid for process in outcome.ended.left],
+        },
+    }
+    if death is not None:
+        before = max(0.0, outcome.launcher_ended_at - death.time)
+        data["first_to_end"] = {"rank": death.rank, "pid": death.pid, "seconds_before_launcher": round(before, 3)}
+        code = find_rank_code(launcher_tail, death.rank)
+        if code is not None:
+            data["first_to_end"]["exit_code"] = code
+    if failed:
+        tail = tails.get(death.rank) if death is not None else None
+        data["tail"] = list(tail or launcher_tail)[-TAIL_LINES:]
+        data["tail_of"] = f"rank {death.rank}" if death is not None and tail else "launcher"
+    if lost_bytes:
+        data["log_bytes_lost"] = lost_bytes
+    if late:
+        data["buffered_ranks"] = {str(rank): seconds for rank, seconds in sorted(late.items())}
+    return data
+
+
+def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> bool:
+    """Whether guard or preflight of this launch refused it (a rank ended with 78): requeueing would only be refused again."""
+    verdicts = [entry for entry in journal.of_kind("guard.verdict") if entry.launch == launch]
+    if verdicts and verdicts[-1].data.get("verdict") == "refused":
+        return True
+    codes = (TORCHRUN_CODE.search(line) for line in launcher_tail)
+    return any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes)
+
+
+def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
+    """The exit code torchrun's own report gives for this rank: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
+    current = None
+    for line in lines:
+        named = TORCHRUN_RANK.search(line)
+        if named is not None:
+            current = int(named.group(1))
+        code = TORCHRUN_CODE.search(line)
+        if code is not None and current == rank:
+            return int(code.group(1))
+    return None
+
+
+def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
+    """One line for `chronicle log`."""
+    if data["stopped_by"] == "proposal":
+        how = "stopped on a proposal"
+    elif data["stopped_by"] == "signal" and data.get("launcher_code") == 0:
+        how = f"saved and ended on {data['stop_signal']}"
+    elif data["signal"]:
+        how = f"ended by {data['signal']}"
+    else:
+        how = "completed" if data["exit_code"] == 0 else "failed"
+    at = "" if data["last_step"] is None else f" at step {data['last_step']}"
+    return f"launch {launch} {how}{at}"
+
+
+def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> list[str]:
+    """Lines for the terminal; one line when all is well."""
+    ended = data["ended_processes"]
+    counts = ", ".join(f"{ended[key]} {word}" for key, word in (("terminated", "TERM"), ("killed", "KILL")) if ended[key])
+    lines = [f"{title_of_end(launch, data)}, after {data['duration_seconds']:.1f} s, exit code {data['exit_code']}"]
+    first = data.get("first_to_end")
+    if first is not None:
+        before = first["seconds_before_launcher"]
+        code = f", exit code {first['exit_code']}" if "exit_code" in first else ""
+        who = f"rank {first['rank']} (pid {first['pid']}{code})"
+        lines.append(f"first to end: {who}, {before:.1f} s before the launcher")
+    if data.get("tail"):
+        lines.append(f"last lines of {data['tail_of']}:")
+        lines += [f"  {line}" for line in data["tail"]]
+    if counts:
+        lines.append(f"ended what was left: {counts} (containment: {containment})")
+    if ended["left"]:
+        lines.append(f"still alive, stuck in the kernel: {', '.join(map(str, ended['left']))}")
+    if data.get("log_bytes_lost"):
+        lines.append(f"{data['log_bytes_lost']} bytes of logs could not be written")
+    if data.get("buffered_ranks"):
+        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} was buffered on its way here")
+    return lines
+
+
+# --- Seals: digests of logs and evidence files
+
+BLOCK_BYTES = 1 << 20
+SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
+
+
+class LaunchSeals:
+    """The seals of one launch's files: rotated parts at once, the rest at its end."""
+
+    def __init__(self, paths: RunPaths, number: int, record: LaunchRecord) -> None:
+        self._paths, self._number, self._record = paths, number, record
+        self._parts: dict[Path, dict[str, Any]] = {}
+
+    def seal_part(self, part: Path) -> None:
+        """A log was rotated: its digest goes into the journal now, not when the launch ends."""
+        seal = seal_file(self._paths, part)
+        if seal is not None:
+            self._parts[part] = seal
+            self._record.append("evidence", title=f"log part {part.name} sealed", data={"sealed": [seal]})
+
+    def seal_all(self, is_ours: Callable[[Path], bool]) -> list[dict[str, Any]]:
+        """Digests of everything this launch wrote, rotated parts included; other nodes' files are theirs to seal."""
+        directory = self._paths.launch_dir(self._number)
+        files = sorted(path for pattern in SEALED for path in directory.glob(pattern) if is_ours(path))
+        seals = (self._parts.get(path) or seal_file(self._paths, path) for path in files)
+        return [seal for seal in seals if seal is not None]
+
+
+def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
+    """The seal of a file as it is now; None when it cannot be read."""
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+                size += len(block)
+    except OSError:
+        return None
+    return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest.hexdigest()}
+
+
+def verify_seals(paths: RunPaths, entries: Iterable[Entry]) -> list[str]:
+    """One sentence per sealed file that is gone or no longer what was sealed; an empty list when all is well."""
+    problems = []
+    for entry in entries:
+        for seal in entry.data.get("sealed", ()) if entry.kind in ("launch.end", "evidence") else ():
+            problem = _check(paths, seal)
+            if problem:
+                problems.append(f"{problem} (sealed by {entry.kind} {entry.id})")
+    return problems
+
+
+def _check(paths: RunPaths, seal: Mapping[str, Any]) -> str | None:
+    now = seal_file(paths, paths.run_dir / str(seal["path"]))
+    if now is None:
+        return f"`{seal['path']}` cannot be read"
+    if now["sha256"] != seal["sha256"]:
+        return f"`{seal['path']}` has changed: {seal['bytes']:,} bytes when sealed, {now['bytes']:,} now"
+    return None

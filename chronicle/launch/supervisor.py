@@ -19,13 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from chronicle.launch.cgroup import ControlGroup
 from chronicle.launch.channels import Channels
-from chronicle.launch.containment import EndReport, die_with_parent, end_processes, find_contained
+from chronicle.launch.containment import ControlGroup, EndReport, die_with_parent, end_processes, find_contained
 from chronicle.launch.processes import Process, read_process, send_signal, walk_children
 from chronicle.launch.ranks import RankDeath, RankWatch
 
-__all__ = ["FORWARDED", "Outcome", "Supervisor"]
+__all__ = ["FORWARDED", "LaunchOutcome", "Supervisor"]
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 1.0
@@ -38,7 +37,7 @@ DO_NOT_REQUEUE = 78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended. `exit_code` is what `chronicle run` returns, `launcher_code` is Python's (negative: signal)."""
 
     exit_code: int
@@ -99,7 +98,7 @@ class Supervisor:
         """Pid of the launcher once started."""
         return self._launcher_pid
 
-    def run(self) -> Outcome:
+    def run(self) -> LaunchOutcome:
         """Start the launcher and return when nothing of it is left. Raises OSError when it cannot be started."""
         with _SignalPipe(self._selector, self._signals):
             self._started = time.monotonic()
@@ -247,7 +246,7 @@ class Supervisor:
         self._channels.flush_views()
         self._reap()
 
-    def _outcome(self, ended: EndReport) -> Outcome:
+    def _outcome(self, ended: EndReport) -> LaunchOutcome:
         launcher = self._launcher_code if self._launcher_code is not None else -signal.SIGKILL
         by_signal = -launcher if launcher < 0 else None
         code = 128 + by_signal if by_signal is not None else launcher
@@ -260,7 +259,7 @@ class Supervisor:
             code = 128 + by_signal
         if self._stopped_by == "proposal":
             code = 128 + signal.SIGTERM
-        return Outcome(
+        return LaunchOutcome(
             exit_code=code,
             launcher_code=launcher,
             signal=None if by_signal is None else _signal_name(by_signal),

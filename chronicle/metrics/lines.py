@@ -1,8 +1,8 @@
-"""Log lines that trainers print: Megatron(-DeepSpeed), m4, nanoGPT, nanochat, torchtitan, llm.c, DeepSpeed, `key=value`.
+"""Text logs: open them (gzip, UTF-16), and parse the lines that trainers print.
 
-One line is one point when it names a step and a loss, gradient norm or learning rate. The dialects differ in little but
-names and separators, so one table of names reads them all; what a line must not be taken for (validation losses, the
-summary at the end) stands beside it. Prefixes of ranks and time stamps, ANSI colours and commas in numbers are no hurdle.
+Read are the lines of Megatron(-DeepSpeed), m4, nanoGPT, nanochat, torchtitan, llm.c, DeepSpeed, Trainer and `key=value`.
+One line is one point when it names a step and a loss, gradient norm or learning rate. Prefixes of ranks, time stamps,
+ANSI colours and commas in numbers are accepted; validation losses and the summary at the end are left out.
 
     Megatron     iteration      609/  500000 | … | learning rate: 6.0E-05 | lm loss: 6.16E+00 | grad norm: 1.095 |
     m4           iteration: 4875/500000 1% | per_token_loss: 1.7109 | lr: 3.7E-05 |
@@ -18,8 +18,11 @@ from __future__ import annotations
 
 import ast
 import datetime
+import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from chronicle.metrics.log import Point
 
@@ -121,3 +124,41 @@ def _time(line: str) -> float | None:
     except ValueError:
         return None
     return moment.timestamp()
+
+
+# --- Opening a log as text
+
+SNIFF_BYTES = 1 << 16
+GZIP_MARK = b"\x1f\x8b"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def is_gzip(path: Path) -> bool:
+    with open(path, "rb") as log:
+        return log.read(2) == GZIP_MARK
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of the log, unpacked; what a torn gzip still holds."""
+    if not is_gzip(path):
+        with open(path, "rb") as log:
+            return log.read(SNIFF_BYTES)
+    with open(path, "rb") as packed:
+        try:
+            return zlib.decompressobj(wbits=31).decompress(packed.read(SNIFF_BYTES), SNIFF_BYTES)
+        except zlib.error:
+            return b""
+
+
+def log_lines(path: Path, *, newline: str | None = None) -> Iterator[str]:
+    """The lines of the log, as text; a torn gzip ends where it is torn. Raises OSError when it cannot be read."""
+    encoding = "utf-16" if read_head(path).startswith(UTF_16_MARKS) else "utf-8"
+    if not is_gzip(path):
+        with open(path, encoding=encoding, errors="replace", newline=newline) as log:
+            yield from log
+        return
+    with gzip.open(path, "rt", encoding=encoding, errors="replace", newline=newline) as packed:
+        try:
+            yield from packed
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return

@@ -2,7 +2,7 @@
 
 Formats: one line `milliseconds value step` a measurement in the file store (mlflow/store/tracking/file_store.py), table
 `metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`; nothing is guessed. Runs nested
-under a run are launches of it. A store behind a server is asked by `chronicle.integrations.mlflow_store`.
+under a run are launches of it. A store behind a server is asked by `chronicle.integrations.mlflow`.
 """
 
 from __future__ import annotations

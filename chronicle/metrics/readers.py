@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.records import find_header, read_csv
-from chronicle.metrics.json_logs import read_json_lines, read_trainer_state
-from chronicle.metrics.lines import read_lines
+from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, log_lines, read_head, read_lines
 from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
-from chronicle.metrics.opening import UTF_16_MARKS, is_gzip, log_lines, read_head
+from chronicle.metrics.records import find_header, read_csv, read_json_lines, read_trainer_state
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 
 

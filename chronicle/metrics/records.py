@@ -1,16 +1,22 @@
-"""Tables: a header with a step column, then one row a logged step. Empty cells are "not recorded"."""
+"""Logs of named fields: CSV and TSV tables, JSON lines, W&B history, Trainer's `trainer_state.json`.
+
+A table has a header with a step column and one row per logged step; an empty cell means "not recorded". JSON records are
+flattened. W&B's `_step` counts log calls: where a record names the trainer's own step, that one counts. Our own
+`metrics.jsonl` is read in `log.py`.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
-from chronicle.metrics.lines import canonical_name
-from chronicle.metrics.log import Point
-from chronicle.metrics.opening import log_lines
+from chronicle.metrics.lines import canonical_name, log_lines
+from chronicle.metrics.log import NON_FINITE, Point
 
 STEP_NAMES = (
     "step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step", "steps", "iterations",
@@ -203,3 +209,73 @@ def _is_band(name: str) -> bool:
 
 def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)
+
+
+# --- JSON records
+
+RECORD_STEP_NAMES = ("train/global_step", "trainer/global_step", "global_step", "step", "iteration", "iter", "_step", "train/step")
+RECORD_TIME_NAMES = ("t", "time", "_timestamp", "timestamp", "wall_time", "created_at")
+RECORD_LAUNCH_NAMES = ("launch", "session")
+SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean of the run, not a point of it
+
+
+def read_json_lines(path: Path) -> Iterator[Point]:
+    """Yield the points of a JSONL file; lines that are no object or have no step are passed over."""
+    yield from _points_of_records(_records(log_lines(path)))
+
+
+def parse_json_line(line: str | bytes, row: int = 0) -> Point | None:
+    """The point of one line; None where it is no object with a step."""
+    text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
+    point = next(_points_of_records(_records([text])), None)
+    return None if point is None else point._replace(row=row)
+
+
+def read_trainer_state(path: Path) -> Iterator[Point]:
+    """Yield the points of `log_history`, or of a list of records; a file that holds neither has none."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return
+    history = state.get("log_history") if isinstance(state, dict) else state
+    if isinstance(history, list):
+        yield from _points_of_records(record for record in history if isinstance(record, dict) and SUMMARY not in record)
+
+
+def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _points_of_records(records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+    row = 0
+    for record in records:
+        flat = dict(_flatten(record))
+        step = next((flat[name] for name in RECORD_STEP_NAMES if name in flat), None)
+        if step is None or not math.isfinite(step) or step != int(step):
+            continue
+        time = next((flat[name] for name in RECORD_TIME_NAMES if name in flat), None)
+        launch = next((int(flat[name]) for name in RECORD_LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
+        skip = {*RECORD_STEP_NAMES, *RECORD_TIME_NAMES, *RECORD_LAUNCH_NAMES, "epoch"}
+        values = {canonical_name(name): value for name, value in flat.items() if name not in skip}
+        if values:
+            yield Point(row, int(step), time, values, launch)
+            row += 1
+
+
+def _flatten(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        full = f"{prefix}{name}"
+        if isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            yield full, float(value) if isinstance(value, float) else value
+        elif isinstance(value, str) and value in NON_FINITE:
+            yield full, NON_FINITE[value]
+        elif isinstance(value, dict) and depth < 3:
+            yield from _flatten(value, f"{full}/", depth + 1)

@@ -5,19 +5,18 @@
 something to read.
 """
 
-from chronicle.preflight.catalogue import check_facts
 from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
-from chronicle.preflight.gate import PreflightFailed, check_before_first_step
-from chronicle.preflight.memory import available_memory
-from chronicle.preflight.results import CheckResult, Verdict
+from chronicle.preflight.gate import PreflightFailed, check_before_first_step, check_facts
+from chronicle.preflight.host import available_memory
+from chronicle.preflight.results import CheckResult, CheckVerdict
 
 __all__ = [
     "CheckResult",
+    "CheckVerdict",
     "DecodedSample",
     "PreflightFailed",
     "RankFacts",
     "TrainerFacts",
-    "Verdict",
     "available_memory",
     "check_before_first_step",
     "check_facts",

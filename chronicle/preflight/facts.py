@@ -11,12 +11,23 @@ sanity fit, micro-batch independence) are results of experiments that the traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["DecodedSample", "RankFacts", "TrainerFacts"]
+from chronicle.journal import Entry
 
+__all__ = [
+    "PLAN_KEYS",
+    "SIGNAL_LEAD_VARIABLE",
+    "Baseline",
+    "DecodedSample",
+    "RankFacts",
+    "TrainerFacts",
+    "declare_plan",
+    "find_plan",
+    "read_seconds",
+]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
@@ -121,3 +132,61 @@ class TrainerFacts:
         values["samples"] = tuple(DecodedSample(**sample) for sample in data.get("samples", ()))
         values["telemetry"] = {name: tuple(series) for name, series in data.get("telemetry", {}).items()}
         return cls(**values)
+
+
+# --- Baseline: the declared plan, claimed numbers and the limits of the machine
+
+SIGNAL_LEAD_VARIABLE = "CHRONICLE_SIGNAL_LEAD"  # seconds between a scheduler's warning and its KILL; the batch script sets it
+
+# What must not change in silence between launches, in the order it is reported
+PLAN_KEYS = ("params", "world_size", "dataset", "dataset_bytes", "precision", "wrapper", "planned_steps", "config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Everything a check may compare with. None or empty: nothing was declared, claimed or measured."""
+
+    plan: Mapping[str, Any] = field(default_factory=dict)  # as `declare_plan` returns it
+    claimed_params: float | None = None
+    claimed_devices: int | None = None
+    claimed_wrapper: str | None = None
+    claimed_dataset_bytes: int | None = None
+    accepted_change: str | None = None  # the reason given with --accept-change
+    grace_seconds: float | None = None  # launcher's KILL after a signal
+    signal_lead_seconds: float | None = None  # a scheduler's warning before its own KILL
+    free_bytes: int | None = None
+
+    @property
+    def binding_plan(self) -> Mapping[str, Any]:
+        """What single checks hold the launch against: nothing once the change from the plan was accepted as a whole."""
+        return {} if self.accepted_change else self.plan
+
+
+def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
+    """The part of the facts that later launches must repeat; what is unknown is not declared."""
+    plan = {
+        "params": facts.params_logical if facts.params_logical is not None else facts.params_counted,
+        "world_size": facts.world_size,
+        "dataset": facts.dataset,
+        "dataset_bytes": facts.dataset_bytes,
+        "precision": facts.precision,
+        "wrapper": facts.wrapper,
+        "planned_steps": facts.planned_steps,
+        "config": dict(facts.config) or None,
+    }
+    return {key: value for key, value in plan.items() if value is not None}
+
+
+def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
+    """A duration out of the environment; None where it is not set or no number."""
+    text = environ.get(name, "")
+    return float(text) if text.replace(".", "", 1).isdigit() else None
+
+
+def find_plan(entries: Iterable[Entry]) -> Entry | None:
+    """The newest entry that declares a plan with facts."""
+    newest = None
+    for entry in entries:
+        if entry.kind == "plan" and isinstance(entry.data.get("declared"), Mapping):
+            newest = entry
+    return newest

@@ -8,29 +8,49 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import JournalError, Refusal
+from chronicle.errors import JournalError, Refusal, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.launchers import REQUESTED_VARIABLE
 from chronicle.paths import RunPaths
-from chronicle.preflight.catalogue import check_facts
-from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, declare_plan, find_plan, read_seconds
-from chronicle.preflight.facts import TrainerFacts
+from chronicle.preflight import (
+    data_checks,
+    host,
+    model_checks,
+)
+from chronicle.preflight import (
+    data_checks as rank_checks,
+)
+from chronicle.preflight import (
+    model_checks as schedule_checks,
+)
+from chronicle.preflight.facts import (
+    SIGNAL_LEAD_VARIABLE,
+    Baseline,
+    TrainerFacts,
+    declare_plan,
+    find_plan,
+    read_seconds,
+)
 from chronicle.preflight.host import free_bytes
-from chronicle.preflight.results import CheckResult, Verdict, summarize
+from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 
 __all__ = [
     "ACCEPT_VARIABLE",
+    "CHECK_IDS",
+    "FACT_CHECKS",
     "FULL_VARIABLE",
     "SKIP_VARIABLE",
     "PreflightFailed",
     "check_before_first_step",
+    "check_facts",
     "code_and_environment",
     "read_expectation",
+    "require_known",
 ]
 
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
@@ -53,7 +73,7 @@ class PreflightFailed(Refusal):
 
 
 def check_before_first_step(
-    facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ, expected: Expectation | None = None
+    facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ, expected: Baseline | None = None
 ) -> tuple[CheckResult, ...]:
     """Run the catalogue over `facts`, record it, raise `PreflightFailed` when something failed."""
     paths, launch = _where(environ)
@@ -67,7 +87,7 @@ def check_before_first_step(
     results = check_facts(facts, expected, skip=skip)
     if earlier is not None:
         results = tuple(_as_reused(result, earlier[0]) for result in results)
-    failures = tuple(result for result in results if result.verdict is Verdict.FAIL)
+    failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
     if paths is not None:
         _record(paths, launch, facts, expected, results, failures, declares=not full)
     if failures:
@@ -75,12 +95,12 @@ def check_before_first_step(
     return results
 
 
-def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Expectation:
+def read_expectation(paths: RunPaths | None, environ: Mapping[str, str]) -> Baseline:
     """The declared plan of the run and the limits this launch was started with."""
     plan = find_plan(read_journal(paths).entries) if paths is not None else None
     asked = environ.get(REQUESTED_VARIABLE, "")
     checkpoints = environ.get("CHRONICLE_CHECKPOINTS")
-    return Expectation(
+    return Baseline(
         claimed_devices=int(asked) if asked.isdigit() else None,
         plan=dict(plan.data["declared"]) if plan is not None else {},
         accepted_change=environ.get(ACCEPT_VARIABLE) or None,
@@ -113,7 +133,7 @@ def _find_earlier_experiments(
 
 
 def _as_reused(result: CheckResult, launch: int | None) -> CheckResult:
-    if result.check not in FROM_EXPERIMENTS or result.verdict is Verdict.UNKNOWN:
+    if result.check not in FROM_EXPERIMENTS or result.verdict is CheckVerdict.UNKNOWN:
         return result
     return replace(result, read=f"{result.read}; launch {launch}: same plan, code and environment")
 
@@ -135,7 +155,7 @@ def _record(
     paths: RunPaths,
     launch: int | None,
     facts: TrainerFacts,
-    expected: Expectation,
+    expected: Baseline,
     results: tuple[CheckResult, ...],
     failures: tuple[CheckResult, ...],
     *,
@@ -147,10 +167,69 @@ def _record(
     declared = declare_plan(facts)
     try:
         with JournalWriter(paths) as writer:
-            writer.append("preflight", launch=launch, title=f"preflight: {summarize(results)}", data=data)
+            writer.append("preflight", launch=launch, title=f"preflight: {count_verdicts(results)}", data=data)
             if declares and declared and not failures and (not expected.plan or expected.accepted_change):
                 title = f"plan changed: {expected.accepted_change}" if expected.plan else f"plan declared by launch {launch}"
                 reason = expected.accepted_change if expected.plan else None
                 writer.append("plan", launch=launch, title=title, data={"declared": declared, "reason": reason})
     except JournalError:
         pass
+
+
+# --- The catalogue: which checks there are, in order
+
+CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 32))
+
+FACT_CHECKS: tuple[Callable[[TrainerFacts, Baseline], CheckResult], ...] = (
+    data_checks.check_shards,  # PF01
+    model_checks.check_claimed_count,  # PF02
+    model_checks.check_arithmetic_count,  # PF03
+    rank_checks.check_devices,  # PF04
+    model_checks.check_wrapper,  # PF05
+    model_checks.check_plan,  # PF06
+    rank_checks.check_collectives,  # PF10
+    schedule_checks.check_horizon,  # PF11
+    schedule_checks.check_warmup,  # PF12
+    schedule_checks.check_lr_picture,  # PF13
+    data_checks.check_labels,  # PF14
+    data_checks.check_size,  # PF15
+    data_checks.check_samples,  # PF16
+    data_checks.check_causality,  # PF17
+    model_checks.check_tied_weights,  # PF18
+    rank_checks.check_seeds,  # PF19
+    model_checks.check_precision,  # PF20
+    host.check_disk,  # PF21
+    host.check_round_trip,  # PF22
+    host.check_save_time,  # PF23
+    host.check_fit,  # PF25
+    rank_checks.check_gradients,  # PF26
+    host.check_telemetry,  # PF27
+    host.check_micro_batches,  # PF28
+    model_checks.check_flags,  # PF29
+    rank_checks.check_free_memory,  # PF31
+)
+
+
+def check_facts(
+    facts: TrainerFacts, expected: Baseline | None = None, *, skip: Collection[str] = ()
+) -> tuple[CheckResult, ...]:
+    """Every check over these facts, in the catalogue's order; a skipped one says so."""
+    results = (check(facts, expected or Baseline()) for check in FACT_CHECKS)
+    return tuple(_skipped(result) if result.check in skip else result for result in results)
+
+
+def require_known(names: Collection[str]) -> tuple[str, ...]:
+    """The names, or UsageProblem for one that is no check: a mistyped `--skip` must not look like a skipped check."""
+    for name in names:
+        if name not in CHECK_IDS:
+            raise UsageProblem(f"--skip {name}: expected a check from PF01 to PF31", "chronicle preflight lists them")
+    return tuple(names)
+
+
+def _skipped(result: CheckResult) -> CheckResult:
+    return CheckResult(
+        check=result.check,
+        title=result.title,
+        verdict=CheckVerdict.SKIPPED,
+        message=f"skipped on request (it would say {result.verdict.value}: {result.message})",
+    )

@@ -1,11 +1,13 @@
-"""Checks that need no trainer and no process group: orphans, GPUs in use, port, disk, save time, stray files.
+"""Checks of this machine that need no trainer and no process group: orphans, GPUs, port, disk, save time, build tools, stray files.
 
-Run by `chronicle run` before it starts anything (a second or two), and by `chronicle preflight`. Reads only.
+`chronicle run` makes them before it starts anything (a second or two), and so does `chronicle preflight`. Nothing is
+written.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,14 +18,24 @@ from pathlib import Path
 from chronicle.journal import Entry
 from chronicle.launch.orphans import find_alive, list_launches
 from chronicle.paths import RunPaths
-from chronicle.preflight.answers import Answer
-from chronicle.preflight.expectation import SIGNAL_LEAD_VARIABLE, Expectation, read_seconds
-from chronicle.preflight.facts import TrainerFacts
-from chronicle.preflight.results import CheckResult
-from chronicle.preflight.saving_checks import check_disk, check_save_time
-from chronicle.preflight.tool_checks import check_build_tools
+from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
+from chronicle.preflight.results import CheckAnswer, CheckResult
 
-__all__ = ["Host", "check_host", "free_bytes", "list_strays", "measured_save_seconds"]
+__all__ = [
+    "Host",
+    "available_memory",
+    "check_build_tools",
+    "check_disk",
+    "check_fit",
+    "check_host",
+    "check_micro_batches",
+    "check_round_trip",
+    "check_save_time",
+    "check_telemetry",
+    "free_bytes",
+    "list_strays",
+    "measured_save_seconds",
+]
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
 QUERY_SECONDS = 1.5  # all checks before a launch together take at most two
@@ -56,14 +68,14 @@ def check_host(host: Host, *, skip: Iterable[str] = ()) -> tuple[CheckResult, ..
     )
     skipped = set(skip)
     return tuple(
-        Answer(name, "skipped").skipped("skipped on request") if name in skipped else check(host)
+        CheckAnswer(name, "skipped").skipped("skipped on request") if name in skipped else check(host)
         for name, check in checks
     )
 
 
 def check_orphans(host: Host) -> CheckResult:
     """PF07: no process of this run is alive here."""
-    answer = Answer("PF07", "no processes of earlier launches")
+    answer = CheckAnswer("PF07", "no processes of earlier launches")
     alive = find_alive(host.paths, list_launches(host.entries))
     if not alive:
         return answer.passed("none here", "token and recorded processes in /proc")
@@ -74,7 +86,7 @@ def check_orphans(host: Host) -> CheckResult:
 
 def check_gpus_free(host: Host) -> CheckResult:
     """PF08: nobody else holds memory of the GPUs to be used. Without a driver there is nothing to ask."""
-    answer = Answer("PF08", "GPU memory free")
+    answer = CheckAnswer("PF08", "GPU memory free")
     if shutil.which("nvidia-smi") is None:
         return answer.unknown("no NVIDIA driver here")
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
@@ -102,7 +114,7 @@ def _rows(text: str) -> list[tuple[str, str, str]]:
 
 def check_port(host: Host) -> CheckResult:
     """PF09: the rendezvous port can be bound; `--standalone` picks its own."""
-    answer = Answer("PF09", "rendezvous port")
+    answer = CheckAnswer("PF09", "rendezvous port")
     port = _find_port(host.command) or host.environ.get("MASTER_PORT")
     if port is None or not port.isdigit() or port == "0":
         return answer.unknown("no port was named")
@@ -128,19 +140,19 @@ def check_room(host: Host) -> CheckResult:
     """PF21 with the size of the newest checkpoint on disk and the free space there."""
     newest = _newest_size(host.checkpoints_dir)
     facts = TrainerFacts(checkpoint_bytes=newest, checkpoints_kept=1)
-    return check_disk(facts, Expectation(free_bytes=free_bytes(host.checkpoints_dir)))
+    return check_disk(facts, Baseline(free_bytes=free_bytes(host.checkpoints_dir)))
 
 
 def check_grace(host: Host) -> CheckResult:
     """PF23 with the longest save the journal knows and the grace this launch would get."""
     facts = TrainerFacts(save_seconds=measured_save_seconds(host.entries))
     lead = read_seconds(host.environ, SIGNAL_LEAD_VARIABLE)
-    return check_save_time(facts, Expectation(grace_seconds=host.grace_seconds, signal_lead_seconds=lead))
+    return check_save_time(facts, Baseline(grace_seconds=host.grace_seconds, signal_lead_seconds=lead))
 
 
 def check_latency(host: Host) -> CheckResult:
     """PF24: in the newest launch that tested it, printed lines arrived at once."""
-    answer = Answer("PF24", "log latency")
+    answer = CheckAnswer("PF24", "log latency")
     tested = [one for one in host.entries if one.kind == "launch.end" and one.data.get("latency_tested_ranks")]
     if not tested:
         return answer.unknown("no rank has tested it; a trainer does with `open_rank_output`")
@@ -164,7 +176,7 @@ def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
 
 def check_strays(host: Host) -> CheckResult:
     """PF30: nothing lies in the newest checkpoint or beside it that a loader could take for state."""
-    answer = Answer("PF30", "stray files")
+    answer = CheckAnswer("PF30", "stray files")
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return answer.unknown("no checkpoints directory")
     strays = list_strays(host.checkpoints_dir)
@@ -208,3 +220,154 @@ def free_bytes(directory: Path | None) -> int | None:
     except OSError:
         return None
     return place.f_bavail * place.f_frsize
+
+
+# --- Build tools that DeepSpeed needs at its first use
+
+DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE)
+
+
+def check_build_tools(command: Sequence[str], environ: Mapping[str, str]) -> CheckResult:
+    """PF29 before a launch: tools that the launcher's words call for. Unknown where they call for none."""
+    answer = CheckAnswer("PF29", "requested flags")
+    named = next((word for word in command if DEEPSPEED.search(word)), None)
+    if named is None:
+        return answer.unknown("no word of the launcher calls for a build")
+    path = environ.get("PATH")
+    compilers = (environ.get("CXX") or "c++", "g++")
+    missing = [] if any(shutil.which(name, path=path) for name in compilers) else ["a C++ compiler"]
+    missing += [] if shutil.which("ninja", path=path) else ["ninja"]
+    read = f"`{named}`, the PATH"
+    if not missing:
+        return answer.passed("a C++ compiler and ninja are there for what DeepSpeed builds", read)
+    text = f"DeepSpeed builds parts of itself when it is first used, and {' and '.join(missing)} is not on the PATH"
+    remedy = "install g++ and `pip install ninja`, and put both on the PATH (activate the environment)"
+    on_cpu = environ.get("DS_ACCELERATOR") == "cpu" or shutil.which("nvidia-smi", path=path) is None
+    return (answer.failed if on_cpu else answer.warned)(text, read, remedy)
+
+
+# --- Saving, and the experiments of `--full`
+
+ROOM = 1.2
+DIFFERENCE = 1e-3
+MIN_FALL = 0.02
+
+
+def check_disk(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF21: room for all checkpoints that are kept and the one being written."""
+    answer = CheckAnswer("PF21", "disk space")
+    size, free = facts.checkpoint_bytes, expected.free_bytes
+    if size is None or free is None:
+        return answer.unknown("the size of a checkpoint" if size is None else "free space")
+    needed = int(ROOM * size * ((facts.checkpoints_kept or 1) + 1))
+    text = f"{free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
+    if free < needed:
+        return answer.failed(text, f"checkpoint {size:,} bytes", "free space, or keep fewer checkpoints")
+    return answer.passed(text, f"checkpoint {size:,} bytes")
+
+
+def check_save_time(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF23: a save fits between a signal and the KILL that follows it."""
+    answer = CheckAnswer("PF23", "save time")
+    limits = [seconds for seconds in (expected.grace_seconds, expected.signal_lead_seconds) if seconds is not None]
+    if facts.save_seconds is None or not limits:
+        return answer.unknown("how long a save takes" if facts.save_seconds is None else "the launcher's grace")
+    text = f"save {facts.save_seconds:.0f} s, killed after {min(limits):.0f} s"
+    if facts.save_seconds >= min(limits):
+        wanted = max(60, round(facts.save_seconds * 2))
+        remedy = f"chronicle run --grace {wanted}"
+        if expected.signal_lead_seconds is not None and facts.save_seconds >= expected.signal_lead_seconds:
+            remedy += f", and a batch script that warns {wanted + 30} s ahead: `chronicle run --sbatch`"
+        return answer.failed(text, "a timed save", remedy)
+    return answer.passed(text, "a timed save")
+
+
+def check_round_trip(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF22: what is saved comes back equal in a fresh process."""
+    answer = CheckAnswer("PF22", "save round trip")
+    if facts.save_round_trip is None:
+        return answer.unknown("needs --full")
+    if facts.save_round_trip:
+        return answer.failed(f"`{facts.save_round_trip}` came back different", "save, load, compare", "save all of it")
+    return answer.passed("everything came back equal", "save, load, compare")
+
+
+def check_fit(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF25: a short fit on fixed data brings the loss down, and resumed at half it goes the same way."""
+    answer = CheckAnswer("PF25", "sanity fit")
+    losses = facts.fit_losses
+    if len(losses) < 2:
+        return answer.unknown("needs --full")
+    fall = (losses[0] - min(losses)) / abs(losses[0]) if losses[0] else 0.0
+    read = f"{len(losses)} updates, loss {losses[0]:.4g} → {losses[-1]:.4g}"
+    if fall < MIN_FALL:
+        return answer.failed(f"the loss falls by {fall:.1%}", read, "check gradients, LR and labels")
+    if facts.fit_resumed_equal is False:
+        return answer.failed("the resumed half differs from the unbroken one", read, "state is lost at a resume")
+    return answer.passed(f"the loss falls by {fall:.0%}", read)
+
+
+def check_micro_batches(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF28: accumulation gives the loss of the whole batch."""
+    answer = CheckAnswer("PF28", "micro-batch independence")
+    difference = facts.micro_batch_difference
+    if difference is None:
+        return answer.unknown("needs --full")
+    read = f"relative difference {difference:.2g}"
+    if difference > DIFFERENCE:
+        return answer.failed("the parts do not add up to the batch", read, "scale by tokens, not by parts")
+    return answer.passed("the parts add up to the batch", read)
+
+
+def check_telemetry(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF27: a channel that is said to measure something moves."""
+    answer = CheckAnswer("PF27", "telemetry alive")
+    known = {name: series for name, series in facts.telemetry.items() if len(series) > 1}
+    if not known:
+        return answer.unknown("no telemetry over several steps")
+    dead = sorted(name for name, series in known.items() if max(series) == min(series))
+    if dead:
+        rows = len(known[dead[0]])
+        text = "=".join(dead) + f"={known[dead[0]][0]:.3f} in {rows} of {rows} rows"
+        return answer.warned(text, f"{len(known)} channels", "it measures nothing: fix it or leave it out")
+    return answer.passed(f"{len(known)} channels move", f"{len(known)} channels")
+
+
+# --- Free memory of this host, its control group's limit included
+
+
+def available_memory(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that new work can have without swapping: `MemAvailable`, or less under a memory limit; None where unknown."""
+    known = [_of_host(proc / "meminfo"), *_of_groups(proc / "self" / "cgroup", cgroups)]
+    return min((bytes_free for bytes_free in known if bytes_free is not None), default=None)
+
+
+def _of_host(meminfo: Path) -> int | None:
+    found = _fields(meminfo).get("MemAvailable:")
+    return None if found is None else 1024 * found
+
+
+def _of_groups(membership: Path, cgroups: Path) -> list[int]:
+    """What each group from ours up to the root has left; file cache counts as left, since it is given back when asked for."""
+    rows = [line.partition("::") for line in _text(membership).splitlines()]
+    mine = next((path for number, mark, path in rows if number == "0" and mark), "/").strip("/")
+    here, left = cgroups / mine, []
+    for group in (here, *here.parents):
+        limit, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
+        if limit.isdigit() and used.isdigit():
+            left.append(int(limit) - int(used) + _fields(group / "memory.stat").get("inactive_file", 0))
+        if group == cgroups:
+            break
+    return left
+
+
+def _fields(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

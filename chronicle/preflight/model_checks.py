@@ -1,27 +1,31 @@
-"""Checks on what is trained: counts, wrapper, the plan, tied weights, dtype, flags. Pure.
+"""Checks of what is trained: parameter counts, wrapper, plan, tied weights, precision, flags and the LR schedule. Pure.
 
-Sources: seed 000 ("1B" that was 771,176,450), seed 001 (169,990,657 is ceil(679,962,626 / 4), one rank's part).
+Sources: seed 000 ("1B" that was 771,176,450), seed 001 (169,990,657 is ceil(679,962,626 / 4), one rank's part), seed 002
+tasks 1 and 4 (a OneCycle horizon that forgot the accumulation never finishes), seed 004 (warm-up).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from chronicle.preflight.answers import Answer
-from chronicle.preflight.expectation import PLAN_KEYS, Expectation, declare_plan
-from chronicle.preflight.facts import TrainerFacts
-from chronicle.preflight.results import CheckResult
+from chronicle.preflight.facts import PLAN_KEYS, Baseline, TrainerFacts, declare_plan
+from chronicle.preflight.results import CheckAnswer, CheckResult
 
 __all__ = [
     "check_arithmetic_count",
     "check_claimed_count",
     "check_flags",
+    "check_horizon",
+    "check_lr_picture",
     "check_plan",
     "check_precision",
     "check_tied_weights",
+    "check_warmup",
     "check_wrapper",
+    "count_warmup",
 ]
 
 CLAIM_TOLERANCE = 0.01
@@ -29,9 +33,9 @@ SHARDED_WRAPPERS = ("FullyShardedDataParallel", "FSDP", "DeepSpeedEngine", "FSDP
 COUNT_REMEDY = "say what is trained, or train what was said"
 
 
-def check_claimed_count(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_claimed_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF02: what is counted is what is claimed, within 1 %."""
-    answer = Answer("PF02", "parameter count against the claim")
+    answer = CheckAnswer("PF02", "parameter count against the claim")
     counted = facts.params_counted
     if counted is None or expected.claimed_params is None:
         return answer.unknown("a count before wrapping" if counted is None else "no claim to compare with")
@@ -43,9 +47,9 @@ def check_claimed_count(facts: TrainerFacts, expected: Expectation) -> CheckResu
     return answer.failed(f"claim {claimed:,.0f}, counted {counted:,} ({off:+.1%})", read, COUNT_REMEDY)
 
 
-def check_arithmetic_count(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_arithmetic_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF03: formula, count before wrapping and what the ranks hold belong to one model."""
-    answer = Answer("PF03", "three parameter counts agree")
+    answer = CheckAnswer("PF03", "three parameter counts agree")
     logical, counted = facts.params_logical, facts.params_counted
     if logical is None or counted is None:
         return answer.unknown("formula or count")
@@ -80,9 +84,9 @@ def _module_table(facts: TrainerFacts) -> str:
     return "; ".join(f"{name}: {count:,}" for name, count in rows) or "count before wrapping, and look at the formula"
 
 
-def check_wrapper(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_wrapper(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF05: the class around the model is the one that was declared."""
-    answer = Answer("PF05", "wrapper")
+    answer = CheckAnswer("PF05", "wrapper")
     claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
     if facts.wrapper is None or claimed is None:
         return answer.unknown("the model's wrapper" if facts.wrapper is None else "no wrapper was declared")
@@ -103,9 +107,9 @@ def _same_wrapper(found: str, claimed: str) -> bool:
     return one == other or any(one in family and other in family for family in families)
 
 
-def check_plan(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_plan(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF06: model, data, topology and precision are those of the declared plan, or the change was accepted."""
-    answer = Answer("PF06", "no silent change of the plan")
+    answer = CheckAnswer("PF06", "no silent change of the plan")
     if not expected.plan:
         return answer.unknown("no plan was declared before this launch")
     now = declare_plan(facts)
@@ -142,9 +146,9 @@ def _shrunk(before: Any, after: Any) -> str:
     return ""
 
 
-def check_tied_weights(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_tied_weights(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF18: input and output embedding share storage exactly when the configuration says so."""
-    answer = Answer("PF18", "tied weights")
+    answer = CheckAnswer("PF18", "tied weights")
     if facts.tied_expected is None or facts.tied_in_memory is None:
         return answer.unknown("whether they are tied")
     words = {True: "tied", False: "separate"}
@@ -154,9 +158,9 @@ def check_tied_weights(facts: TrainerFacts, expected: Expectation) -> CheckResul
     return answer.failed(text, "storage addresses", "tie them again after loading and wrapping")
 
 
-def check_precision(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_precision(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF20: the device computes in the precision that is asked for."""
-    answer = Answer("PF20", "precision")
+    answer = CheckAnswer("PF20", "precision")
     if facts.precision is None or facts.precision_supported is None:
         return answer.unknown("whether the device supports it")
     name = "fp32" if facts.precision == "no" else facts.precision
@@ -165,9 +169,9 @@ def check_precision(facts: TrainerFacts, expected: Expectation) -> CheckResult:
     return answer.failed(f"{name} does not work here", "a matrix product", "choose another precision")
 
 
-def check_flags(facts: TrainerFacts, expected: Expectation) -> CheckResult:
+def check_flags(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF29: a flag that cannot be honoured is said, not dropped."""
-    answer = Answer("PF29", "requested flags")
+    answer = CheckAnswer("PF29", "requested flags")
     if facts.compile_requested is None:
         return answer.unknown("whether compilation is requested")
     if not facts.compile_requested:
@@ -177,3 +181,71 @@ def check_flags(facts: TrainerFacts, expected: Expectation) -> CheckResult:
     if facts.compile_possible:
         return answer.passed("compilation requested and possible")
     return answer.skipped("compilation was requested and is NOT possible here: the run goes on without it")
+
+
+# --- Checks on the learning rate's plan. Pure.
+
+HORIZON_TOLERANCE = 0.01
+LONG_WARMUP = 0.1
+SHORT_WARMUP = 10
+LOOKED_AT = 100
+
+
+def check_horizon(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF11: the scheduler reaches its end when the run does."""
+    answer = CheckAnswer("PF11", "LR horizon")
+    horizon, updates = facts.scheduler_horizon, facts.planned_steps
+    if horizon is None or updates is None:
+        return answer.unknown("the scheduler's horizon or the planned updates")
+    per_update = facts.scheduler_steps_per_update or 1.0
+    taken = updates * per_update
+    read = f"horizon {horizon:,}, {updates:,} updates × {per_update:g} scheduler steps"
+    if abs(taken - horizon) <= HORIZON_TOLERANCE * horizon:
+        return answer.passed(f"{taken:,.0f} of {horizon:,} scheduler steps", read)
+    name = facts.scheduler or "scheduler"
+    text = f"{name} horizon {horizon:,} but {taken:,.0f} scheduler steps in {updates:,} updates"
+    if taken < horizon and facts.learning_rates:
+        end, peak = facts.learning_rates[min(updates, len(facts.learning_rates)) - 1], max(facts.learning_rates)
+        text += f": LR ends at {end / peak:.0%} of its peak" if peak > 0 else ""
+    if facts.accumulation and facts.accumulation > 1 and abs(horizon - taken * facts.accumulation) <= 0.02 * horizon:
+        text += f" (accumulation {facts.accumulation} was not divided out)"
+    return answer.failed(text, read, "set the horizon to the number of scheduler steps that will be taken")
+
+
+def check_warmup(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF12: the LR rises at first, for a while and not for ever. A resumed launch has its warm-up behind it."""
+    answer = CheckAnswer("PF12", "warm-up")
+    lrs = facts.learning_rates
+    if len(lrs) < 2:
+        return answer.unknown("no predicted LRs")
+    updates = count_warmup(lrs)
+    read = f"{len(lrs)} predicted LRs"
+    if updates == 0:
+        return answer.warned(f"the LR does not rise in its first {min(LOOKED_AT, len(lrs))} updates", read, "add a warm-up")
+    if updates < SHORT_WARMUP:
+        return answer.warned(f"the warm-up lasts {updates} updates", read, "lengthen it")
+    if facts.planned_steps and updates > LONG_WARMUP * facts.planned_steps:
+        return answer.warned(f"the warm-up lasts {updates} of {facts.planned_steps} updates", read, "shorten it")
+    return answer.passed(f"the LR rises for {updates} updates", read)
+
+
+def count_warmup(learning_rates: tuple[float, ...]) -> int:
+    """Updates over which the LR rises from the start without falling."""
+    rising = 0
+    for before, after in itertools.pairwise(learning_rates):
+        if after <= before:
+            break
+        rising += 1
+    return rising
+
+
+def check_lr_picture(facts: TrainerFacts, expected: Baseline) -> CheckResult:
+    """PF13: the LR at the start, at the peak, half-way and at the end, always said."""
+    answer = CheckAnswer("PF13", "LR plan")
+    lrs = facts.learning_rates
+    if not lrs:
+        return answer.unknown("no predicted LRs")
+    peak = max(range(len(lrs)), key=lrs.__getitem__)
+    places = {0: "start", 1: "second", peak: "peak", len(lrs) // 2: "half-way", len(lrs) - 1: "end"}
+    text = ", ".join(f"{name} {lrs[index]:.4g}" for index, name in sorted(places.items()))
+    return answer.passed(text, f"{len(lrs)} predicted LRs, peak after {peak} updates")

@@ -1,23 +1,309 @@
-"""`report.html`: one self-contained page. Plotly's library is taken from the installed `plotly` package, nothing from the net.
+"""`report.html`: one self-contained page: facts, plots with a table each, and the whole story.
 
-A content security policy inside the page forbids every request, so what is inside is all there is.
+Plotly's script is taken from the installed `plotly` package. A content security policy in the page forbids every request. All text is
+escaped. What the plots draw is computed in `chronicle.report.page_data`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.report.markup import html_text
+from chronicle.report.markdown import IMAGES, machine_words
+from chronicle.report.markup import Raw, anchor_of, folded, html_text, link_target, plot, section, table
 from chronicle.report.page_data import build_page_data, drawn
-from chronicle.report.page_words import page_body, page_header
+from chronicle.report.study_panels import KIND
 from chronicle.story.assemble import Story
+from chronicle.story.chapters import Chapter, tell_chapters
+from chronicle.story.learning import MOST_WINDOWS
+from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
 from chronicle.story.series import LaunchSeries
 
-__all__ = ["plotly_script", "render_html"]
+__all__ = [
+    "page_body",
+    "page_header",
+    "page_story",
+    "plotly_script",
+    "render_html",
+]
+
+FOLD = 400  # a story of more chapters shows its newest `SHOWN`, the older ones in closed parts
+SHOWN, PART = 200, 1_000
+
+
+def page_story(chapters: Sequence[Chapter]) -> Iterator[str]:
+    """Oldest first. Of a long story all but the end is closed: a link, a search or a key opens the part that is meant."""
+    heads = ["#", "when", "launch", "step", "what", "action", "to", "outcome"]
+    fold = len(chapters) > FOLD
+    older, newest = (chapters[:-SHOWN], chapters[-SHOWN:]) if fold else ((), chapters)
+    parts = []
+    for first in range(0, len(older), PART):
+        part = older[first : first + PART]
+        title = f"chapters {part[0].number} to {part[-1].number}, from {format_when(part[0].entry.ts)}"
+        parts.append(folded("".join(_chapter(c) for c in part), title))
+    listed = table(heads, (_row(c) for c in newest), numeric=(0, 2, 3, 6))
+    yield section("story", "The whole story", *parts, listed, *(_chapter(c) for c in newest))
+
+
+def _row(chapter: Chapter) -> list[object]:
+    entry = chapter.entry
+    return [
+        Raw(f'<a href="#{anchor_of(entry.id)}">{chapter.number}</a>'),
+        Raw(f'<span class="when">{html_text(format_when(entry.ts))}</span>'),
+        entry.launch,
+        entry.step,
+        chapter.title,
+        chapter.action,
+        chapter.to,
+        chapter.outcome,
+    ]
+
+
+def _chapter(chapter: Chapter) -> str:
+    entry, data = chapter.entry, chapter.data
+    launch = "" if entry.launch is None else f"launch {entry.launch}"
+    step = "" if entry.step is None else f"step {entry.step}"
+    line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
+    parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
+    parts.append(f'<p class="soft">{html_text(line)}</p>')
+    for name, key in (("", "text"), ("Seen", "symptom")):
+        parts += _words(name, data.get(key))
+    for name, sentence in machine_words(entry):
+        parts += _words(name, sentence)
+    parts += _suspects(data.get("suspects"))
+    if chapter.action:
+        parts += _words("Did", _action(chapter))
+    parts += _words("Expected", data.get("expect"))
+    if chapter.outcome:
+        parts += _words("Came out", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
+    parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
+    parts += _checks(data.get("checks"))
+    parts += _evidence(data.get("evidence"))
+    return "".join(parts) + "</article>"
+
+
+def _words(name: str, text: object) -> list[str]:
+    if not text:
+        return []
+    label = f"<b>{html_text(name)}.</b> " if name else ""
+    lines = "\n".join(html_text(line) for line in plain_block(text).split("\n"))
+    return [f'<pre class="text">{label}{lines}</pre>']
+
+
+def _action(chapter: Chapter) -> str:
+    target = "" if chapter.to is None else f" to {chapter.to}"
+    return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
+
+
+def _suspects(suspects: object) -> list[str]:
+    rows = [s for s in suspects if isinstance(s, Mapping)] if isinstance(suspects, list | tuple) else []
+    cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in rows]
+    return [table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
+
+
+def _checks(checks: object) -> list[str]:
+    rows = [c for c in checks if isinstance(c, Mapping)] if isinstance(checks, list | tuple) else []
+    cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
+    return [folded(table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
+
+
+def _evidence(evidence: object) -> list[str]:
+    rows = [e for e in evidence if isinstance(e, Mapping)] if isinstance(evidence, list | tuple) else []
+    items = []
+    for row in rows:
+        path, what = str(row.get("path") or ""), str(row.get("what") or "")
+        digest = row.get("sha256")
+        stored = isinstance(digest, str) and len(digest) == 64 and digest.isalnum()
+        target = f"objects/{str(digest)[:2]}/{digest}" if stored else link_target(path)
+        named = f"<code>{html_text(path)}</code>"
+        if target and (stored or path.lower().endswith(IMAGES)):
+            named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
+        items.append(f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(what)}</li>")
+    return [f"<ul>{''.join(items)}</ul>"] if items else []
+
+
+# --- Sections and tables
+
+EXPERIMENT = "experiment"
+MOST_FACTORS = 40  # of the LR ledger in the head of the page; the launches' table has them all
+
+
+def page_header(story: Story) -> str:
+    """Where the run is, in a handful of facts."""
+    head, last = story.headline, story.last_launch
+    if last is None:
+        return '<p class="soft">No launch stands in this journal, so there is no life of a run to draw.</p>' + _problems(story)
+    facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.values.get("lr")))]
+    line = story.ledger.line(head.launch)
+    if line is not None:
+        facts.append(("of the first LR", format_factor(line.factor)))
+    lost = sum(launch.span.abandoned_steps for launch in story.launches)
+    facts += [("launches", str(len(story.launches))), ("steps abandoned", str(lost))]
+    facts.append(("open incidents", str(len(story.open_matters))))
+    facts.append((f"launch {last.number}", last.outcome))
+    items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
+    factors = [format_factor(factor) for factor in story.lr_path]
+    path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
+    ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}</p>'
+    return f'<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+
+
+def _problems(story: Story) -> str:
+    count = len(story.problems)
+    return f'<p class="warn">The journal has {count} problem(s): chronicle audit names them.</p>' if count else ""
+
+
+def page_body(story: Story, data: Mapping[str, Any]) -> str:
+    """All sections; a section without anything to show is left out. A study's own journal has no launches but answers."""
+    chapters = tell_chapters(story)
+    return "\n".join(
+        [
+            *_lineage(data),
+            *_incidents(data),
+            *_resumes(data),
+            *_channels(data),
+            *_progress(data),
+            *_costs(data),
+            *_experiments(chapters, data["studies"]),
+            *page_story(chapters),
+        ]
+    )
+
+
+def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["launches"]:
+        return
+    heads = ["launch", "from", "to", "kept to", "LR", "why", "guard", "ended", "started"]
+    keys = ("number", "start", "last", "keptTo", "lr", "why", "guard", "outcome")
+    rows = [[*(x[key] for key in keys), format_when(x["started"])] for x in data["launches"]]
+    words = (
+        '<p class="soft">LR on top, loss by launch, below which launch came out of which. '
+        "Grey: abandoned. Dashed: a rollback went here. Dotted: restart."
+    )
+    if data["every"] > 1:
+        words += f" Of {len(rows)} launches one in {data['every']} is in the graph below; the table has all."
+    label = f"learning rate, loss and tree of {len(rows)} launches"
+    listed = folded(table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
+    yield section("lineage", "The life of the run", f"{words}</p>", plot("plot-lineage", label), listed)
+
+
+def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["incidents"]:
+        return
+    keys = ("kind", "tier", "launch", "low", "onset", "outcome")
+    rows = [
+        [Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
+        for x in data["incidents"]
+    ]
+    heads = ["incident", "kind", "tier", "launch", "onset at the earliest", "onset", "outcome"]
+    listed = folded(table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
+    words = (
+        '<p class="soft">Red: onset, with its band back to the earliest. '
+        "Ticks: checkpoints. Dashed: where the run went back to.</p>"
+    )
+    yield section("incidents", "Incidents", words, '<div class="grid" id="cards"></div>', listed)
+
+
+def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
+    if not data["resumes"]:
+        return
+    rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
+    heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
+    listed = table(heads, rows, numeric=(0, 1, 2, 3))
+    drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
+    newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
+    yield section("resumes", "What each restart did", newest, drawn, folded(listed))
+
+
+def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{s['channel']} {s['sigmas']:+.1f}" for s in shifts[:3])
+
+
+def _channels(data: Mapping[str, Any]) -> Iterator[str]:
+    rest = [name for name in data["channels"] if name not in (data["loss"], "lr")]
+    if rest:
+        chooser = '<p><label>channel <select id="channel"></select></label></p>'
+        keys = ("channel", "before", "after", "sigmas")
+        shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
+        shifts.sort(key=lambda row: -abs(float(row[4])))
+        heads = ["launch", "channel", "before", "after", "jump (σ)"]
+        listed = folded(table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
+        drawn = plot("plot-channel", "one channel by launch")
+        yield section("channels", "What moved with it", chooser, drawn, listed if shifts else "")
+    if data["groups"]["sources"]:
+        words = "<p class='soft'>Every source on its own scale: who moves the mean?</p>"
+        yield section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
+    if data["groups"]["health"]:
+        yield section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')
+
+
+def _progress(data: Mapping[str, Any]) -> Iterator[str]:
+    found = data["progress"]
+    if not found["s"]:
+        return
+    words = [f"<p class='soft'>Rolling median of the lineage's loss, {found['masked']} points of spikes masked.</p>"]
+    if found["slope"] is not None:
+        words.append(f"<p>Last quarter: {found['slope']:+.3g} ± {found['error']:.1g} per 1000 steps.</p>")
+    if found["plateau"]:
+        words.append('<p class="warn">Plateau: no decrease beyond twice its uncertainty in the last quarter.</p>')
+    if found["distinct"] is not None:
+        words.append(
+            f'<p class="warn">Only {found["distinct"]} distinct values among the last points: '
+            "the loss is printed in low precision (bf16?).</p>"
+        )
+    rows = [[s, v] for s, v in zip(found["s"], found["v"], strict=True)]
+    listed = folded(table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
+    yield section("progress", "Progress", *words, plot("plot-progress", "rolling median of the loss"), listed)
+
+
+def _costs(data: Mapping[str, Any]) -> Iterator[str]:
+    rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
+    total = sum(x["lost"] for x in data["rollbacks"])
+    count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
+    words = f"<p class='soft'>{count} threw {total} steps away. Grey: lost.</p>"
+    listed = folded(table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
+    if any(x["time"][0] for x in data["clocks"]):
+        drawn = plot("plot-staircase", "step against wall clock")
+        yield section("costs", "Where the time went", words, drawn, listed if rows else "")
+
+
+def _time(seconds: float | None) -> str:
+    return "unknown" if seconds is None else format_age(seconds)
+
+
+def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    newest = {str(c.data.get("study") or c.title): c for c in chapters if c.entry.kind == KIND}
+    found = [c for c in chapters if c.entry.kind == EXPERIMENT or c in newest.values()]  # its runs are in its journal
+    if not found:
+        return
+    by_anchor = {panel["anchor"]: panel for panel in panels}
+    yield section("experiments", "Experiments", *(_experiment(c, by_anchor.get(anchor_of(c.entry.id))) for c in found))
+
+
+def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
+    anchor = anchor_of(chapter.entry.id)
+    parts = [f'<h3><a href="#{anchor}">{html_text(chapter.title)}</a></h3>']
+    questions = [q for q in chapter.data.get("questions") or () if isinstance(q, Mapping)]
+    answers = "".join(f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in questions)
+    parts.append(f"<ul>{answers}</ul>" if answers else "")
+    if panel is not None:
+        if panel["outcome"]:
+            parts.append(f'<p class="soft">Outcome: {html_text(panel["outcome"])} ({html_text(panel["unit"])}).</p>')
+        parts.append(f'<div class="grid wide-cards" id="study-{anchor}"></div>')
+        heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
+        keys = ("name", "question", "n", "mean", "low", "high", "verdict")
+        rows = [[c[key] for key in keys] for c in panel["contrasts"]]
+        parts.append(folded(table(heads, rows, numeric=(2, 3, 4, 5)), "contrasts as a table") if rows else "")
+    arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
+    cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
+    parts.append(table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    return "".join(parts)
+
+
+# --- The page
 
 SCRIPTS = ("page_axis.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module, in this order
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chronicle.story.assemble import Story, loss_of
-from chronicle.story.launches import LaunchStory
+from chronicle.story.assemble import LaunchStory, Story, loss_of
+from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.resumes import would_have_resumed_at
 from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
 
 __all__ = ["PALETTE", "draw_lineage"]

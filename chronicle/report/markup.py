@@ -1,15 +1,31 @@
-"""Text of people and file names made safe for Markdown and HTML: shown as it was typed, never obeyed.
+"""Text of people and file names made safe for Markdown and HTML, and the building blocks of the HTML page.
 
-Code spans in backticks stay code (that is how people name files); everything else loses its power as markup.
+Code spans in backticks stay code; all other markup is escaped.
 """
 
 import html
+import os
 import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 from chronicle.story.plain import plain
 
-__all__ = ["anchor_of", "html_text", "link_target", "markdown_cell", "markdown_line", "markdown_text"]
+__all__ = [
+    "Raw",
+    "anchor_of",
+    "folded",
+    "html_text",
+    "link_target",
+    "markdown_cell",
+    "markdown_line",
+    "markdown_text",
+    "plot",
+    "section",
+    "table",
+    "write_page",
+]
 
 CODE_SPAN = re.compile(r"`[^`\n]+`")
 POWERFUL = re.compile(r"([\\*\[\]~])")
@@ -70,3 +86,55 @@ def link_target(path: str) -> str | None:
     if not path or path.startswith(("/", "\\", "~")) or ".." in parts or ":" in parts[0] or plain(path) != path:
         return None
     return quote(path, safe="/.-_~+@,=")
+
+
+# --- Building blocks of the HTML page
+
+
+class Raw:
+    """A cell that is markup already."""
+
+    def __init__(self, markup: str) -> None:
+        self.markup = markup
+
+
+def section(anchor: str, title: str, *parts: str) -> str:
+    """A headed part of the page that a link can name."""
+    return f'<section id="{anchor}"><h2>{html_text(title)}</h2>' + "".join(parts) + "</section>"
+
+
+def plot(anchor: str, label: str) -> str:
+    """The place of a plot; the page's script draws it when it comes into view."""
+    return f'<div class="plot" id="{anchor}" role="img" aria-label="{html_text(label)}"></div>'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
+    """Cells are escaped here; a cell that is already markup is a `Raw`."""
+
+    def cell(tag: str, index: int, value: object) -> str:
+        kind = ' class="n"' if index in numeric else ""
+        inner = value.markup if isinstance(value, Raw) else html_text("" if value is None else value)
+        return f"<{tag}{kind}>{inner}</{tag}>"
+
+    head = "".join(cell("th", i, h) for i, h in enumerate(heads))
+    body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def folded(content: str, title: str = "as a table") -> str:
+    """Closed until somebody opens it: no browser lays it out before, and a search on the page opens it."""
+    return f"<details><summary>{html_text(title)}</summary>{content}</details>"
+
+
+# --- Writing a generated page
+
+
+def write_page(path: Path, text: str) -> None:
+    """Replace the file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,27 +1,156 @@
-"""What the HTML page draws, as one JSON value: curves thinned to a budget, marks, windows, cards, tables. Pure.
-
-Values are rounded to five digits and steps sent once per curve; wall clock, samples and FLOPs are sent once per launch as
-functions of the step, and the page interpolates. 500k steps × 13 launches × 8 channels stay below 5 MB.
-"""
+"""The incident cards of the HTML page: what moved, from two checkpoints before the onset, and where one could go. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.report.markup import anchor_of
 from chronicle.report.lineage_picture import PALETTE
-from chronicle.report.page_cards import incident_cards, incident_row, short
-from chronicle.report.page_curves import channel_curves, cut
-from chronicle.story.assemble import LOSS_NAMES, Story
-from chronicle.story.clocks import Clock, flops_are_estimated, tell_clocks
-from chronicle.story.launches import LaunchStory
+from chronicle.report.markup import anchor_of
+from chronicle.story.assemble import LOSS_NAMES, LaunchStory, Story
+from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tell_progress, would_have_resumed_at
+from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.learning import Progress, tell_progress
-from chronicle.story.resumes import ResumeWindow, resume_windows, would_have_resumed_at
-from chronicle.story.series import LaunchSeries, shown_range
+from chronicle.story.series import (
+    Clock,
+    Curve,
+    LaunchSeries,
+    flops_are_estimated,
+    shown_range,
+    smooth,
+    tell_clocks,
+    thin,
+)
 
-__all__ = ["build_page_data", "drawn"]
+__all__ = [
+    "MANY",
+    "build_page_data",
+    "channel_curves",
+    "cut",
+    "drawn",
+    "incident_cards",
+    "incident_row",
+    "packed",
+    "short",
+]
+
+CARDS = 24
+CARD_BUCKETS = 120
+
+
+def incident_cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[str, Any]]:
+    """Loud incidents first, newest kept."""
+    order = {"propose": 0, "warn": 1}
+    newest_first = story.matters[::-1]
+    loud = sorted(newest_first, key=lambda m: order.get(str(event_of(m.entry).get("tier")), 2))
+    by_launch = {s.launch: s.channels for s in series}
+    cards = (_card(story, matter, by_launch.get(matter.entry.launch or -1, {})) for matter in loud[:CARDS])
+    return [card for card in cards if card is not None]
+
+
+def _card(story: Story, matter: Matter, channels: Mapping[str, Curve]) -> dict[str, Any] | None:
+    onset, launch, name = matter.onset, story.launch(matter.entry.launch), _channel(matter, channels)
+    if name is None or launch is None or onset is None:
+        return None
+    steps = sorted(saved.step for saved in launch.checkpoints)
+    before = [s for s in steps if s < onset][-2:]
+    last = launch.span.last_step or onset
+    low = before[0] - 5 if before else onset - max(20, (last - onset) // 3)
+    high = min(last, onset + max(3 * (onset - low), 60))
+    curve = packed(thin(channels[name].between(low, high), CARD_BUCKETS))
+    near = [s for s in steps if low <= s <= high]
+    chosen = [] if matter.answer is None else [matter.answer.to_step]
+    return {**incident_row(matter), "channel": plain(name), "curve": curve, "checkpoints": near, "chosen": chosen}
+
+
+def _channel(matter: Matter, channels: Mapping[str, Curve]) -> str | None:
+    """The first channel that the detector named and somebody logged; else the loss."""
+    named = event_of(matter.entry).get("channels")
+    wanted = [str(name) for name in named] if isinstance(named, list | tuple) else []
+    return next((name for name in (*wanted, *LOSS_NAMES) if name in channels), None)
+
+
+def incident_row(matter: Matter) -> dict[str, Any]:
+    """One incident as the table shows it."""
+    event, entry = event_of(matter.entry), matter.entry
+    return {
+        "id": anchor_of(matter.first_id),
+        "title": plain(entry.title),
+        "launch": entry.launch,
+        "onset": matter.onset,
+        "low": event.get("onset_low_step") if isinstance(event.get("onset_low_step"), int) else None,
+        "tier": plain(event.get("tier") or ""),
+        "kind": plain(event.get("kind") or ""),
+        "outcome": plain(matter.standing),
+    }
+
+
+def packed(curve: Curve) -> dict[str, Any]:
+    """Steps and shortened values."""
+    return {"s": curve.steps, "v": [short(value) for value in curve.values]}
+
+
+def short(value: float) -> float | int | None:
+    """Five digits; None, a gap in the line, for what is no number."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
+
+
+# --- Curves, thinned to a budget
+
+POINTS = 8_000  # of one channel over all launches: finer than any screen, quick as SVG; 40 channels are below 5 MB
+MANY, MANY_POINTS = 200, 2_000  # of that many launches most points stand alone, and a dot costs as much as a line
+LEAST_BUCKETS = 6
+SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
+FOREVER = 1 << 62
+
+
+def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dict[str, Any]]:
+    """One row a launch that has anything to draw: `kept`, `gone` (abandoned) and `drift` (smoothed), each only where it is."""
+    parts = cut(story, series, name)
+    total = max(1, sum(len(kept.steps) + len(gone.steps) for kept, gone in parts.values()))
+    kept = _thinned({launch: both[0] for launch, both in parts.items()}, total)
+    gone = _thinned({launch: both[1] for launch, both in parts.items()}, total)
+    rows = []
+    for launch, (whole, _) in parts.items():
+        drift = smooth(whole, SMOOTH_BINS * len(whole.steps) // total, SMOOTHED_POINTS)
+        found = {"kept": kept.get(launch), "gone": gone.get(launch), "drift": drift}
+        drawn = {part: packed(curve) for part, curve in found.items() if curve is not None and curve.steps}
+        if drawn:
+            rows.append({"launch": launch, **drawn})
+    return rows
+
+
+def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tuple[Curve, Curve]]:
+    """What was kept and what was abandoned of a channel, by launch."""
+    parts = {}
+    for launch in series:
+        curve, told = launch.channels.get(name), story.launch(launch.launch)
+        if curve is not None and told is not None:
+            limit = FOREVER if told.span.abandoned_after is None else told.span.abandoned_after
+            parts[launch.launch] = (curve.between(0, limit), curve.between(limit + 1, FOREVER))
+    return parts
+
+
+def _thinned(curves: Mapping[int, Curve], total: int) -> dict[int, Curve]:
+    if len(curves) <= MANY:
+        return {n: thin(curve, max(LEAST_BUCKETS, POINTS // 4 * len(curve.steps) // total)) for n, curve in curves.items()}
+    rows = [(n, i) for n, curve in curves.items() for i in range(len(curve.steps))]
+    values = [value for curve in curves.values() for value in curve.values]
+    line = thin(Curve(list(range(len(rows))), [None] * len(rows), values), max(1, MANY_POINTS // 4 * len(rows) // total))
+    found: dict[int, Curve] = {}
+    for place in line.steps:
+        launch, i = rows[place]
+        into = found.setdefault(launch, Curve())
+        into.steps.append(curves[launch].steps[i])
+        into.times.append(None)
+        into.values.append(curves[launch].values[i])
+    return found
+
+
+# --- Everything together
 
 CHANNELS = 40
 MOST_BRANCHES = 1_000  # of the launch graph: several a pixel already; of more launches every nth is drawn

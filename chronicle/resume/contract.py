@@ -1,30 +1,37 @@
-"""What a resumed launch must find: the manifest's memory of the checkpoint, overruled by the contract of a rollback.
+"""What a resumed launch must find in memory: the manifest, overruled by the contract of a rollback and by accepted changes.
 
 `contract.json` in the run directory is written by the transaction that edited the checkpoint; the guard only reads it.
-Parsing and decisions are pure; `read_contract` touches the disk.
+`Options` holds what the launch itself says, as arguments or environment variables. `read_contract` is the one function
+here that touches the disk.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, SettingsError
 from chronicle.resume.memory import Memory
 
 __all__ = [
     "COMPUTED",
     "Contract",
     "Expectation",
+    "Mode",
+    "Options",
     "accepted_changes",
-    "close",
     "close_rows",
+    "effective_options",
+    "is_close",
+    "launch_number",
     "parse_change",
     "read_contract",
+    "requested_ranks",
     "same_checkpoint",
 ]
 
@@ -181,7 +188,7 @@ def parse_change(text: str) -> tuple[str, str]:
     return EVERYTHING, text.strip()
 
 
-def close(a: float, b: float, tolerance: float) -> bool:
+def is_close(a: float, b: float, tolerance: float) -> bool:
     """Equal within a relative tolerance of the smaller one."""
     return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
 
@@ -189,7 +196,7 @@ def close(a: float, b: float, tolerance: float) -> bool:
 def close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
     """Same shape, and every number close."""
     return len(a) == len(b) and all(
-        len(x) == len(y) and all(close(p, q, tolerance) for p, q in zip(x, y, strict=True))
+        len(x) == len(y) and all(is_close(p, q, tolerance) for p, q in zip(x, y, strict=True))
         for x, y in zip(a, b, strict=True)
     )
 
@@ -202,3 +209,67 @@ def same_checkpoint(contract: Contract, root: Path) -> bool:
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+# --- Options of this launch: arguments of the trainer, overruled by the environment
+
+
+class Mode(StrEnum):
+    """What a mismatch does: `CHRONICLE_GUARD`. Everything but `enforce` is for emergencies, and journalled."""
+
+    ENFORCE = "enforce"
+    WARN = "warn"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Callables are asked when the value is needed."""
+
+    run_dir: str | Path | None = None  # a directory, or the bare name of a run
+    data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able
+    step: Callable[[], int | None] | None = None  # optimizer steps completed
+    same_data: bool = False  # the trainer promises that a resume goes on with exactly the next batch
+    honours: tuple[str, ...] = ()  # of a rollback's contract, what the trainer carries out: warmup, skip, reshuffle
+    fresh_start: bool = False
+    accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
+    mode: Mode = Mode.ENFORCE
+
+
+def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
+    """The options with `CHRONICLE_GUARD`, `CHRONICLE_FRESH_START` and `CHRONICLE_ACCEPT_CHANGE` applied.
+
+    `CHRONICLE_ACCEPT_CHANGE` is `key: reason; key: reason`, or one reason for every difference of topology and data.
+    Raises `SettingsError` on a word that means nothing.
+    """
+    changes = dict(options.accept_change)
+    for item in environ.get("CHRONICLE_ACCEPT_CHANGE", "").split(";"):
+        if item.strip():
+            name, reason = parse_change(item)
+            changes[name] = reason
+    fresh = options.fresh_start or environ.get("CHRONICLE_FRESH_START", "") not in ("", "0")
+    return replace(options, mode=_mode(options.mode, environ), fresh_start=fresh, accept_change=changes)
+
+
+def launch_number(environ: Mapping[str, str]) -> int | None:
+    """The launch this process belongs to; None when it was not started by `chronicle run`."""
+    text = environ.get("CHRONICLE_LAUNCH", "")
+    return int(text) if text.isdecimal() else None
+
+
+def requested_ranks(environ: Mapping[str, str]) -> int | None:
+    """How many ranks `chronicle run`'s launcher was asked for; None where its words leave that open."""
+    text = environ.get("CHRONICLE_REQUESTED_RANKS", "")
+    return int(text) if text.isdecimal() else None
+
+
+def _mode(given: Mode, environ: Mapping[str, str]) -> Mode:
+    text = environ.get("CHRONICLE_GUARD", "").strip().lower()
+    if text in ("", "on", "1"):
+        return given
+    try:
+        return Mode(text)
+    except ValueError:
+        raise SettingsError(
+            f"CHRONICLE_GUARD is `{text}`: expected `enforce`, `warn` or `off`", "unset it to enforce"
+        ) from None

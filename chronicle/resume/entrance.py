@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chronicle.errors import UsageProblem
-from chronicle.resume.options import Mode, Options
+from chronicle.resume.contract import Mode, Options
 
 __all__ = ["guard"]
 
 T = TypeVar("T")
 
 if "accelerate" in sys.modules:
-    import chronicle.resume.adapters.tracker  # noqa: F401 registers `log_with="chronicle"` before the Accelerator is built
+    import chronicle.resume.adapters.accelerate  # noqa: F401 registers `log_with="chronicle"` before the Accelerator is built
 
 
 def guard(

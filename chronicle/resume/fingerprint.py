@@ -5,26 +5,36 @@ fixed stride, hashed bit for bit, and the first moments also give their norm per
 no random number is drawn. torch is imported inside the functions; the objects passed in brought it along.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs
-from chronicle.resume.memory import Memory, RankDigest, Scheduler
-from chronicle.resume.optimizers import describe_group, groups_of, moments_of, optimizer_steps, order_of
-from chronicle.resume.tensors import digest, local_part, plain_bytes, tensor_digest
+from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, raw_optimizer
+from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
 
 __all__ = [
     "LiveState",
     "buffers_digest",
+    "collect_optimizers",
+    "describe_group",
+    "digest",
     "fingerprint_memory",
     "frozen_parameters",
+    "groups_of",
+    "local_shard",
+    "moments_of",
+    "norm",
     "object_digests",
+    "optimizer_steps",
+    "parameter_order",
+    "plain_bytes",
     "rank_digest",
     "rng_digests",
+    "steppers_of",
+    "tensor_digest",
 ]
-
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
@@ -74,7 +84,7 @@ def fingerprint_memory(
             scaler=_scaler(live.scaler),
             averages={name: tensor_digest((*_weights((m,)), *_buffers((m,)))) for name, m in live.averages.items()},
             objects=object_digests(live),
-            order=order_of(live.optimizers, live.models),
+            order=parameter_order(live.optimizers, live.models),
             frozen=frozen_parameters(live),
             training=tuple(bool(model.training) for model in live.models) or None,
             data=live.data,
@@ -139,7 +149,7 @@ def rng_digests() -> dict[str, str]:
 
 def _weights(models: Iterable[Any]) -> Iterator[Any]:
     """Parameters, in registration order."""
-    return (local_part(p) for model in models for p in model.parameters())
+    return (local_shard(p) for model in models for p in model.parameters())
 
 
 def _buffers(models: Iterable[Any]) -> Iterator[Any]:
@@ -150,7 +160,7 @@ def _buffers(models: Iterable[Any]) -> Iterator[Any]:
             for prefix, module in model.named_modules()
             for name in getattr(module, "_non_persistent_buffers_set", ())
         }
-        yield from (local_part(b) for name, b in model.named_buffers() if name not in transient)
+        yield from (local_shard(b) for name, b in model.named_buffers() if name not in transient)
 
 
 def _scheduler(bound: BoundScheduler) -> Scheduler:
@@ -177,3 +187,195 @@ def _scaler(scaler: Any) -> Mapping[str, Any] | None:
     return {
         name: float(getattr(scaler, name)) for name in names if isinstance(getattr(scaler, name, None), (int, float))
     }
+
+
+# --- Optimizers: steps, groups, moments, order of the parameters
+
+MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
+COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
+HOW_IT_IS_COMPUTED = {"foreach", "fused", "capturable", "differentiable"}  # no part of the state
+
+
+def optimizer_steps(optimizers: Iterable[Any]) -> tuple[int, int] | None:
+    """Smallest and largest `step` any parameter's state holds; None where the optimizer counts none (SGD, or no step yet)."""
+    low: int | None = None
+    high: int | None = None
+    for optimizer in optimizers:
+        for value in _step_values(optimizer):
+            low, high = (value if low is None else min(low, value)), (value if high is None else max(high, value))
+    return None if low is None or high is None else (low, high)
+
+
+def _step_values(optimizer: Any) -> Iterator[int]:
+    import torch
+
+    tensors = []
+    for state in optimizer.state.values():
+        value = state.get("step") if isinstance(state, Mapping) else None
+        if torch.is_tensor(value):
+            tensors.append(value.detach().reshape(-1)[:1].float())
+        elif isinstance(value, (int, float)):
+            yield int(value)
+    for device in {tensor.device for tensor in tensors}:  # one transfer a device, not one a parameter
+        stacked = torch.cat([tensor for tensor in tensors if tensor.device == device])
+        yield int(stacked.min())
+        yield int(stacked.max())
+    for group in optimizer.param_groups:
+        if isinstance(group.get("step"), int):  # apex and DeepSpeed's FusedAdam count per group
+            yield group["step"]
+
+
+def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def describe_group(optimizer: Any, group: Mapping[str, Any]) -> ParamGroup:
+    params = group["params"]
+    moments = list(_group_moments(optimizer, group))
+    return ParamGroup(
+        lr=float(group["lr"]),
+        initial_lr=_number(group.get("initial_lr")),
+        max_lr=_number(group.get("max_lr")),
+        min_lr=_number(group.get("min_lr")),
+        weight_decay=_number(group.get("weight_decay")),
+        num_params=len(params),
+        num_elements=sum(int(p.numel()) for p in params),
+        moment_norm=norm(moments),
+        num_states=sum(1 for p in params if optimizer.state.get(p)),
+        settings=_settings(group),
+    )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain options of a group that are compared as they are: betas, momentum, eps, flags."""
+    settings: dict[str, Any] = {}
+    for name, value in group.items():
+        if name in COMPARED_APART or name in HOW_IT_IS_COMPUTED:
+            continue
+        if value is None or isinstance(value, (bool, int, float, str)):
+            settings[name] = value
+        elif isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
+            settings[name] = list(value)
+    return settings
+
+
+def parameter_order(optimizers: Sequence[Any], models: Sequence[Any]) -> str:
+    """Digest of which parameter of the models each place of the optimizers holds; "" where none can be told."""
+    places = {id(p): place for place, p in enumerate(p for model in models for p in model.parameters())}
+    held = [[places.get(id(p), -1) for p in group["params"]] for _, group in groups_of(optimizers)]
+    return digest(repr(held).encode()) if any(place >= 0 for group in held for place in group) else ""
+
+
+def _group_moments(optimizer: Any, group: Mapping[str, Any]) -> Iterator[Any]:
+    for param in group["params"]:
+        state = optimizer.state.get(param)
+        if not isinstance(state, Mapping):
+            continue
+        for key in MOMENT_KEYS:
+            if hasattr(state.get(key), "numel"):
+                yield state[key]
+                break
+
+
+def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """Every tensor of the optimizers' states in parameter order, but the step counts."""
+    for optimizer, group in groups_of(optimizers):
+        for param in group["params"]:
+            state = optimizer.state.get(param)
+            for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
+                if key != "step" and hasattr(state[key], "numel"):
+                    yield local_shard(state[key])
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
+    """Torch's own optimizers behind the wrappers, each once, in order."""
+    seen: dict[int, Any] = {}
+    for optimizer in optimizers:
+        raw = raw_optimizer(optimizer)
+        seen.setdefault(id(raw), raw)
+    return tuple(seen.values())
+
+
+def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
+    """Those whose `step` is one optimizer step; none under a DeepSpeed optimizer, which steps the one inside by groups."""
+    found = tuple(optimizers)
+    for thing in found:
+        for _ in range(5):
+            if type(thing).__module__.startswith("deepspeed.runtime"):
+                return ()
+            thing = getattr(thing, "optimizer", None)
+    return collect_optimizers(found)
+
+
+# --- Tensors: norms, and a hash of a strided sample
+
+SAMPLES = 64  # elements per tensor
+
+
+def local_shard(tensor: Any) -> Any:
+    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors as they are."""
+    if hasattr(tensor, "ds_tensor"):
+        return tensor.ds_tensor
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def norm(tensors: Sequence[Any]) -> float | None:
+    """Euclidean norm over all of them, each rank's own part; None for no tensors.
+
+    On the CPU as dot products: one pass on all threads, where torch's norms take one thread.
+    """
+    import torch
+
+    if not tensors:
+        return None
+    own = [part.detach() for tensor in tensors if (part := local_shard(tensor)).numel()]
+    dotted = [t for t in own if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) and t.is_contiguous()]
+    total = sum((float(torch.dot(flat, flat)) for flat in (t.view(-1) for t in dotted)), 0.0)
+    known = {id(t) for t in dotted}
+    rest = [t for t in own if id(t) not in known]
+    for device in {t.device for t in rest}:
+        parts = torch._foreach_norm([t for t in rest if t.device == device])
+        total += float(sum(part.double() ** 2 for part in parts))
+    return float(total**0.5)
+
+
+def tensor_digest(tensors: Iterable[Any]) -> str:
+    """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors."""
+    import torch
+
+    shapes: list[str] = []
+    samples: dict[tuple[Any, Any], list[Any]] = {}
+    for tensor in tensors:
+        shapes.append(f"{tuple(tensor.shape)}{tensor.dtype}")
+        size = tensor.numel()
+        if size:
+            flat = tensor.detach().reshape(-1)[:: max(1, size // SAMPLES)][:SAMPLES]
+            samples.setdefault((tensor.device, tensor.dtype), []).append(flat)
+    if not shapes:
+        return ""
+    digest = hashlib.sha256("|".join(shapes).encode())
+    for parts in samples.values():
+        digest.update(torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def plain_bytes(thing: Any) -> bytes:
+    """A state of plain values and tensors as bytes that are equal for equal states; other objects by their type."""
+    if isinstance(thing, Mapping):
+        parts = [repr(key).encode() + b":" + plain_bytes(thing[key]) for key in sorted(thing, key=repr)]
+        return b"{" + b",".join(parts) + b"}"
+    if isinstance(thing, (tuple, list)):
+        return b"[" + b",".join(plain_bytes(item) for item in thing) + b"]"
+    if hasattr(thing, "numel") and hasattr(thing, "detach"):
+        return tensor_digest((local_shard(thing),)).encode()
+    if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
+        return repr(thing).encode()
+    return type(thing).__name__.encode()
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

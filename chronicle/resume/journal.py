@@ -15,7 +15,7 @@ from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.paths import RunPaths
 
-__all__ = ["History", "Story", "find_run_dir"]
+__all__ = ["GuardHistory", "GuardJournal", "find_run_dir"]
 
 INTENTS = ("rollback.intent", "undo.intent")
 SAVES = ("checkpoint", "guard.saved")  # the second where only the optimizer's state was seen to be taken
@@ -23,7 +23,7 @@ RECEIPTS = ("rollback.receipt", "undo.receipt", "recover.receipt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class GuardHistory:
     """What the journal knows that a first step depends on."""
 
     checkpoints: tuple[
@@ -44,7 +44,7 @@ class History:
         return self.checkpoints[-1][0] if self.checkpoints else None
 
 
-class Story:
+class GuardJournal:
     """Journal of one run for one process. `run_dir` None means: no journal, nothing is recorded."""
 
     def __init__(
@@ -70,15 +70,15 @@ class Story:
             self.say("journal", f"the journal could not be written ({problem}); training goes on")
             return None
 
-    def read(self) -> History:
+    def read(self) -> GuardHistory:
         """Fold the journal; an unreadable one is an empty history that says so."""
         if self.paths is None or not self.paths.journal_dir.is_dir():
-            return History()
+            return GuardHistory()
         try:
             return fold_history(read_journal(self.paths).entries)
         except (ChronicleError, OSError) as problem:
             self.say("journal-read", f"the journal could not be read ({problem})")
-            return History(readable=False)
+            return GuardHistory(readable=False)
 
     def say(self, topic: str, text: str) -> None:
         """One line on stderr, once per topic."""
@@ -87,7 +87,7 @@ class Story:
             print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
 
 
-def fold_history(entries: Iterable[Entry]) -> History:
+def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     """Pure: checkpoints, open intents and met contracts of a run."""
     checkpoints: list[tuple[int | None, str]] = []
     kept: list[tuple[int, str]] = []
@@ -124,7 +124,7 @@ def fold_history(entries: Iterable[Entry]) -> History:
                 fulfilled.add(str(entry.data["contract"]))
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
                 kept = [(step, path) for step, path in kept if step <= entry.step]
-    return History(
+    return GuardHistory(
         checkpoints=tuple(checkpoints),
         open_intent=next(iter(intents), None),
         fulfilled=frozenset(fulfilled),

@@ -1,8 +1,8 @@
-"""The LRs of the next k optimizer steps, from the live scheduler and optimizer, without touching either.
+"""Learning rates of the next optimizer steps: forecast on copies, and the linear warm-up after a rollback.
 
-The scheduler is deep-copied with its optimizer replaced by a stand-in that holds copies of the parameter groups and no
-tensors; then the copy is stepped. Functions (`lr_lambda`, bound methods of a trainer included) are shared, not copied:
-they are functions of the step. Random generators are put back afterwards, whatever a scheduler may have drawn.
+For a forecast the scheduler is deep-copied, its optimizer replaced by a stand-in that holds copies of the parameter groups
+and no tensors, and the copy is stepped. Functions (`lr_lambda`, bound methods of a trainer included) are shared and not
+copied. Random generators are put back afterwards, because a scheduler may draw from them.
 """
 
 import copy
@@ -18,12 +18,15 @@ from typing import Any
 __all__ = [
     "NUM_FORECAST",
     "BoundScheduler",
+    "WarmUp",
+    "can_warm_up",
     "far_points",
     "forecast_further",
     "forecast_lrs",
     "preserved_rng",
     "raw_optimizer",
     "raw_scheduler",
+    "warmed",
 ]
 
 NUM_FORECAST = 20
@@ -223,3 +226,79 @@ def preserved_rng() -> Iterator[None]:
             numpy.random.set_state(numpy_state)
         if torch is not None:
             torch.set_rng_state(torch_state)
+
+
+# --- Warm-up: the optimizer step runs with a lower LR, which is removed right after it
+
+
+def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
+    """`value` as it is `step` steps into the run, under linear warm-ups of (first step, number of steps).
+
+    The newest counts: one that began before it is given up.
+    """
+    for first, count in reversed(warmups):
+        if first <= step:
+            return value * (step - first + 1) / count if step < first + count else value
+    return value
+
+
+def can_warm_up(optimizers: Sequence[Any]) -> bool:
+    """Whether every one has a step that can be seen to begin and to end, and LRs to lower meanwhile."""
+    return bool(optimizers) and all(
+        hasattr(one, "step") and all(group.get("lr") is not None for group in one.param_groups) for one in optimizers
+    )
+
+
+class WarmUp:
+    """One optimizer whose coming steps are taken under `warmups`; `step`: how many it has completed."""
+
+    def __init__(self, optimizer: Any, warmups: Sequence[tuple[int, int]], step: int) -> None:
+        self._optimizer, self._warmups, self._step = optimizer, tuple(warmups), step
+        self._kept: list[tuple[dict[str, Any], Any]] = []  # groups and what their LR was, during a step
+        self.used: float | None = None  # LR of the first group in the last step; None where that was the scheduler's own
+        if hasattr(optimizer, "register_step_pre_hook"):
+            optimizer.register_step_pre_hook(lambda *_: self._lower())
+            optimizer.register_step_post_hook(lambda *_: self._finish())
+        else:
+            optimizer.step = self._around(optimizer.step)  # ZeRO's: it steps the one inside group by group
+
+    def restore(self) -> None:
+        """Put back what a step that raised has left behind."""
+        while self._kept:
+            group, lr = self._kept.pop()
+            if hasattr(group["lr"], "copy_"):
+                group["lr"].copy_(lr)
+            else:
+                group["lr"] = lr
+
+    def _lower(self) -> None:
+        self.restore()
+        self.used = None
+        if not any(first <= self._step < first + count for first, count in self._warmups):
+            return
+        done: set[int] = set()  # groups may share one tensor
+        for group in self._optimizer.param_groups:
+            lr = group["lr"]
+            if not hasattr(lr, "copy_"):
+                self._kept.append((group, lr))
+                group["lr"] = warmed(lr, self._step, self._warmups)
+            elif id(lr) not in done:
+                done.add(id(lr))
+                self._kept.append((group, lr.clone()))
+                lr.copy_(warmed(lr, self._step, self._warmups))
+        self.used = float(self._optimizer.param_groups[0]["lr"])
+
+    def _finish(self) -> None:
+        self.restore()
+        self._step += 1
+
+    def _around(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._lower()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._finish()
+
+        return step

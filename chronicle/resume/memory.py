@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Carried", "Group", "Memory", "RankDigest", "Scheduler"]
+__all__ = ["Carried", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
 
 MEMORY_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ParamGroup:
     """One parameter group of an optimizer. `moment_norm` is the L2 norm of its first moments, None where it has none."""
 
     lr: float
@@ -95,7 +95,7 @@ class Memory:
     """The state of a run in memory at one step, seen from one rank, with the digests of all ranks."""
 
     step: int | None = None  # optimizer steps completed
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParamGroup, ...] = ()
     optimizer_steps: tuple[int, int] | None = None  # smallest and largest per-parameter step of the optimizer
     optimizers: tuple[str, ...] = ()
     schedulers: tuple[Scheduler, ...] = ()
@@ -186,7 +186,7 @@ def _parse_carried(record: Mapping[str, Any]) -> Carried:
     )
 
 
-def _group_json(group: Group) -> dict[str, Any]:
+def _group_json(group: ParamGroup) -> dict[str, Any]:
     return {
         "lr": group.lr,
         "initial_lr": group.initial_lr,
@@ -201,8 +201,8 @@ def _group_json(group: Group) -> dict[str, Any]:
     }
 
 
-def _parse_group(record: Mapping[str, Any]) -> Group:
-    return Group(
+def _parse_group(record: Mapping[str, Any]) -> ParamGroup:
+    return ParamGroup(
         lr=float(record["lr"]),
         initial_lr=_float(record.get("initial_lr")),
         max_lr=_float(record.get("max_lr")),

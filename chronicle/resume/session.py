@@ -13,21 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.resume.honours import Carrying
-from chronicle.resume.checks.memory import check_memory, check_rng
-from chronicle.resume.contract import Contract, Expectation, accepted_changes, read_contract, same_checkpoint
-from chronicle.resume.data_watch import DataWatch
-from chronicle.resume.checks.entry_checks import Entry, check_entry, check_mode
-from chronicle.resume.files import check_digest, check_files, checkpoint_root, read_memory
-from chronicle.resume.fingerprint import (
-    LiveState,
-    buffers_digest,
-    fingerprint_memory,
-    frozen_parameters,
-    object_digests,
-    rng_digests,
-)
-from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
+from chronicle.resume.batches import DataWatch
+from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.checks.memory import LoadedState, check_entry, check_generators, check_memory, check_mode
 from chronicle.resume.checks.run import (
     check_contract,
     check_fresh_start,
@@ -37,14 +25,33 @@ from chronicle.resume.checks.run import (
     check_run_state,
     shares_parameters,
 )
-from chronicle.resume.memory import Memory, RankDigest
-from chronicle.resume.options import Mode, Options, effective_options, launch_number, requested_ranks
-from chronicle.resume.verdict import Ranks
-from chronicle.resume.checks.check import Check, failed
-from chronicle.resume.ruling import Beginning, Ruling, guarded, reason_of
-from chronicle.resume.save import Sealer
-from chronicle.resume.journal import Story, find_run_dir
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
+from chronicle.resume.contract import (
+    Contract,
+    Expectation,
+    Mode,
+    Options,
+    accepted_changes,
+    effective_options,
+    launch_number,
+    read_contract,
+    requested_ranks,
+    same_checkpoint,
+)
+from chronicle.resume.fingerprint import (
+    LiveState,
+    buffers_digest,
+    fingerprint_memory,
+    frozen_parameters,
+    object_digests,
+    rng_digests,
+)
+from chronicle.resume.honours import Carrying
+from chronicle.resume.journal import GuardJournal, find_run_dir
+from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
+from chronicle.resume.memory import Memory, RankDigest
+from chronicle.resume.save import Sealer, check_digest, check_files, checkpoint_root, read_memory
+from chronicle.resume.verdict import Beginning, Ranks, Ruling, guarded, reason_of
 
 __all__ = ["GuardSession"]
 
@@ -65,7 +72,7 @@ class GuardSession:
         self.ranks = ranks or Ranks()
         self._asked_ranks = requested_ranks(environ)
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
-        self.story = Story(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
+        self.story = GuardJournal(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
         self.sealer = Sealer(self.ranks, self.story)
         if run_dir is None:
             self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
@@ -80,7 +87,7 @@ class GuardSession:
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
         self._loading = False
-        self._entry: Entry | None = None
+        self._entry: LoadedState | None = None
         self._objects_before: Mapping[str, str] = {}
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
@@ -183,7 +190,7 @@ class GuardSession:
         expectation, rank = self.begun.expectation, self.ranks.rank
         found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=self._observe().topology)
         self.ruling.settle(
-            guarded(lambda: check_rng(expectation, found, rank=rank)), "after load", self.begun.loaded_from
+            guarded(lambda: check_generators(expectation, found, rank=rank)), "after load", self.begun.loaded_from
         )
 
     def load_failed(self, problem: BaseException) -> None:
@@ -197,7 +204,7 @@ class GuardSession:
         expectation = self.begun.expectation or Expectation(basis="none")
         live = self._live()
         found = fingerprint_memory(live)
-        self._entry = Entry(
+        self._entry = LoadedState(
             buffers=found.ranks[0].buffers,
             frozen=found.frozen,
             objects=found.objects,
@@ -212,7 +219,7 @@ class GuardSession:
         if self.off or not (self._entry or self.begun.state_loaded):
             return
         live = self._observe()
-        entry = self._entry or Entry(frozen=frozen_parameters(live))
+        entry = self._entry or LoadedState(frozen=frozen_parameters(live))
         self._entry = replace(entry, buffers=buffers_digest(live))
 
     def state_loaded(self, memory: Memory | None) -> None:

@@ -1,17 +1,31 @@
-"""How ranks exchange what they found: a digest of at most a kilobyte each, gathered only at a load and a first step.
+"""From checks to a verdict: exchanged between ranks, shown to people, recorded in the journal, raised as a refusal.
 
-Saves use no collective: a script that saves on the main process alone is healthy today and must stay so. There, every
-rank puts its digest into the process group's key-value store and the main process collects what is there.
+The main process writes the messages and the journal entry; each rank raises. An error of the guard itself, where state is at stake, counts as
+a failed check.
 """
 
 import json
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from chronicle.resume.memory import RankDigest
+from chronicle.errors import ChronicleError
+from chronicle.resume.checks.check import Check, ResumeRefused, failed, format_refusal
+from chronicle.resume.contract import Expectation, Mode, Options
+from chronicle.resume.journal import GuardJournal
+from chronicle.resume.memory import Carried, RankDigest
+from rollback.errors import RollbackError
 
-__all__ = ["Ranks"]
+__all__ = [
+    "Beginning",
+    "Ranks",
+    "Ruling",
+    "guarded",
+    "reason_of",
+]
 
 MAX_REPORT_BYTES = 1024
 
@@ -102,3 +116,127 @@ def _store() -> Any:
 
     getter = getattr(distributed_c10d, "_get_default_store", None)
     return getter() if getter is not None else None
+
+
+# --- Verdicts
+
+
+@dataclass(slots=True)
+class Beginning:
+    """How this launch began, as far as it is known by now."""
+
+    expectation: Expectation | None = None
+    loaded_from: Path | None = None  # the checkpoint
+    state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
+    start_step: int | None = None  # optimizer steps completed when the first step of this launch began
+    carried: tuple[Carried, ...] = ()  # of rollbacks, what the guard carries out in this launch
+
+
+class Ruling:
+    """Speaks the verdicts of one process; `refusal` is the one that was raised, if any."""
+
+    def __init__(self, ranks: Ranks, story: GuardJournal, options: Options, begun: Beginning) -> None:
+        self._ranks, self._story, self._options, self._begun = ranks, story, options, begun
+        self.refusal: ResumeRefused | None = None
+
+    def settle(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
+        """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
+        reports = self.tell(checks)
+        own = [check for check in checks if not check.ok]
+        others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
+        if own or others:
+            self.refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
+
+    def tell(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
+        """Give this rank's failures to all, and get theirs."""
+        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
+        return self._ranks.gather({"rank": self._ranks.rank, "failed": bad})
+
+    def refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
+        """Say it (the main process, or this rank when no other was asked), record it, raise unless only warning."""
+        warned = self._options.mode is Mode.WARN
+        place = f"`{root}`" if root is not None else "nothing was loaded"
+        headline = f"{'warning, let pass by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
+        remedy = None if warned else _remedy(bad)
+        if self._ranks.rank == 0 or local:
+            sys.stderr.write(format_refusal(headline, bad, remedy))
+            sys.stderr.flush()
+        self.record("warned" if warned else "refused", bad, moment)
+        if not warned:
+            first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
+            text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
+            self.refusal = ResumeRefused(text, remedy, bad)
+            raise self.refusal
+
+    def record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
+        """One `guard.verdict` entry (main process only)."""
+        expectation = self._begun.expectation
+        contract = expectation.contract if expectation else None
+        resumed = self._begun.loaded_from is not None or self._begun.state_loaded
+        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
+        data: dict[str, Any] = {
+            "verdict": verdict,
+            "moment": moment,
+            "mode": str(self._options.mode),
+            "basis": basis,
+            "verified": verdict == "passed" and basis != "none",
+            "checks": [check.to_json() for check in checks],
+        }
+        if self._begun.loaded_from is not None:
+            data["checkpoint"] = str(self._begun.loaded_from)
+        if contract is not None:
+            data["contract"] = contract.rollback
+        if expectation and expectation.accepted:
+            data["accepted"] = dict(expectation.accepted)
+        if self._options.fresh_start:
+            data["fresh_start"] = True
+        if self._begun.carried:
+            data["carried"] = [asdict(one) for one in self._begun.carried]
+        step = self._begun.start_step
+        if step is None and expectation and expectation.memory:
+            step = expectation.memory.step
+        self._story.write("guard.verdict", step=step, title=f"guard: {verdict} {moment}", data=data)
+
+
+def guarded(work: Callable[[], list[Check]]) -> list[Check]:
+    """The checks of `work`; what it raises becomes a failed check."""
+    try:
+        return work()
+    except (ChronicleError, RollbackError) as problem:
+        found, cause = problem.message, problem.remedy or ""
+    except Exception as problem:  # noqa: BLE001 unverified state must not be trained on, whatever broke the check
+        found, cause = reason_of(problem), "the check itself failed"
+    return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
+
+
+def reason_of(problem: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(problem).__name__}: {problem}"[:300]
+
+
+def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:
+    """Failures of another rank that this rank has not itself."""
+    names = {check.name for check in own}
+    where = f"rank {report['rank']}"
+    checks = [
+        failed(name, code, expected=expected, found=found, where=f"{where}: {place}", cause=cause)
+        for name, code, expected, found, place, cause in report["failed"]
+        if name not in names
+    ]
+    if report.get("more"):
+        checks.append(failed("more checks", "M1", found=f"{report['more']} further mismatches", where=where))
+    return checks
+
+
+def _remedy(bad: Sequence[Check]) -> str:
+    names = {check.name for check in bad}
+    if "resume" in names:
+        return (
+            "load a checkpoint before training; a fresh start says CHRONICLE_FRESH_START=1, or takes another run name"
+        )
+    if "open transaction" in names:
+        return "`chronicle recover` finishes or reverts it"
+    return (
+        "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
+        "CHRONICLE_GUARD=warn lets it pass, journalled"
+    )

@@ -3,7 +3,6 @@
 The edit itself is `rollback`'s; the verbs that a person types are in `chronicle.cli`.
 """
 
-from chronicle.cli.transaction import Ground, open_ground
-from chronicle.cli.history import find_open_intent, find_undoable, with_launches
+from chronicle.cli.transaction import Ground, find_open_intent, find_undoable, open_ground, with_launches
 
 __all__ = ["Ground", "find_open_intent", "find_undoable", "open_ground", "with_launches"]

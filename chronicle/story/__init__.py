@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chronicle.story.assemble import Headline, Story
-    from chronicle.story.launches import LaunchStory, SavedCheckpoint
+    from chronicle.story.assemble import Headline, LaunchStory, SavedCheckpoint, Story
     from chronicle.story.matters import Intervention, Matter, Proposed
     from chronicle.story.read import read_story
 
@@ -27,7 +26,7 @@ __all__ = [
 
 HOMES = {
     **dict.fromkeys(("Headline", "Story"), "chronicle.story.assemble"),
-    **dict.fromkeys(("LaunchStory", "SavedCheckpoint"), "chronicle.story.launches"),
+    **dict.fromkeys(("LaunchStory", "SavedCheckpoint"), "chronicle.story.assemble"),
     **dict.fromkeys(("Intervention", "Matter", "Proposed"), "chronicle.story.matters"),
     "read_story": "chronicle.story.read",
 }

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal import Entry, RollbackMark
-from chronicle.story.assemble import Story
-from chronicle.story.launches import LaunchStory
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
 __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]

@@ -1,21 +1,31 @@
-"""Is it still learning? The lineage's loss with spikes masked: rolling median, slope, plateau, and too few values. Pure.
+"""What the curves say about learning: whether the loss still improves, and what each resume did to it.
 
-The seed's authors saw "no improvement for almost 8k iterations" by eye, on a loss that printed 11 distinct bf16 values.
+`tell_progress` masks spikes and reports a rolling median, its slope and plateaus. `resume_windows` aligns the curves at each resume,
+measures how fast the loss came back and which other channels jumped.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
-from chronicle.story.assemble import LOSS_NAMES, Story
-from chronicle.story.series import LaunchSeries
+from chronicle.story.assemble import LOSS_NAMES, LaunchStory, Story
+from chronicle.story.series import Curve, LaunchSeries
 
-__all__ = ["Progress", "canonical", "tell_progress"]
+__all__ = [
+    "MOST_WINDOWS",
+    "Progress",
+    "ResumeWindow",
+    "Shift",
+    "canonical",
+    "resume_windows",
+    "tell_progress",
+    "would_have_resumed_at",
+]
 
 BINS = 240
 SPIKE_SIGMAS = 5.0
-NORMAL_MAD = 1.4826
+MAD_SCALE = 1.4826
 COARSE_VALUES = 24  # distinct values among the last COARSE_POINTS: bf16 near 1.7 has a step of 1/128
 COARSE_POINTS = 1000
 PLATEAU_FRACTION = 0.25  # of the run's steps
@@ -79,7 +89,7 @@ def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
 def _masked(part: Sequence[tuple[int, float]]) -> tuple[list[float], int]:
     values = [v for _, v in part]
     middle = median(values)
-    scale = NORMAL_MAD * median(abs(v - middle) for v in values)
+    scale = MAD_SCALE * median(abs(v - middle) for v in values)
     kept = [v for v in values if scale == 0 or v - middle <= SPIKE_SIGMAS * scale]
     return kept, len(values) - len(kept)
 
@@ -96,3 +106,138 @@ def _slope(steps: Sequence[int], values: Sequence[float]) -> tuple[float | None,
     slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(steps, values, strict=True)) / spread
     rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in zip(steps, values, strict=True))
     return slope, math.sqrt(rest / (count - 2) / spread)
+
+
+# --- What a resume did
+
+WINDOW_STEPS = 200
+MOST_WINDOWS = 100
+FIRST_POINTS = 20
+LEAST_POINTS = 8
+NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """How far one channel moved over a resume, in standard deviations of what came before."""
+
+    channel: str
+    before: float
+    after: float
+    sigmas: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeWindow:
+    """One resume: offsets (steps from the resume) and the loss relative to the median before it."""
+
+    launch: int
+    step: int
+    offsets: tuple[int, ...]
+    excess: tuple[float, ...]
+    bump: float | None  # largest smoothed excess among the first points
+    half_life_steps: int | None  # until half of it is gone; None = not within the window, or no bump
+    shifts: tuple[Shift, ...] = ()  # largest first
+
+
+def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[ResumeWindow, ...]:
+    """A window for every launch that resumed and has points on both sides; of very many, the newest `MOST_WINDOWS`."""
+    by_launch = {s.launch: s.channels for s in series}
+    out: list[ResumeWindow] = []
+    for launch in reversed(story.launches):
+        if len(out) == MOST_WINDOWS:
+            break
+        if not launch.resumed or launch.span.start_step is None:
+            continue
+        own = by_launch.get(launch.number, {})
+        before = {name: _history(story, by_launch, launch.number, name) for name in own}
+        window = _window(launch.number, launch.span.start_step, own, before)
+        if window is not None:
+            out.append(window)
+    return tuple(reversed(out))
+
+
+def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number: int, channel: str) -> list[tuple[int, float]]:
+    """The last `WINDOW_STEPS` steps of what this launch's weights descend from, in step order."""
+    launch = story.launch(number)
+    limit = None if launch is None else launch.span.start_step
+    out: list[tuple[int, float]] = []
+    if limit is None:
+        return out
+    oldest = limit - WINDOW_STEPS
+    while launch is not None and launch.span.parent is not None and limit > oldest:
+        parent = story.launch(launch.span.parent)
+        if parent is None:
+            break
+        curve = by_launch.get(parent.number, {}).get(channel, Curve()).between(oldest + 1, limit)
+        out = [*zip(curve.steps, curve.values, strict=True), *out]
+        limit = min(limit, parent.span.start_step or 0)
+        launch = parent
+    return [(step, value) for step, value in out if math.isfinite(value)]
+
+
+def _window(
+    number: int, start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]]
+) -> ResumeWindow | None:
+    name = next((n for n in LOSS_NAMES if n in own), None)
+    if name is None or len(before[name]) < LEAST_POINTS:
+        return None
+    after = _finite(own[name].between(start + 1, start + WINDOW_STEPS))
+    if len(after) < 2:
+        return None
+    level = median(value for _, value in before[name])
+    bump, half_life = _recovery(start, after, level, _noise([v for _, v in before[name]]))
+    points = [*before[name], *after]
+    return ResumeWindow(
+        launch=number,
+        step=start,
+        offsets=tuple(step - start for step, _ in points),
+        excess=tuple(value - level for _, value in points),
+        bump=bump,
+        half_life_steps=half_life,
+        shifts=_shifts(start, own, before, name),
+    )
+
+
+def _finite(curve: Curve) -> list[tuple[int, float]]:
+    return [(s, v) for s, v in zip(curve.steps, curve.values, strict=True) if math.isfinite(v)]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """A standard deviation that a few spikes do not move; never zero."""
+    middle = median(values)
+    return NORMAL_MAD * median(abs(v - middle) for v in values) or abs(middle) * 1e-3 or 1e-9
+
+
+def _recovery(start: int, after: Sequence[tuple[int, float]], level: float, noise: float) -> tuple[float | None, int | None]:
+    smooth = [median(v for _, v in after[max(0, i - 2) : i + 3]) - level for i in range(len(after))]
+    peak = max(range(min(FIRST_POINTS, len(smooth))), key=smooth.__getitem__)
+    if smooth[peak] < 2 * noise:
+        return None, None
+    for i in range(peak, len(smooth)):
+        if smooth[i] <= smooth[peak] / 2:
+            return smooth[peak], after[i][0] - start
+    return smooth[peak], None
+
+
+def _shifts(
+    start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]], loss: str
+) -> tuple[Shift, ...]:
+    found = []
+    for name, curve in own.items():
+        after = [v for _, v in _finite(curve.between(start + 1, start + WINDOW_STEPS))][:FIRST_POINTS]
+        old = [v for _, v in before[name]]
+        if name == loss or len(after) < 2 or len(old) < LEAST_POINTS:
+            continue
+        sigmas = (fmean(after) - fmean(old)) / _noise(old)
+        found.append(Shift(channel=name, before=fmean(old), after=fmean(after), sigmas=sigmas))
+    return tuple(sorted(found, key=lambda shift: -abs(shift.sigmas)))
+
+
+def would_have_resumed_at(story: Story, launch: LaunchStory) -> int | None:
+    """Where a launch that took no step stood: what its guard or its start says, else where the rollback before it went."""
+    verdict = launch.verdict_entry
+    known = launch.span.start_step if verdict is None or verdict.step is None else verdict.step
+    if known is not None or verdict is None:
+        return known
+    return next((mark.to_step for mark in reversed(story.lineage.rollbacks) if mark.entry_id < verdict.id), None)

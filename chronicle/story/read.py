@@ -1,18 +1,108 @@
-"""Read a run's story from disk: journal, the ends of each per-step log, signs of life. The edge around `assemble`."""
+"""Read a run's story from disk: the journal, a few places of each per-step log, and signs of life.
 
+Logs are not read whole: `ends_of` and `points_until` find their place by bisection in files above `WHOLE_BYTES`. Smaller files are read
+whole, so that a log whose steps go back is read correctly.
+"""
+
+import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
 from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
+from chronicle.metrics.log import parse_line
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story, assemble, with_checkpoint
-from chronicle.story.measurements import ends_of, points_until
 
-__all__ = ["BRIEF_KINDS", "observed_steps", "read_brief_story", "read_story"]
+__all__ = [
+    "BRIEF_KINDS",
+    "ends_of",
+    "lost_seconds",
+    "observed_steps",
+    "points_until",
+    "read_brief_story",
+    "read_story",
+]
+
+WHOLE_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
+WINDOW = 64  # lines looked at before a step: evaluation and gradient norm may be logged less often than the loss
+
+
+def ends_of(path: Path) -> tuple[int, int] | None:
+    """First and last logged step; None when there is no readable line."""
+    try:
+        with path.open("rb") as file:
+            first = next(_points(file.read(BLOCK_BYTES).split(b"\n")), None)
+            size = file.seek(0, os.SEEK_END)
+            last = _last(file.fileno(), size)
+    except OSError:
+        return None
+    return None if first is None or last is None else (first.step, last.step)
+
+
+def points_until(path: Path, step: int, count: int = WINDOW) -> list[Point]:
+    """The last `count` points at or before `step`, oldest first."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size <= WHOLE_BYTES:
+                file.seek(0)
+                points = (point for point in _points(file) if point.step <= step)
+                return list(deque(points, maxlen=count))
+            end = _offset_after(file.fileno(), size, step)
+            start = max(0, end - BLOCK_BYTES)
+            lines = os.pread(file.fileno(), end - start, start).split(b"\n")
+    except OSError:
+        return []
+    return [point for point in _points(lines[0 if start == 0 else 1 :]) if point.step <= step][-count:]
+
+
+def _points(lines: Iterator[bytes] | list[bytes]) -> Iterator[Point]:
+    return (point for line in lines if (point := parse_line(line)) is not None)
+
+
+def _last(fd: int, size: int) -> Point | None:
+    block = BLOCK_BYTES
+    while True:
+        start = max(0, size - block)
+        lines = os.pread(fd, size - start, start).split(b"\n")
+        for line in reversed(lines[0 if start == 0 else 1 :]):
+            point = parse_line(line)
+            if point is not None:
+                return point
+        if start == 0:
+            return None
+        block *= 8
+
+
+def _offset_after(fd: int, size: int, step: int) -> int:
+    """Byte offset behind the last line whose step is at or before `step`."""
+    low, high = 0, size
+    while high - low > BLOCK_BYTES:
+        middle = (low + high) // 2
+        block = os.pread(fd, BLOCK_BYTES, middle)
+        head, _, rest = block.partition(b"\n")
+        point = next(_points(rest.split(b"\n")[:-1]), None)
+        if point is None or point.step > step:
+            high = middle
+        else:
+            low = middle + len(head) + 1
+    end = low
+    for line in os.pread(fd, min(size, high + BLOCK_BYTES) - low, low).split(b"\n")[:-1]:
+        point = parse_line(line)
+        if point is not None and point.step > step:
+            break
+        end += len(line) + 1
+    return end
+
+
+# --- The story
 
 BRIEF_KINDS = (  # what lineage, ledger, open matters and proposals are folded from
     *("run.init", "launch.start", "launch.step", "launch.end", "guard.verdict", "lr.mismatch", "incident", "close"),
@@ -71,3 +161,23 @@ def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:
 
 def _alive(paths: RunPaths, now: float) -> list[int]:
     return [beat.launch for beat in read_heartbeats(paths.heartbeats_dir) if beat.age(now) < FRESH_SECONDS]
+
+
+# --- Time lost by each rollback
+
+
+def lost_seconds(story: Story, paths: RunPaths) -> dict[str, float]:
+    """Rollback entry id -> seconds between first passing its target and the step that was thrown away, where known."""
+    return dict(_pairs(story, paths))
+
+
+def _pairs(story: Story, paths: RunPaths) -> Iterator[tuple[str, float]]:
+    for mark in story.lineage.rollbacks:
+        end, begin = _time(paths, mark.from_launch, mark.from_step), _time(paths, mark.to_launch, mark.to_step)
+        if end is not None and begin is not None and end >= begin:
+            yield mark.entry_id, end - begin
+
+
+def _time(paths: RunPaths, launch: int | None, step: int) -> float | None:
+    points = [] if launch is None else points_until(paths.metrics_path(launch), step, 1)
+    return points[-1].time if points else None

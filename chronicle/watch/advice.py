@@ -1,20 +1,33 @@
-"""The proposal for what the detector saw, as a journal entry and as one line that names the command to type."""
+"""What a proposal needs from the journal and the disk, and the proposal as a journal entry and one printed line.
+
+Checkpoints are read, never changed. Only the newest few before the onset are verified: reading a hundred checkpoints of
+160 GB to propose one would take longer than the proposal saves.
+"""
 
 from __future__ import annotations
 
+import datetime
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import Lineage, compute_lineage
+from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
-from chronicle.watch.facts import collect_candidates, collect_history, find_checkpoint_roots
+from chronicle.verified import find_verdict
 from rollback.detect import Event
-from rollback.propose import Proposal, propose
+from rollback.errors import RollbackError
+from rollback.findings import Severity
+from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal, propose
 
+if TYPE_CHECKING:
+    from rollback.checkpoint.listing import Checkpoint
 
 class Adviser:
     """Knows where the launch is and how fast; asks journal and disk only when something is to be proposed."""
@@ -78,3 +91,164 @@ class Adviser:
             return f"proposal: {proposal.reasons[-1]}"
         cost = f" (discards {proposal.cost_steps} steps)" if proposal.cost_steps is not None else ""
         return f"to roll back, type: {proposal.command}{cost}"
+
+
+# --- Facts: candidate checkpoints, earlier rollbacks, LR factors, hardware events
+
+VERIFIED_AT_MOST = 6
+SAVES = ("checkpoint", "guard.saved")  # entries of saves; the second where only the optimizer's state was seen to be taken
+
+
+def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
+    """Directories in which this run's checkpoints lie: the configured one, else the parents of those journalled."""
+    if configured is not None:
+        return (configured,)
+    parents: dict[Path, None] = {}
+    for entry in entries:
+        text = entry.data.get("path") if entry.kind == "checkpoint" else None
+        if isinstance(text, str):
+            path = Path(text) if Path(text).is_absolute() else base / text
+            parents[path.parent] = None
+    return tuple(parents)
+
+
+def collect_candidates(
+    roots: Sequence[Path], *, before: int, entries: Sequence[Entry] = ()
+) -> tuple[CandidateCheckpoint, ...]:
+    """List the checkpoints that are not abandoned; the newest few before `before` are verified.
+
+    What `chronicle verify` found unsound, by `entries`, is not looked at again.
+    """
+    found: dict[tuple[int, int | None], Checkpoint] = {}
+    for root in roots:
+        for checkpoint in _list(root):
+            if checkpoint.step is not None and checkpoint.abandoned is None:
+                found[checkpoint.step, checkpoint.launch] = checkpoint
+    newest_first = sorted(found.values(), key=lambda c: c.step or 0, reverse=True)
+    candidates, looked = [], 0
+    for checkpoint in newest_first:
+        step = checkpoint.step or 0
+        verified = None
+        if step <= before and looked < VERIFIED_AT_MOST:
+            verified = is_verified(checkpoint, entries)
+            looked += verified
+        honours = _said_with(checkpoint, entries)
+        candidate = CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified, honours=honours)
+        candidates.append(candidate)
+    return tuple(reversed(candidates))
+
+
+def _list(root: Path) -> Sequence[Checkpoint]:
+    from rollback.checkpoint.listing import list_checkpoints  # only when something is to be proposed
+
+    try:
+        return list_checkpoints(root, include_abandoned=False)
+    except (RollbackError, OSError):
+        return ()  # no such directory yet, or no right to look: nothing can be proposed from it
+
+
+def is_verified(checkpoint: Checkpoint, entries: Sequence[Entry] = ()) -> bool:
+    """Whether verification finds no error in it, now or when every byte was read; unreadable counts as not verified."""
+    from rollback.checks.verify import verify_checkpoint
+
+    verdict = find_verdict(checkpoint.path, entries)
+    if verdict is not None and not verdict.passes:
+        return False
+    try:
+        return all(finding.severity is not Severity.ERROR for finding in verify_checkpoint(checkpoint))
+    except (RollbackError, OSError):
+        return False
+
+
+def collect_history(
+    entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int,
+    seconds_per_step: float | None = None, today: Callable[[], datetime.date] = datetime.date.today,
+) -> History:  # fmt: skip
+    """Everything the policy remembers, from the journal."""
+    lineage = compute_lineage(entries)
+    ledger = compute_lr_ledger(entries, lineage)
+    rollbacks = tuple(_past_rollbacks(entries))
+    factor, raised = _lr_factors(ledger, lineage, launch)
+    return History(
+        run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
+        hardware=tuple((e.step, e.title) for e in entries if e.step is not None and is_about_hardware(e)),
+        lr_factor=factor, lr_raised=raised, honours=_honoured(entries),
+        discarded_steps=_discarded(lineage), day=today().toordinal(),
+    )  # fmt: skip
+
+
+def is_about_hardware(entry: Entry) -> bool:
+    """A hardware event that is not harmless, or a person's note with that tag."""
+    if entry.kind == "hardware":
+        return entry.data.get("serious") is not False
+    return entry.kind == "note" and "hardware" in (entry.data.get("tags") or ())
+
+
+def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
+    """Each receipt with the onset it answered: that of the last proposal, else of the last incident, before it."""
+    undone = {ref for entry in entries if entry.kind == "undo.receipt" for ref in entry.refs}
+    onset, action = None, Action.SKIP
+    for entry in entries:
+        if entry.kind in ("proposal", "incident"):
+            value = entry.data.get("onset_step")
+            onset = value if isinstance(value, int) else onset
+            if entry.kind == "proposal" and entry.data.get("action") in set(Action):
+                action = Action(entry.data["action"])
+        elif entry.kind == "rollback.receipt" and entry.id not in undone and entry.step is not None:
+            scale = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
+            scale = float(scale) if isinstance(scale, int | float) else 1.0
+            yield PastRollback(
+                onset_step=entry.step if onset is None else onset, target_step=entry.step,
+                action=action_taken(action, scale), lr_scale=scale,
+                day=datetime.datetime.fromisoformat(entry.ts).date().toordinal(),
+            )  # fmt: skip
+            onset, action = None, Action.SKIP
+
+
+def action_taken(proposed: Action, scale: float) -> Action:
+    """The rung that was really taken: what the LR says, where a person did otherwise than proposed."""
+    if scale <= 0.6:
+        return Action.LR_50
+    if scale < 1.0:
+        return Action.LR_75
+    return proposed if proposed.rung <= Action.SKIP.rung else Action.SKIP
+
+
+def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple[float, float]:
+    """The factor this launch trains at, and how much that is above its parent's."""
+    line = ledger.line(launch)
+    if line is None or line.factor is None:
+        return 1.0, 1.0
+    parents = {span.number: span.parent for span in lineage.launches}
+    parent = ledger.line(parents.get(line.launch))
+    if parent is None or not parent.factor:
+        return line.factor, 1.0
+    return line.factor, line.factor / parent.factor
+
+
+def _honoured(entries: Sequence[Entry]) -> frozenset[str]:
+    """What the run said with its last checkpoint that it carries out of a rollback's contract."""
+    return next((_said_in(entry) for entry in reversed(entries) if entry.kind in SAVES), frozenset())
+
+
+def _said_with(checkpoint: Checkpoint, entries: Sequence[Entry]) -> frozenset[str] | None:
+    """What it said with this one."""
+    name = checkpoint.path.name
+    for entry in reversed(entries):
+        if entry.kind in SAVES and entry.step == checkpoint.step:
+            path = Path(str(entry.data.get("path") or name))
+            if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is told of as `opt_step-7`
+                return _said_in(entry)
+    return None
+
+
+def _said_in(entry: Entry) -> frozenset[str]:
+    said = entry.data.get("honours")
+    return frozenset(map(str, said)) if isinstance(said, list) else frozenset()
+
+
+def _discarded(lineage: Lineage) -> int:
+    return sum(
+        span.last_step - span.abandoned_after for span in lineage.launches
+        if span.abandoned_after is not None and span.last_step is not None
+    )  # fmt: skip

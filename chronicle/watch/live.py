@@ -1,13 +1,16 @@
-"""Watch one launch while it runs: fold its log, keep the journal informed, say the line to type.
+"""The live watch of one launch: fold its log, write incidents to the journal, print the command to type, call hooks.
 
-The supervisor polls it once a second and stays alive whatever happens here: `poll` raises nothing, it says once what
-went wrong and goes on with what still works.
+The supervisor polls it once a second. `poll` and `finish` do not raise: they report a failure once and go on.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.journal.lineage import Interval
@@ -16,14 +19,20 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser
-from chronicle.watch.hooks import Hooks
-from chronicle.watch.incidents import IncidentLog
-from chronicle.watch.past import kept_before, last_rows, read_past
-from chronicle.watch.promise import LrPromise, lr_ratio_of, read_promise, warm_until
-from chronicle.watch.restart import LiveRestart
-from chronicle.watch.snapshots import SnapshotKeeper, load_snapshot
-from chronicle.watch.tail import Tail
-from rollback.detect import Detector, Event, Tier
+from chronicle.watch.follow import Tail
+from chronicle.watch.restart import (
+    LiveRestart,
+    LrPromise,
+    SnapshotKeeper,
+    kept_before,
+    last_rows,
+    load_snapshot,
+    lr_ratio_of,
+    read_past,
+    read_promise,
+    warm_until,
+)
+from rollback.detect import Detector, Event, Status, Tier
 
 
 def say_on_stderr(line: str) -> None:
@@ -154,3 +163,113 @@ class LiveWatch:
         if text not in self._complained:
             self._complained.add(text)
             self._say(f"chronicle: the live detector stumbled: {text}")
+
+
+# --- Events as journal entries
+
+
+class IncidentLog:
+    """Writes `incident` entries; later entries of an event refer to its first."""
+
+    def __init__(self, writer: JournalWriter, launch: int) -> None:
+        self._writer, self._launch = writer, launch
+        self._written: dict[int, tuple[str, tuple[str, str, str]]] = {}
+        self._old: frozenset[int] = frozenset()
+
+    def forget(self, events: Iterable[Event]) -> None:
+        """These events belong to earlier launches, whose watchers have written them down."""
+        self._old = frozenset(event.id for event in events)
+
+    def is_old(self, event: Event) -> bool:
+        return event.id in self._old
+
+    def record(self, event: Event) -> bool:
+        """Append an entry when there is something new to say; True when there was."""
+        state = (event.kind.value, event.tier.value, event.status.value)
+        known = self._written.get(event.id)
+        if known is not None and known[1] == state:
+            return False
+        change = "opened" if known is None else "closed" if event.status is Status.RECOVERED else "changed"
+        entry = self._writer.append(
+            "incident", step=event.onset_step, launch=self._launch, title=self.title(event),
+            refs=() if known is None else (known[0],), data={**event.to_json(), "change": change},
+        )  # fmt: skip
+        self._written[event.id] = (entry.id if known is None else known[0], state)
+        return True
+
+    @staticmethod
+    def title(event: Event) -> str:
+        """One line for journal and terminal."""
+        where = ", ".join(event.channels) or "log"
+        since = f"since step {event.onset_step}"
+        if event.onset_low_step is not None and event.onset_low_step != event.onset_step:
+            since += f" (at the earliest {event.onset_low_step})"
+        state = f", {event.status.value}" if event.status is not Status.OPEN else ""
+        detail = f": {event.evidence[0]}" if event.evidence else ""
+        loud = "" if event.tier is Tier.NOTICE else f"{event.tier.value}: "
+        return f"{loud}{event.kind.value} on {where} {since}{state}{detail}"
+
+
+# --- Hooks: the user's commands, one per tier
+
+AT_ONCE = 8  # hooks that may run beside each other: one that hangs must not become a thousand
+WAIT_SECONDS = 10.0  # at the end of a watch
+
+
+class Hooks:
+    """`call` starts the command of the event's tier, once for each tier that an event reaches."""
+
+    def __init__(self, commands: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._commands, self._say = commands, say
+        self._called: set[tuple[int, str]] = set()
+        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def call(self, event: Event) -> None:
+        """Start the hook; never raises."""
+        name = f"on_{event.tier.value}"
+        command, key = self._commands.get(name), (event.id, event.tier.value)
+        self.reap()
+        if not command or key in self._called:
+            return
+        self._called.add(key)
+        if len(self._running) >= AT_ONCE:
+            self._say(f"hook {name} is not started: {AT_ONCE} of them still run")
+            return
+        try:
+            self._running.append((name, _start(command, event)))
+        except OSError as problem:
+            self._say(f"hook {name} cannot be started: {problem}")
+
+    def reap(self) -> None:
+        """Say of those that have ended whether they failed."""
+        for name, process in [item for item in self._running if item[1].poll() is not None]:
+            self._running.remove((name, process))
+            if process.returncode:
+                self._say(f"hook {name} ended with code {process.returncode}")
+
+    def finish(self, seconds: float = WAIT_SECONDS) -> None:
+        """The watch ends: wait a little for what still runs, and leave what does not end alone."""
+        until = time.monotonic() + seconds
+        while self._running and time.monotonic() < until:
+            self.reap()
+            time.sleep(0.02)
+        for name, process in self._running:
+            self._say(f"hook {name} still runs as process {process.pid}")
+
+
+def _start(command: str, event: Event) -> subprocess.Popen[bytes]:
+    record = json.dumps(event.to_json())
+    facts = {"KIND": event.kind.value, "TIER": event.tier.value, "ONSET": str(event.onset_step),
+             "CHANNELS": ",".join(event.channels), "STATUS": event.status.value}  # fmt: skip
+    environ = os.environ | {"CHRONICLE_EVENT": record} | {f"CHRONICLE_EVENT_{name}": text for name, text in facts.items()}
+    # The command comes from the person's own settings or flags: a shell line is what it is meant to be.
+    process = subprocess.Popen(  # noqa: S602
+        command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(record.encode() + b"\n")
+        process.stdin.close()
+    except OSError:
+        pass  # it has ended without reading
+    return process

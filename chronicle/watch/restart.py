@@ -1,20 +1,28 @@
-"""The first fifty logged steps after a restart against the steps they continue: L1–L4, from the log alone.
+"""A launch that continues another: the detector state and points it starts from, its promised LRs, its first-steps check.
 
-For trainers that nobody instrumented this is the only verdict on a restart, so it is journalled like the guard's own
-(`guard.log`); it cannot refuse and verifies no memory. `LiveRestart` sits in the live watch of a launch; `LogRestart`
-finds the restarts of a plain log by its steps, which go back, or begin again.
+`RestartCheck` compares the first fifty logged steps with the steps they continue (L1-L4, from the log alone). For
+trainers without the guard this is the only verdict on a restart, so it is journalled like the guard's own.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import Point
-from chronicle.resume.checks.log_tripwires import NUM_AFTER, NUM_BEFORE, Row, check_log, logged_row
+from chronicle.journal.entries import Entry
+from chronicle.journal.lineage import Interval, compute_lineage
+from chronicle.metrics.log import Point, read_metrics
+from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
+from chronicle.resume.checks.tripwires import NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
+from chronicle.resume.learning_rate import warmed
+from rollback.detect import Detector, UnknownState
 
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
@@ -23,14 +31,14 @@ class RestartCheck:
     """One restart: feed its rows, get what trips; `passed` when fifty have gone by and nothing did."""
 
     def __init__(
-        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
+        self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
         warm_until: int = 0,
     ) -> None:
         """`before`: rows the launch continues; `head`: the last step that was reached, which may lie after them."""
         self._before = tuple(before)
         self._head = head
         self._first, self._told, self._lr_ratio, self._warm_until = first_step, resume_step, lr_ratio, warm_until
-        self._rows: list[Row] = []
+        self._rows: list[LoggedRow] = []
         self.failed: list[Check] = []
 
     @property
@@ -84,7 +92,7 @@ class LogRestart:
     """Restarts inside one log, for `chronicle watch FILE` and `chronicle spikes FILE`."""
 
     def __init__(self, lr_ratio: float = 1.0) -> None:
-        self._rows: deque[Row] = deque(maxlen=4 * NUM_BEFORE)
+        self._rows: deque[LoggedRow] = deque(maxlen=4 * NUM_BEFORE)
         self._check: RestartCheck | None = None
         self._lr_ratio = lr_ratio
         self._launch: int | None = None
@@ -129,7 +137,7 @@ class LiveRestart:
         self._origin = ""
 
     def begin(
-        self, before: Sequence[Row], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
+        self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
         warm_until: int = 0,
     ) -> None:
         """The launch's first point has come; a launch that continues nothing is no restart.
@@ -157,3 +165,205 @@ class LiveRestart:
             return
         word = "warned" if check.failed else "passed"
         self._write(check.resume_step, f"first {check.num_rows} logged steps: {word}", check.to_json(self._origin))
+
+
+# --- LRs that the rollback promised for the next steps
+
+LR_NAMES = ("lr", "learning_rate")
+CHANNEL = "lr/expected"
+NEAR_STEPS = 1000  # the first logged step may lie that far behind the checkpoint
+
+
+class LrPromise:
+    """The promised LRs by step; empty where there is no contract, or one for another start."""
+
+    def __init__(self, first_step: int, lrs: Sequence[float], warmup_steps: int = 0) -> None:
+        self._first, self._lrs = first_step, tuple(lrs)
+        self._warmups = [(0, warmup_steps)]
+
+    def add_to(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Return the values with the promised LR beside the logged one, while the promise lasts."""
+        found = next((values[name] for name in LR_NAMES if name in values), None)
+        at = step - self._first
+        near = self._lrs[at : at + 2] if at >= 0 else ()
+        near = (*near, *(warmed(lr, at + index, self._warmups) for index, lr in enumerate(near)))
+        if found is None or not near:
+            return values
+        return {CHANNEL: min(near, key=lambda lr: abs(lr - found)), **values}
+
+
+def read_promise(path: Path, first_step: int) -> LrPromise:
+    """Read the contract for a launch whose first logged step this is; anything but a fitting contract promises nothing."""
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return LrPromise(0, ())
+    return LrPromise(*parse_promise(contract, first_step), _count(contract, "warmup_steps"))
+
+
+def lr_ratio_of(path: Path, first_step: int) -> float:
+    """By how much the rollback that this launch follows scaled the LR; 1 where there is none for this start."""
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+        step, ratio = contract["step"], contract["lr_ratio"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 1.0
+    fits = isinstance(step, int) and isinstance(ratio, int | float) and step < first_step <= step + NEAR_STEPS
+    return float(ratio) if fits and ratio > 0 else 1.0
+
+
+def warm_until(path: Path, first_step: int) -> int:
+    """The last step of the warm-up that the rollback asked for; 0 where there is none for this start."""
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0
+    step, count = _count(contract, "step"), _count(contract, "warmup_steps")
+    return step + count if count and step < first_step <= step + NEAR_STEPS else 0
+
+
+def _count(contract: Any, name: str) -> int:
+    value = contract.get(name) if isinstance(contract, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def parse_promise(contract: Any, first_step: int) -> tuple[int, tuple[float, ...]]:
+    """Return (first promised step, LRs of the first group); nothing when the launch did not start at the checkpoint."""
+    if not isinstance(contract, dict) or contract.get("v") != 1:
+        return 0, ()
+    step, rows = contract.get("step"), contract.get("next_lrs")
+    if not isinstance(step, int) or not isinstance(rows, list) or not step < first_step <= step + len(rows):
+        return 0, ()
+    lrs = [row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int | float)]
+    return (step + 1, tuple(float(lr) for lr in lrs)) if len(lrs) == len(rows) else (0, ())
+
+
+# --- Points that the launch's weights descend from
+
+REACH_STEPS = 20_000  # the longest memory of the detector, with room
+
+
+def kept_before(paths: RunPaths, entries: Sequence[Entry], launch: int) -> tuple[Interval, ...]:
+    """The kept intervals of the launches before this one."""
+    earlier = [entry for entry in entries if entry.launch is None or entry.launch < launch]
+    return compute_lineage(earlier, _observed(paths, launch)).kept
+
+
+def read_past(
+    paths: RunPaths, kept: Sequence[Interval], first_step: int, *, after: int = -1
+) -> Iterator[tuple[int, Point]]:
+    """Yield (launch, point) of the kept steps above `after` and below `first_step`; missing logs are left out."""
+    for interval in kept:
+        first, last = max(interval.first, after + 1, first_step - REACH_STEPS), min(interval.last, first_step - 1)
+        if last < first:
+            continue
+        try:
+            points = list(read_metrics(paths.metrics_path(interval.launch)))
+        except OSError:
+            continue
+        for point in points:
+            if first <= point.step <= last:
+                yield interval.launch, point
+
+
+def last_rows(paths: RunPaths, kept: Sequence[Interval], until: int) -> list[LoggedRow]:
+    """LR and loss of the last kept steps up to `until`; where all are later (the counter began anew), the last of all."""
+    if not any(interval.first <= until for interval in kept):
+        until = max((interval.last for interval in kept), default=0)
+    rows: list[LoggedRow] = []
+    for interval in reversed(kept):
+        if len(rows) >= NUM_BEFORE:
+            break
+        try:
+            points = read_metrics(paths.metrics_path(interval.launch))
+            found = [logged_row(p.step, p.values) for p in points if interval.first <= p.step <= min(interval.last, until)]
+        except OSError:
+            continue
+        rows = [row for row in found if row is not None][-NUM_BEFORE:] + rows
+    return rows[-NUM_BEFORE:]
+
+
+def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
+    """First and last logged step of every earlier launch."""
+    seen: dict[int, tuple[int, int]] = {}
+    for number in range(1, launch):
+        try:
+            steps = [point.step for point in read_metrics(paths.metrics_path(number))]
+        except OSError:
+            continue
+        if steps:
+            seen[number] = (min(steps), max(steps))
+    return seen
+
+
+# --- Detector state saved with each checkpoint
+
+TAKE_EVERY = 25  # points
+KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many takes after its step
+NAME = re.compile(r"(\d+)\.json")
+VERSION = 1
+
+
+def snapshots_dir(paths: RunPaths, launch: int) -> Path:
+    return paths.launch_dir(launch) / "detector"
+
+
+class SnapshotKeeper:
+    """Takes states in memory and writes the one that belongs to a checkpoint."""
+
+    def __init__(self, paths: RunPaths, launch: int) -> None:
+        self._directory = snapshots_dir(paths, launch)
+        self._taken: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEEP)
+        self._written: set[int] = set()
+        self._points = 0
+
+    def note(self, step: int, detector: Detector) -> None:
+        """Called after every folded point; takes a state every few."""
+        self._points += 1
+        if self._points % TAKE_EVERY == 1:
+            self._taken.append((step, detector.to_json()))
+
+    def save_for(self, entries: Iterable[Entry]) -> None:
+        """Write the states of checkpoints not seen before; steps that have not been folded yet wait."""
+        for entry in entries:
+            step = entry.step
+            if entry.kind != "checkpoint" or step is None or step in self._written:
+                continue
+            if not self._taken or self._taken[-1][0] < step - TAKE_EVERY:
+                continue
+            older = [(taken, state) for taken, state in self._taken if taken <= step]
+            if older:
+                self._write(step, *older[-1])
+            self._written.add(step)
+
+    def _write(self, checkpoint: int, folded_to: int, state: dict[str, Any]) -> None:
+        """Whole or not at all; a state is a convenience, so nothing waits for the disk."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"{checkpoint}.json"
+        temporary = path.with_suffix(".tmp")
+        record = {"v": VERSION, "checkpoint": checkpoint, "folded_to": folded_to, "state": state}
+        temporary.write_text(json.dumps(record), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def load_snapshot(paths: RunPaths, launches: Iterable[int], before: int) -> tuple[int, Detector] | None:
+    """The newest state folded to a step below `before`, in the newest of these launches that has one: (step, detector)."""
+    for launch in sorted(launches, reverse=True):
+        directory = snapshots_dir(paths, launch)
+        names = [NAME.fullmatch(path.name) for path in directory.iterdir()] if directory.is_dir() else []
+        for step in sorted((int(match[1]) for match in names if match), reverse=True):
+            loaded = _load(directory / f"{step}.json", before) if step < before else None
+            if loaded is not None:
+                return loaded
+    return None
+
+
+def _load(path: Path, before: int) -> tuple[int, Detector] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        folded_to = int(record["folded_to"])
+        if record["v"] != VERSION or folded_to >= before:
+            return None
+        return folded_to, Detector.from_json(record["state"])
+    except (OSError, ValueError, KeyError, TypeError, UnknownState):
+        return None  # damaged or of another version: the log is folded from further back instead

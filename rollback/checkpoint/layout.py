@@ -1,12 +1,13 @@
-"""What a checkpoint consists of, as values: roles of files, the files, the checkpoint; and its names on disk.
+"""What a checkpoint consists of: roles of files, the files, stray names, and a stamp that tells two states apart.
 
-Only names, kinds and sizes are looked at here, never a byte of content. Which names belong to which writer is said
-in `rollback.checkpoint.formats`; `rollback.checkpoint.listing` lists and selects.
+Names, kinds and sizes only; no content is read. `rollback.checkpoint.formats` says which names belong to which writer;
+`rollback.checkpoint.listing` lists and selects.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from enum import Enum
@@ -45,7 +46,7 @@ class EntryKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DirectoryEntry:
     """One name below a checkpoint: its relative posix path, kind and size in bytes (of a link: of its target)."""
 
     path: str
@@ -101,9 +102,9 @@ class Checkpoint:
         return self.path.parent if self.single_file else self.path
 
 
-def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[Entry, ...]:
+def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntry, ...]:
     """Everything below a directory, sorted by path, links not followed; raises when there is too much to be one."""
-    entries: list[Entry] = []
+    entries: list[DirectoryEntry] = []
     todo: list[tuple[str, int]] = [("", 0)]
     while todo:
         prefix, level = todo.pop()
@@ -123,18 +124,18 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
-def _entry(path: str, child: os.DirEntry[str]) -> Entry:
+def _entry(path: str, child: os.DirEntry[str]) -> DirectoryEntry:
     try:
         if child.is_symlink():
-            return Entry(path, EntryKind.LINK, _target_size(child))
+            return DirectoryEntry(path, EntryKind.LINK, _target_size(child))
         status = child.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return Entry(path, EntryKind.SPECIAL, 0)  # it vanished while we looked
+        return DirectoryEntry(path, EntryKind.SPECIAL, 0)  # it vanished while we looked
     except OSError as problem:  # taken for nothing, a checkpoint would be missing from the list
         raise UnreadableFile(f"`{child.path}` cannot be looked at: {problem.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
-        return Entry(path, EntryKind.DIRECTORY, 0)
-    return Entry(path, EntryKind.FILE if stat.S_ISREG(status.st_mode) else EntryKind.SPECIAL, status.st_size)
+        return DirectoryEntry(path, EntryKind.DIRECTORY, 0)
+    return DirectoryEntry(path, EntryKind.FILE if stat.S_ISREG(status.st_mode) else EntryKind.SPECIAL, status.st_size)
 
 
 def _target_size(child: os.DirEntry[str]) -> int:
@@ -142,3 +143,45 @@ def _target_size(child: os.DirEntry[str]) -> int:
         return child.stat(follow_symlinks=True).st_size
     except OSError:
         return 0
+
+
+# --- Stray names
+
+_LEFTOVERS = re.compile(
+    r"""
+      \.DS_Store | \.nfs[0-9a-fA-F]+ | Thumbs\.db | desktop\.ini | \._.+          # desktops, NFS
+    | .+~ | \.\#.+ | \#.+\# | \.?.+\.sw[a-px]                                     # editors
+    | .+[._-](?:orig|bak|backup|old|save|saved|copy|keep|tmp|temp|part|partial|new|broken|bad)[._-]?\d*
+    | .+[ ]\(copy\)(?:.*) | .+[ ]copy(?:[ ]\d+)?(?:\..*)? | .+[ ]-[ ][Cc]opy.* | [Cc]opy[ ]of[ ].+ | .+[ ]\(\d+\).*
+    | (?:tmp|temp|backup|old|orig)(?:[._-].*)?
+    """,
+    re.VERBOSE,
+)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a tool or a person leaves such a name behind: backups, swap files, copies."""
+    return _LEFTOVERS.fullmatch(name) is not None
+
+
+def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
+    """Whether `name` contains a state file's stem; ask only for names that are no state file."""
+    return stems.search(name) is not None
+
+
+# --- Stamp of a checkpoint
+
+
+def stamp_of(path: Path) -> str:
+    """The stamp of the checkpoint at `path`, a directory or a file; raises RollbackError or OSError when it is not there."""
+    import hashlib  # 5 ms that not every reader needs
+
+    if path.name == ACCELERATE_STATE_DIR:
+        path = path.parent  # both name the same checkpoint
+    names = [entry.path for entry in scan_entries(path)] if path.is_dir() else [""]
+    digest = hashlib.sha256()
+    for name in names:
+        found = os.lstat(path / name)
+        values = (found.st_size, found.st_mtime_ns, found.st_ino) if not os.path.isdir(path / name) else ()
+        digest.update(repr((name, *values)).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]

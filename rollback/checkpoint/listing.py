@@ -1,4 +1,4 @@
-"""Checkpoints found by anchored names and selected exactly: nothing is guessed, nothing is "latest".
+"""Checkpoints found by anchored names, selected exactly, and their state read: nothing is guessed, nothing is "latest".
 
 Listing looks at names and sizes and opens only the manifest, except that a directory whose name does not say its
 step (Accelerate's `checkpoint_7` counts saves) is asked for its counters. Checkpoints that a rollback has moved away
@@ -13,21 +13,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, UnknownFormat, UnreadableFile
 from rollback.checkpoint.formats import FORMATS, find_format, format_named
 from rollback.checkpoint.formats.format import CheckpointFormat
-from rollback.checkpoint.layout import Checkpoint, Entry, EntryKind, Role, StateFile, scan_entries
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, EntryKind, Role, StateFile, is_leftover, scan_entries
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
-from rollback.checkpoint.strays import is_leftover
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
 
 __all__ = [
     "Checkpoint",
+    "CheckpointState",
+    "OptimizerState",
     "Role",
+    "SchedulerState",
     "StateFile",
     "list_checkpoints",
     "list_newest_copies",
     "list_root_strays",
     "open_checkpoint",
+    "read_state",
+    "refuse_strays",
     "select_checkpoint",
 ]
 
@@ -134,7 +139,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
     if single_file:
         if not path.is_file():
             return None
-        entries: tuple[Entry, ...] = (Entry(path.name, EntryKind.FILE, path.stat().st_size),)
+        entries: tuple[DirectoryEntry, ...] = (DirectoryEntry(path.name, EntryKind.FILE, path.stat().st_size),)
     else:
         entries = scan_entries(path)
     known = find_format(path.name, entries)
@@ -164,7 +169,7 @@ def _manifest_if_whole(path: Path) -> Manifest | None:
         return None
 
 
-def _sort_entries(known: CheckpointFormat, entries: Sequence[Entry]) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
+def _sort_entries(known: CheckpointFormat, entries: Sequence[DirectoryEntry]) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
     files: list[StateFile] = []
     strays: list[str] = []
     for entry in entries:
@@ -216,7 +221,7 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, step=state.optimizer_step, step_source="counters")
 
 
-def _entries_of(root: Path) -> tuple[Entry, ...]:
+def _entries_of(root: Path) -> tuple[DirectoryEntry, ...]:
     return scan_entries(root, levels=1) if root.is_dir() else ()
 
 
@@ -278,3 +283,32 @@ def _what_is_there(path: Path) -> tuple[str, str | None]:
         else f"name the directory that the trainer saved; known writers are {writers}"
     )
     return f"`{path}` is no checkpoint of a known writer: it holds {names}", remedy
+
+
+# --- The state of a checkpoint
+
+
+def read_state(checkpoint: Checkpoint, *, allow_strays: bool = False) -> CheckpointState:
+    """The counters, schedulers and optimizers of `checkpoint`.
+
+    Raises StrayFiles before anything is read, UnreadableFile, Incomplete. `allow_strays` is for looking only.
+    """
+    if not allow_strays:
+        refuse_strays(checkpoint)
+    known = format_named(checkpoint.format)
+    if known is None:
+        raise UnknownFormat(f"`{checkpoint.path}`: no reader is called {checkpoint.format!r}")
+    return known.read_state(checkpoint)
+
+
+def refuse_strays(checkpoint: Checkpoint) -> None:
+    """Raise StrayFiles naming every stray of the checkpoint and the way out."""
+    if not checkpoint.strays:
+        return
+    names = ", ".join(f"`{name}`" for name in checkpoint.strays)
+    noun = "stray" if len(checkpoint.strays) == 1 else "strays"
+    raise StrayFiles(
+        f"{noun} {names} in `{checkpoint.path}`: a loader could take it for state, expected only the files of "
+        f"{checkpoint.format}",
+        "move it out of the checkpoint, or let `chronicle verify --quarantine` do it",
+    )

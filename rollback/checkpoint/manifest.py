@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, EntryKind, scan_entries
 from rollback.disk.reading import open_bounded
 from rollback.errors import UnreadableFile
-from rollback.files.json_stream import JsonPart, json_parts, put_part
-from rollback.checkpoint.layout import MAX_ENTRIES, Entry, EntryKind, scan_entries
+from rollback.files.json_file import JsonPart, json_parts, put_part
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
@@ -226,7 +226,7 @@ def replace_manifest(directory: Path, manifest: Manifest) -> None:
         os.close(fd)
 
 
-def listed_entries(directory: Path) -> tuple[Entry, ...]:
+def listed_entries(directory: Path) -> tuple[DirectoryEntry, ...]:
     """The files a manifest lists: everything that is a file (or a link to one) except manifests themselves."""
     return tuple(
         entry

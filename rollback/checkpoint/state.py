@@ -1,15 +1,23 @@
-"""What a checkpoint says about how the run continues, as values: schedulers, optimizers, counters, RNG, topology.
+"""What a checkpoint says about how the run continues: schedulers, optimizers, counters, RNG, topology; and torch's state dicts.
 
-Pure; `rollback.checkpoint.rollback_state` reads it through `rollback.checkpoint.formats`.
+The values come first. Below them: an optimizer's state whose keys were flattened (torchtitan), and the state dicts of
+torch's own optimizers (`param_groups`, `state`) and LR schedulers (the scheduler's `__dict__` without the optimizer;
+torch/optim/optimizer.py and lr_scheduler.py). DeepSpeed's own schedulers hold `last_batch_iteration`. Pure; the formats
+in `rollback.checkpoint.formats` fill these values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollback.findings import Finding
 from rollback.checkpoint.layout import Checkpoint
+from rollback.errors import UnreadableFile
+from rollback.files.pickle_values import Opaque, TensorRef
+from rollback.files.torch_tree import plain_number
+from rollback.findings import Finding
 
 Prefix = tuple[str | int, ...]
 
@@ -89,3 +97,243 @@ class CheckpointState:
             if part is not None:
                 return part
         return file
+
+
+# --- Optimizers saved flat
+
+_GROUP_KEY = re.compile(r"param_groups\.(?P<name>.+)\.(?P<field>[A-Za-z_0-9]+)")
+_STATE_KEY = re.compile(r"state\.(?P<name>.+)\.(?P<field>[A-Za-z_0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatOptimizer:
+    """`groups` with the parameters of each, and the values kept for each parameter."""
+
+    groups: tuple[tuple[Mapping[str, object], tuple[str, ...]], ...]
+    states: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+
+def is_flat_optimizer(value: Mapping[object, object]) -> bool:
+    """Whether these are the flattened keys of an optimizer."""
+    return any(isinstance(key, str) and key.startswith("param_groups.") and key.endswith(".lr") for key in value)
+
+
+def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
+    """Parameters put together again into groups, in their order."""
+    values: dict[str, dict[str, object]] = {}
+    states: dict[str, dict[str, object]] = {}
+    for key, part in value.items():
+        for pattern, found in ((_GROUP_KEY, values), (_STATE_KEY, states)):
+            match = pattern.fullmatch(key) if isinstance(key, str) else None
+            if match is not None:
+                found.setdefault(match["name"], {})[match["field"]] = part
+    groups: dict[str, tuple[Mapping[str, object], list[str]]] = {}
+    for name, fields in values.items():
+        groups.setdefault(repr(sorted(fields.items())), (fields, []))[1].append(name)
+    return FlatOptimizer(tuple((fields, tuple(names)) for fields, names in groups.values()), states)
+
+
+# --- State dicts of torch
+
+_SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
+                   {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"})  # fmt: skip
+MAX_COUNTERS = 64
+MAX_SEARCHED = 200_000
+MAX_LEVELS = 12  # nested schedulers: each takes two levels
+MAX_VALUES = 1_000_000  # of one state dict; a container counts as CONTAINER of them
+CONTAINER = 10
+
+
+def as_mapping(value: object) -> Mapping[object, object] | None:
+    """A dict, or the attributes of an object whose class is not known."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, Opaque):
+        return value.children() or None
+    return None
+
+
+def is_scheduler(value: object) -> bool:
+    """Whether a value is the state dict of an LR scheduler."""
+    found = as_mapping(value)
+    return found is not None and any(keys <= found.keys() for keys in _SCHEDULER_KEYS)
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether a value is the state dict of an optimizer: a list of group dicts, each with hyper-parameters."""
+    found = as_mapping(value)
+    if found is not None and is_flat_optimizer(found):
+        return True
+    groups = found.get("param_groups") if found is not None else None
+    return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+
+
+def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, str]]:
+    """(key path, value, "optimizer" or "scheduler") of every state dict in a tree, outermost first, in its order."""
+    found: list[tuple[Prefix, object, str]] = []
+    todo: deque[tuple[Prefix, object]] = deque([((), tree)])
+    seen: set[int] = set()
+    while todo:
+        prefix, value = todo.popleft()
+        if id(value) in seen or len(seen) > MAX_SEARCHED:
+            continue
+        seen.add(id(value))
+        if is_optimizer(value):
+            found.append((prefix, value, "optimizer"))
+        elif is_scheduler(value):
+            found.append((prefix, value, "scheduler"))
+        elif len(prefix) < levels:
+            children = as_mapping(value) or (dict(enumerate(value)) if isinstance(value, (list, tuple)) else {})
+            todo += [((*prefix, key), part) for key, part in children.items() if isinstance(key, (str, int))]
+    return found
+
+
+def scheduler_state(
+    file: str, prefix: Prefix, value: object, *, owner: str, authoritative: bool = True, rank: int | None = None
+) -> SchedulerState:
+    """The scheduler at `prefix` of `file`, numbers of 0-dim tensors and numpy scalars as plain numbers."""
+    return SchedulerState(
+        file=file,
+        prefix=prefix,
+        state=numbers_in(value, Budget(file)),
+        owner=owner,
+        authoritative=authoritative,
+        rank=rank,
+    )
+
+
+def numbers_in(value: object, budget: Budget) -> dict[str, object]:
+    """A copy with string keys in which readable 0-dim tensors are numbers, cut off below MAX_LEVELS.
+
+    The copy cannot contain itself, whatever the file did, and is bounded by the budget: UnreadableFile beyond.
+    """
+    return {str(key): _number(part, MAX_LEVELS, budget) for key, part in (as_mapping(value) or {}).items()}
+
+
+class Budget:
+    """How many values the copies of one state dict in `file` may still have, all of its groups together."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.left = MAX_VALUES
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise UnreadableFile(
+                f"`{self.file}`: a state dict of more than {MAX_VALUES} values: no scheduler or optimizer is as large"
+            )
+
+
+def _number(value: object, levels: int, budget: Budget) -> object:
+    if not isinstance(value, (list, tuple, dict)):
+        budget.spend(1)
+        return plain_number(value)
+    budget.spend(CONTAINER + len(value) if levels else CONTAINER)
+    if levels == 0:
+        return None
+    if isinstance(value, dict):
+        return {key: _number(part, levels - 1, budget) for key, part in value.items()}
+    parts = (_number(part, levels - 1, budget) for part in value)
+    return list(parts) if isinstance(value, list) else tuple(parts)
+
+
+def optimizer_state(
+    file: str, prefix: Prefix, value: object, *, rank: int | None = None, owner: str = "optimizer"
+) -> OptimizerState:
+    """The optimizer at `prefix` of `file`: its groups and the range of its per-parameter step counters."""
+    found = as_mapping(value) or {}
+    flat = read_flat_optimizer(found) if is_flat_optimizer(found) else None
+    groups = (
+        found.get("param_groups")
+        if flat is None
+        else [{**fields, "params": list(names)} for fields, names in flat.groups]
+    )
+    state = (as_mapping(found.get("state")) or {}) if flat is None else flat.states
+    steps: list[int] = []
+    keys: list[Prefix] = []
+    moments: set[str] = set()
+    for name, parts in state.items():
+        entry = as_mapping(parts) or {}
+        moments.update(str(key) for key, part in entry.items() if isinstance(part, TensorRef) and part.shape)
+        step = _count(entry.get("step"))
+        if step is not None:
+            steps.append(step)
+            known = name if isinstance(name, (str, int)) else str(name)
+            keys.append((*prefix, "state", known, "step") if flat is None else (*prefix, f"state.{known}.step"))
+    listed = groups if isinstance(groups, list) else []
+    for index, group in enumerate(listed):
+        step = _count(group.get("step")) if isinstance(group, dict) else None
+        if step is not None:  # FusedAdam counts in the group
+            steps.append(step)
+            keys.append((*prefix, "param_groups", index, "step"))
+    budget = Budget(file)
+    return OptimizerState(
+        file=file,
+        prefix=prefix,
+        groups=tuple(numbers_in(group, budget) for group in listed),
+        steps=(min(steps), max(steps)) if steps else None,
+        rank=rank,
+        num_states=len(state),
+        step_keys=tuple(keys),
+        owner=owner,
+        moments=tuple(sorted(moments)),
+        flat_names=() if flat is None else tuple(names for _, names in flat.groups),
+    )
+
+
+def _count(value: object) -> int | None:
+    number = plain_number(value)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return None
+    return int(number) if number == number and abs(number) < 2**62 else None
+
+
+def counters_in(file: str, value: object, *, levels: int = 2) -> dict[str, int | float]:
+    """Plain numbers near the top of a tree, named `file:key.path`, at most MAX_COUNTERS of them."""
+    found: dict[str, int | float] = {}
+    for name, number in _numbers_below(value, "", levels):
+        if len(found) >= MAX_COUNTERS:
+            break
+        found[f"{file}:{name}"] = number
+    return found
+
+
+def _numbers_below(value: object, path: str, levels: int) -> Iterator[tuple[str, int | float]]:
+    for key, part in (as_mapping(value) or {}).items():
+        name = f"{path}.{key}" if path else str(key)
+        number = plain_number(part)
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            yield name, number
+        elif levels > 1:
+            yield from _numbers_below(part, name, levels - 1)
+
+
+def last_epoch_of(state: Mapping[str, object]) -> int | None:
+    """How often the scheduler was stepped; of a composite, the largest among its parts."""
+    for name in ("last_epoch", "last_batch_iteration"):
+        count = _count(state.get(name))
+        if count is not None:
+            return count
+    parts = state.get("_schedulers")
+    counts = [last_epoch_of(part) for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return max((count for count in counts if count is not None), default=None)
+
+
+def scheduler_unit(schedulers: tuple[SchedulerState, ...], step: int | None, world_size: int | None) -> int | None:
+    """`last_epoch` per optimizer step: 1 or the number of processes; exact first, then with one step of slack.
+
+    The slack is the layout's own constant offset (seed: Adam's step is the name's plus one). None when neither fits.
+    """
+    counts = [last_epoch_of(s.state) for s in schedulers if s.authoritative]
+    known = [count for count in counts if count is not None]
+    if not known or not step:
+        return None
+    units = dict.fromkeys((1, world_size or 1))
+    for slack in (0, 1):
+        for unit in units:
+            if all(abs(count - unit * step) <= slack * unit for count in known):
+                return unit
+    if world_size is None and len(set(known)) == 1 and known[0] > 0 and known[0] % step == 0:
+        return known[0] // step
+    return None

@@ -1,35 +1,40 @@
-"""Single files checked by their own structure and checksums (F3), without reading state out of them.
+"""What the bytes of a checkpoint's files tell: file structure and checksums (F3), and optimizer moments (F6).
 
-torch zips carry a CRC-32 per record that torch itself never checks (pytorch #126952): 300 of 300 flipped bits loaded
-silently, and all were found by these CRCs. safetensors has no checksum; its header is checked against the file's size.
+Nothing is executed. Moments are sampled: a file that keeps its structure can still hold an optimizer state of zeros or
+NaN.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollback.disk.checksums import ChecksumTarget, Progress, wrong_checksums
-from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.state import OptimizerState, as_mapping
+from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
-from rollback.findings import Finding, Severity
-from rollback.files.json_stream import json_parts
+from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
+from rollback.files.json_file import json_parts
+from rollback.files.pickle_values import TensorRef, item_size
 from rollback.files.safetensors_file import read_safetensors_header
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file
+from rollback.files.torch_tree import PickleSegment, TorchFile
 from rollback.files.torch_zip import (
     LOCAL_HEADER,
     MAX_DEFLATED_BYTES,
-    Record,
     ZipLayout,
+    ZipRecord,
     data_offset,
     read_at,
     read_layout,
     read_record,
 )
+from rollback.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -57,7 +62,7 @@ def check_file(path: Path, name: str, *, full: bool) -> list[Finding]:
 
 
 def checksum_findings(
-    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: Progress | None = None
+    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: ByteProgress | None = None
 ) -> list[Finding]:
     """F3 for every target whose bytes are not what they were."""
     return [
@@ -144,9 +149,77 @@ def _examine_zip(
     return problems, targets
 
 
-def _checked_start(fd: int, layout: ZipLayout, record: Record) -> int:
+def _checked_start(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
     expected = record.name.encode("utf-8", "backslashreplace")
     header = read_at(fd, layout.base + record.header_offset, LOCAL_HEADER.size + len(expected))
     if header[LOCAL_HEADER.size :] != expected or header[:4] != b"PK\x03\x04":
         raise UnreadableFile(f"record `{record.name}`: its local header names something else")
     return data_offset(fd, layout, record)
+
+
+# --- F6: samples of the optimizer's moments
+
+SAMPLE_BYTES = 64 * 2**10
+TENSORS_A_FILE = 4
+SECOND_MOMENTS = ("exp_avg_sq", "v", "second_moment")
+STEPS_BEFORE_ALIVE = 2
+
+
+def check_moments(checkpoint: Checkpoint, optimizers: Sequence[OptimizerState], *, max_files: int) -> list[Finding]:
+    """F6 findings for the first `max_files` optimizer files that are torch zips."""
+    chosen = [o for o in optimizers if o.steps and o.steps[1] > STEPS_BEFORE_ALIVE and not o.file.endswith(".metadata")]
+    return [finding for o in chosen[:max_files] for finding in _check(checkpoint, o)]
+
+
+def _check(checkpoint: Checkpoint, optimizer: OptimizerState) -> list[Finding]:
+    try:
+        file = read_state_file(checkpoint.folder / optimizer.file)
+        samples = list(_samples(file, optimizer))
+    except RollbackError:
+        return []  # what cannot be read has its own finding
+    if not samples:
+        return []
+    found = []
+    if not any(any(raw) for raw, _ in samples):
+        steps = optimizer.steps[1] if optimizer.steps else 0
+        found.append(f"second moments are all zero after {steps} steps: the state was dropped and created again")
+    if any(dtype == "float32" and any(x != x for x in array("f", raw)) for raw, dtype in samples):
+        found.append("second moments hold NaN")
+    return [
+        Finding(
+            check="F6",
+            severity=Severity.ERROR,
+            path=optimizer.file,
+            message=message,
+            remedy="go back to a checkpoint before it happened",
+        )
+        for message in found
+    ]
+
+
+def _samples(file: TorchFile, optimizer: OptimizerState) -> Iterator[tuple[bytes, str]]:
+    """(bytes, element type) of the beginning of a few second-moment tensors."""
+    state = as_mapping(file.get((*optimizer.prefix, "state"))) or {}
+    tensors = [
+        moment
+        for entry in state.values()
+        for name in SECOND_MOMENTS
+        if isinstance(moment := (as_mapping(entry) or {}).get(name), TensorRef) and moment.numel
+    ]
+    with open_state_file(file.path) as (fd, _):
+        for tensor in tensors[:TENSORS_A_FILE]:
+            place = _place(fd, file.segments[0], tensor)
+            if place is not None:
+                yield read_at(fd, *place), tensor.dtype
+
+
+def _place(fd: int, segment: PickleSegment, tensor: TensorRef) -> tuple[int, int] | None:
+    size = item_size(tensor.dtype)
+    if segment.layout is None or segment.record is None or tensor.storage is None or not size:
+        return None
+    record = segment.layout.find(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
+    start = tensor.storage_offset * size
+    if record is None or not record.stored or start + tensor.numel * size > record.size_bytes:
+        return None
+    count = min(tensor.numel * size, SAMPLE_BYTES) // size * size
+    return data_offset(fd, segment.layout, record) + start, count

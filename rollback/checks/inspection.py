@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rollback.checkpoint.torch_state import last_epoch_of
 from rollback.checkpoint.layout import Role
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.lr import infer_scheduler_class
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 
 LR_FIELDS = ("_last_lr", "base_lrs", "max_lrs", "min_lrs", "eta_min")
 GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "betas", "momentum", "eps")
@@ -49,9 +48,9 @@ def summarise(state: CheckpointState) -> dict[str, object]:
         "optimizers": [_optimizer(o) for o in state.optimizers],
         "counters": dict(state.counters),
         "rng": {"ranks": list(state.rng_ranks), "digests": {str(k): v for k, v in state.rng_digests.items()}},
-        "data": {key: plain(value) for key, value in state.data.items()},
-        "topology": {key: plain(value) for key, value in state.topology.items()},
-        "config": {key: plain(value) for key, value in state.config.items()},
+        "data": {key: json_form(value) for key, value in state.data.items()},
+        "topology": {key: json_form(value) for key, value in state.topology.items()},
+        "config": {key: json_form(value) for key, value in state.config.items()},
         "strays": list(checkpoint.strays),
         "notes": list(state.notes),
         "files": [
@@ -72,7 +71,7 @@ def _scheduler(scheduler: SchedulerState) -> dict[str, object]:
         "rank": scheduler.rank,
         "class": getattr(inferred, "value", inferred),
         "last_epoch": last_epoch_of(scheduler.state),
-        "state": {key: plain(value) for key, value in scheduler.state.items()},
+        "state": {key: json_form(value) for key, value in scheduler.state.items()},
     }
 
 
@@ -86,14 +85,14 @@ def _optimizer(optimizer: OptimizerState) -> dict[str, object]:
         "steps": list(optimizer.steps) if optimizer.steps else None,
         "moments": list(optimizer.moments),
         "groups": [
-            {key: plain(value) for key, value in group.items() if key != "params"}
+            {key: json_form(value) for key, value in group.items() if key != "params"}
             | ({"num_params": len(group["params"])} if isinstance(group.get("params"), list) else {})  # type: ignore[arg-type]
             for group in optimizer.groups
         ],
     }
 
 
-def plain(value: object, levels: int = 6) -> object:
+def json_form(value: object, levels: int = 6) -> object:
     """A JSON-able form: numbers as plain numbers, tensors and objects as short descriptions."""
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -104,9 +103,9 @@ def plain(value: object, levels: int = 6) -> object:
     if levels == 0:
         return "…"
     if isinstance(value, Mapping):
-        return {str(key): plain(part, levels - 1) for key, part in value.items()}
+        return {str(key): json_form(part, levels - 1) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        shown = [plain(part, levels - 1) for part in value[:64]]
+        shown = [json_form(part, levels - 1) for part in value[:64]]
         return [*shown, f"… {len(value)} values"] if len(value) > 64 else shown
     name, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if name is not None and shape is not None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.findings import GO_BACK, WRONG_FILE, Finding, Severity
-from rollback.checkpoint.torch_state import last_epoch_of
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 
 LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
 
@@ -24,7 +23,7 @@ def check_state(state: CheckpointState) -> list[Finding]:
         *check_schedulers(state),
         *check_lrs(state),
         *check_optimizers(state),
-        *check_rng(state),
+        *check_random_states(state),
         *check_data(state),
     ]
 
@@ -198,7 +197,7 @@ def _keeps_none(optimizer: OptimizerState) -> bool:
     return all("nesterov" in group and group.get("momentum") == 0 for group in optimizer.groups)
 
 
-def check_rng(state: CheckpointState) -> Iterator[Finding]:
+def check_random_states(state: CheckpointState) -> Iterator[Finding]:
     """F7: one random state a rank, no two alike."""
     # the Trainer gives every rank the same seed: alike is what its ranks are until one draws more than the others
     severity = Severity.INFO if state.checkpoint.format == "transformers" else Severity.WARN

@@ -13,24 +13,31 @@ going to guess which file is meant.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollback.checkpoint.formats import format_named
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.manifest import Manifest, ManifestFile, digest_file, listed_entries, read_manifest
+from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
-from rollback.disk.checksums import ChecksumTarget, Progress
+from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import Refused, RollbackError, UnknownFormat, UnreadableFile
 from rollback.findings import Finding, Severity
-from rollback.checkpoint.formats import format_named
-from rollback.checks.files import checksum_findings, damage, examine_file
-from rollback.checkpoint.layout import Checkpoint, Role, StateFile
-from rollback.checkpoint.manifest import Manifest, read_manifest
-from rollback.checks.manifest_check import compare_manifest
-from rollback.checks.moments import check_moments
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["check_names", "check_retention", "passes", "root_stray_findings", "verify_checkpoint"]
+__all__ = [
+    "check_names",
+    "check_retention",
+    "compare_manifest",
+    "passes",
+    "root_stray_findings",
+    "verify_checkpoint",
+]
 
 MOMENT_FILES = 8  # looked into without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
@@ -41,7 +48,7 @@ def verify_checkpoint(
     *,
     full: bool = False,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: ByteProgress | None = None,
 ) -> list[Finding]:
     """Every finding about `checkpoint`, worst first.
 
@@ -133,7 +140,7 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
 
 
 def _check_files(
-    files: Sequence[StateFile], checkpoint: Checkpoint, full: bool, executor: Executor | None, progress: Progress | None
+    files: Sequence[StateFile], checkpoint: Checkpoint, full: bool, executor: Executor | None, progress: ByteProgress | None
 ) -> list[Finding]:
     findings: list[Finding] = []
     targets: list[ChecksumTarget] = []
@@ -163,3 +170,101 @@ def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding], full: boo
 
 def _from_error(check: str, problem: RollbackError, path: str) -> Finding:
     return Finding(check=check, severity=Severity.ERROR, path=path, message=problem.message, remedy=problem.remedy)
+
+
+# --- F1 and F3: the files against the manifest
+
+
+def compare_manifest(
+    directory: Path,
+    manifest: Manifest,
+    *,
+    full: bool,
+    executor: Executor | None = None,
+    progress: ByteProgress | None = None,
+) -> list[Finding]:
+    """Compare a directory with its manifest: names and sizes (F1), with `full` also contents (F3)."""
+    entries = {entry.path: entry for entry in listed_entries(directory)}
+    listed = {file.path: file for file in manifest.files}
+    findings = [_vanished(path) for path in sorted(listed.keys() - entries.keys())]
+    findings += [_unlisted(entries[path]) for path in sorted(entries.keys() - listed.keys())]
+    same_size = []
+    for path in sorted(listed.keys() & entries.keys()):
+        if entries[path].size_bytes != listed[path].size_bytes:
+            findings.append(_other_size(listed[path], entries[path]))
+        else:
+            same_size.append(listed[path])
+    if full:
+        findings += _compare_contents(directory, same_size, executor, progress)
+    return findings
+
+
+def _compare_contents(
+    directory: Path, files: Sequence[ManifestFile], executor: Executor | None, progress: ByteProgress | None
+) -> list[Finding]:
+    """By CRC-32 on all cores where the manifest has one: three times as fast as SHA-256, and enough against bit rot."""
+    targets = [
+        ChecksumTarget(
+            path=directory / file.path,
+            name=file.path,
+            label="content",
+            offset=0,
+            length=file.size_bytes,
+            expected=int(file.crc32, 16),
+        )
+        for file in files
+        if file.crc32 and _is_hex(file.crc32)
+    ]
+    wrong = [
+        (target.name, f"{crc:08x}", f"{target.expected:08x}")
+        for target, crc in wrong_checksums(targets, executor, progress)
+    ]
+    for file in files:
+        if file.sha256 and not (file.crc32 and _is_hex(file.crc32)):
+            digest = digest_file(directory / file.path)[0]
+            if digest != file.sha256:
+                wrong.append((file.path, digest[:12], file.sha256[:12]))
+    return [
+        Finding(
+            check="F3",
+            severity=Severity.ERROR,
+            path=name,
+            message=f"content changed since it was saved: digest {found}, the manifest says {expected}",
+            remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+        )
+        for name, found, expected in wrong
+    ]
+
+
+def _is_hex(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F]{8}", text) is not None
+
+
+def _vanished(path: str) -> Finding:
+    return Finding(
+        check="F1",
+        severity=Severity.ERROR,
+        path=path,
+        message="the manifest lists this file, but it is not there",
+        remedy="restore it, or go back to a complete checkpoint",
+    )
+
+
+def _unlisted(entry: DirectoryEntry) -> Finding:
+    return Finding(
+        check="F1",
+        severity=Severity.WARN,
+        path=entry.path,
+        message=f"this file of {entry.size_bytes} bytes is not in the manifest: it was added after the save",
+        remedy="move it out of the checkpoint, or run `chronicle manifest` to take it in",
+    )
+
+
+def _other_size(file: ManifestFile, entry: DirectoryEntry) -> Finding:
+    return Finding(
+        check="F1",
+        severity=Severity.ERROR,
+        path=file.path,
+        message=f"{entry.size_bytes} bytes, the manifest says {file.size_bytes}",
+        remedy="go back to an intact checkpoint; if you changed the file on purpose, run `chronicle manifest`",
+    )

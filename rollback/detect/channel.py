@@ -17,8 +17,8 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
-from rollback.detect.calibrate import calibrate_inflation
 from rollback.detect.channel_events import (
+    ChannelState,
     abandon_events,
     close_non_finite,
     confirm_non_finite,
@@ -29,8 +29,8 @@ from rollback.detect.channel_events import (
     non_finite_event,
     open_event,
 )
-from rollback.detect.channel_state import ChannelState
 from rollback.detect.excursion import ChannelEvent
+from rollback.detect.noise import calibrate_inflation
 
 IQR_TO_SIGMA = 0.7413
 LEAST_SCALE = 1e-100  # a loss of exactly zero has no noise and no level: its square must still be a number

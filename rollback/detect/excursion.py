@@ -1,14 +1,16 @@
-"""An open event on one channel: frozen reference, peak, and the test that decides whether the run came back.
+"""One open event on one channel: the reference it is judged against, its onset, its peak and the recovery test.
 
 "Back under the threshold" is not recovery: a run can settle at a permanently worse level (Marin 32B went 1.96, 2.02,
 1.975 and was lost). Recovered means equivalent: the upper 95 % bound of the mean residual against the reference from
-before the event lies below a margin. Between margin and two noise units it is partial, above or rising: diverging.
+before the event lies below a margin. Between the margin and two noise units it is partial; above that, or rising, it is
+diverging. The onset is a change point found by profile likelihood.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,3 +209,41 @@ class Excursion:
         excursion.count = record["count"]
         excursion.recent.extend((row, step, value) for row, step, value in record["recent"])
         return excursion
+
+
+# --- Onset: profile likelihood over the change point
+
+CHI_SQUARE_HALF = 3.32
+CLIP_LOW, CLIP_HIGH = -4.0, 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """Indices into the residuals handed in; `is_step` says which of the two models explains them better."""
+
+    index: int
+    low_index: int
+    is_step: bool
+
+
+def find_onset(residuals: Sequence[float], *, inflation: float = 1.0) -> Onset:
+    """Return the start of the excess at the end of `residuals` (units of their noise; at least one).
+
+    `inflation` is the long-run variance over the variance of one point: correlated noise carries less evidence.
+    """
+    last = len(residuals) - 1
+    gains: list[tuple[float, bool]] = []
+    total = moment = squares = 0.0
+    for length, index in enumerate(range(last, -1, -1), 1):
+        z = min(CLIP_HIGH, max(CLIP_LOW, residuals[index]))
+        total += z
+        moment += total  # adding a point in front moves every weight of the tail up by one
+        squares += length * length
+        step = total * total / (2.0 * length) if total > 0.0 else 0.0
+        ramp = moment * moment / (2.0 * squares) if moment > 0.0 else 0.0
+        gains.append((max(step, ramp), step >= ramp))
+    gains.reverse()
+    best = max(range(len(gains)), key=lambda index: gains[index][0])
+    floor = gains[best][0] - CHI_SQUARE_HALF * max(1.0, inflation)
+    low = next(index for index, (gain, _) in enumerate(gains) if gain >= floor)
+    return Onset(index=best, low_index=low, is_step=gains[best][1])

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollback.channels import Role, role_of
 from rollback.detect.channel import Channel
 from rollback.detect.config import ChannelConfig
 from rollback.detect.engine import DECISIVE, EVIDENCE, Detector
 from rollback.detect.events import Event
 from rollback.detect.excursion import ChannelEvent
-from rollback.channels import Role, role_of
 
 Finding = tuple[int, str, dict[str, Any]]  # row, channel, the channel event as it was then
 FINISHED = -1  # the row of what is found when the log ends

@@ -1,14 +1,11 @@
-"""The learning rate against what was intended: the first logged line of a launch decides.
+"""Small folds beside the channels: the learning rate, the fp16 loss scale and the plateau of the loss.
 
-With an expectation (a channel `lr/expected`, from the LR ledger or the contract) the observed LR must agree to 1 %.
-Without one, the run's own past speaks. Four things are said: an LR that went back to almost nothing; one that fell at
-the start of a launch and climbs again; one above everything this run has used; one that jumped up where a launch
-began, be it against the last point or against the parent at the same step. Decays, by any factor of a usual schedule,
-are nobody's accident.
+Each keeps a few numbers, returns a finding when something begins or ends, and knows no other channel.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -138,3 +135,136 @@ class LrWatch:
                 setattr(watch, name, record[name])
         watch.past.extend((step, lr) for step, lr in record["past"])
         return watch
+
+
+# --- Loss scale of fp16 training
+
+STEADY_POINTS = 64
+FALLS = 4  # in a row, without a rise between them: a sixteenth
+FALL_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFinding:
+    """A collapse that begins or is over; `row` and `step` are those of its first halving."""
+
+    begins: bool
+    row: int
+    step: int
+    sentence: str
+
+
+class ScaleWatch:
+    """A fold over the loss scale."""
+
+    __slots__ = ("collapsed", "falls", "first_row", "first_step", "last", "start", "steady")
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.steady = 0  # points without a fall
+        self.falls = 0  # in a row
+        self.start = 0.0  # the scale before the first of them
+        self.first_row = self.first_step = 0
+        self.collapsed = False
+
+    def restart(self) -> None:
+        """A launch begins: its scale is that of its checkpoint."""
+        self.last, self.steady, self.falls = None, 0, 0
+
+    def feed(self, row: int, step: int, scale: float) -> ScaleFinding | None:
+        last, self.last = self.last, scale
+        if last is None or scale - scale != 0.0:
+            return None
+        if scale < last:
+            return self._fall(row, step, last, scale)
+        self.steady += 1
+        if scale > last:
+            self.falls = 0
+            if self.collapsed and scale >= self.start / 4.0:
+                self.collapsed = False
+                return ScaleFinding(False, self.first_row, self.first_step, f"loss scale {scale:g}: it grows again")
+        return None
+
+    def _fall(self, row: int, step: int, last: float, scale: float) -> ScaleFinding | None:
+        if self.falls == 0 or row - self.first_row > FALL_POINTS:
+            self.falls = 0
+            if self.steady < STEADY_POINTS:
+                self.steady = 0
+                return None
+            self.first_row, self.first_step, self.start = row, step, last
+        self.steady = 0
+        self.falls += 1
+        if self.falls < FALLS or self.collapsed:
+            return None
+        self.collapsed = True
+        text = f"loss scale fell from {self.start:g} to {scale:g}, {self.falls} times in a row"
+        return ScaleFinding(True, self.first_row, self.first_step, text)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> ScaleWatch:
+        watch = cls()
+        for name in cls.__slots__:
+            setattr(watch, name, record[name])
+        return watch
+
+
+# --- Plateau: slope of block means
+
+BLOCK_POINTS = 100
+BLOCKS = 50
+LOOK_EVERY = 10  # blocks
+IMPROVEMENT = 0.005  # of the level: less than that since the last notice is the same plateau
+Z_95 = 1.96
+
+
+class PlateauWatch:
+    """A fold over the loss; `feed` returns True once when a plateau is seen, again only after an improvement."""
+
+    __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
+
+    def __init__(self) -> None:
+        self.blocks: deque[float] = deque(maxlen=BLOCKS)
+        self.total, self.count, self.seen, self.level = 0.0, 0, 0, 0.0
+        self.on_plateau = False
+
+    def feed(self, value: float) -> bool:
+        self.total += value
+        self.count += 1
+        if self.count < BLOCK_POINTS:
+            return False
+        self.blocks.append(self.total / self.count)
+        self.total, self.count = 0.0, 0
+        self.seen += 1
+        if len(self.blocks) < BLOCKS or self.seen % LOOK_EVERY:
+            return False
+        recent = list(self.blocks)[-LOOK_EVERY:]
+        level = math.fsum(recent) / len(recent)
+        if self.on_plateau:
+            self.on_plateau = level > self.level - IMPROVEMENT * abs(self.level)
+            return False
+        self.on_plateau, self.level = not is_falling(list(self.blocks)), level
+        return self.on_plateau
+
+    def to_json(self) -> dict[str, Any]:
+        return {"blocks": list(self.blocks), "total": self.total, "count": self.count, "seen": self.seen,
+                "on_plateau": self.on_plateau, "level": self.level}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> PlateauWatch:
+        watch = cls()
+        watch.blocks.extend(record["blocks"])
+        watch.total, watch.count, watch.seen = record["total"], record["count"], record["seen"]
+        watch.on_plateau, watch.level = record["on_plateau"], record["level"]
+        return watch
+
+
+def is_falling(means: list[float]) -> bool:
+    """Whether the upper end of the slope's 95 % interval lies below zero."""
+    size = len(means)
+    slopes = sorted((means[j] - means[i]) / (j - i) for i in range(size) for j in range(i + 1, size))
+    spread = Z_95 * math.sqrt(size * (size - 1) * (2 * size + 5) / 18.0)
+    upper = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2.0))
+    return slopes[upper] < 0.0

@@ -1,7 +1,8 @@
-"""CRC-32 of parts of files, on all cores: what verification spends its time on.
+"""CRC-32 of parts of files, computed on all cores; verification spends most of its time here.
 
 Long parts are cut into spans that any core may take; the CRC of the whole follows from those of the spans. Threads are
-enough: reading and `zlib.crc32` let go of the interpreter's lock.
+enough: reading and `zlib.crc32` release the interpreter's lock. The CRC of a patched file follows from its old CRC and
+the changed bytes.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollback.disk.crc import crc32_combine
 from rollback.errors import UnreadableFile
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SPAN_BYTES = 128 * 2**20
 BUFFER_BYTES = 2**20  # stays in the processor's cache between the read and the checksum
 
-Progress = Callable[[int], None]
+ByteProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class _Span:
 
 
 def wrong_checksums(
-    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: Progress | None = None
+    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: ByteProgress | None = None
 ) -> list[tuple[ChecksumTarget, int]]:
     """The targets whose bytes have another CRC-32, with the one that was found. UnreadableFile when one ends early."""
     spans = [(target, span) for target in targets for span in _spans(target)]
@@ -76,7 +76,7 @@ def _buffer() -> bytearray:
     return buffer
 
 
-def _crc_of(span: _Span, progress: Progress | None) -> int:
+def _crc_of(span: _Span, progress: ByteProgress | None) -> int:
     view = memoryview(_buffer())
     fd = os.open(span.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -94,3 +94,45 @@ def _crc_of(span: _Span, progress: Progress | None) -> int:
         raise UnreadableFile(f"`{span.path}` cannot be read: {problem.strerror}") from None
     finally:
         os.close(fd)
+
+
+# --- Arithmetic of CRC-32: joining two, and changing bytes
+
+_POLYNOMIAL = 0xEDB88320  # reflected: the highest power is the lowest bit
+_ONE = 0x80000000
+
+
+def crc32_after(crc: int, size_bytes: int, changes: Iterable[tuple[int, bytes, bytes]]) -> int:
+    """CRC-32 of a file of `size_bytes` whose CRC-32 was `crc`, after each (offset, old, new) was written."""
+    for offset, old, new in changes:
+        difference = bytes(x ^ y for x, y in zip(old, new, strict=True))
+        bare = zlib.crc32(difference) ^ zlib.crc32(bytes(len(difference)))  # start value and final inversion cancel out
+        crc ^= _times(bare, _power(8 * (size_bytes - offset - len(old))))
+    return crc
+
+
+def crc32_combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC-32 of two pieces put together, from the CRC-32 of each and the length of the second."""
+    return _times(first, _power(8 * second_bytes)) ^ second
+
+
+def _times(a: int, b: int) -> int:
+    """Product of two polynomials modulo the CRC's."""
+    product = 0
+    while a:
+        if a & _ONE:
+            product ^= b
+        a = (a << 1) & 0xFFFFFFFF
+        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+def _power(exponent: int) -> int:
+    """x to that power, modulo the polynomial."""
+    result, square = _ONE, _ONE >> 1  # 1 and x
+    while exponent:
+        if exponent & 1:
+            result = _times(result, square)
+        square = _times(square, square)
+        exponent >>= 1
+    return result

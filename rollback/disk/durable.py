@@ -1,21 +1,26 @@
-"""The few operations on a filesystem that a crash-safe change is made of, each one durable or atomic by itself.
+"""Filesystem operations that are durable or atomic, one by one; a crash-safe change is made of them.
 
-`Disk` is the only place of this package that writes. Every method announces itself to `point` first, so that the crash
-tests can stop, or fail, before each single operation. Nothing here knows checkpoints.
+`Disk` announces every operation to `Disk.point` first, so that the crash tests can stop or fail before each of them.
+Below it: a new file composed of new bytes and ranges of an old one, and mount points, which no rename or hard link
+crosses. Nothing here knows checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rollback.errors import UnreadableFile
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
@@ -293,3 +298,83 @@ def _reflink(source: int, target: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# --- A new file from new bytes and ranges of an old one
+
+FICLONE = 0x40049409
+
+Piece = bytes | range  # new bytes, or a range of bytes copied from the old file
+
+
+def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_fd: int) -> None:
+    """Write `pieces` to `destination`, which must not exist, with the mode of `source`; fsynced when this returns."""
+    mode = os.stat(source).st_mode & 0o7777
+    fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+        cloned = source_fd >= 0 and _clone(source_fd, fd)
+        at = 0
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                _write_all(fd, piece, at)
+                at += len(piece)
+            elif not cloned or piece.start != at:
+                at = _copy_range(source_fd, fd, piece, at)
+            else:
+                at += len(piece)
+        os.ftruncate(fd, at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _clone(source_fd: int, fd: int) -> bool:
+    """Share the source's blocks where the filesystem can (btrfs, xfs); ext4 and most others cannot."""
+    try:
+        fcntl.ioctl(fd, FICLONE, source_fd)
+    except OSError:
+        return False
+    return True
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, at)
+        view, at = view[written:], at + written
+
+
+def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:
+    """Copy inside the kernel; returns the position behind the last byte."""
+    os.lseek(fd, at, os.SEEK_SET)
+    offset, left = piece.start, len(piece)
+    while left:
+        sent = os.sendfile(fd, source_fd, offset, min(left, 2**30))
+        if not sent:
+            raise UnreadableFile(f"file ends at byte {offset}: it became shorter while it was copied")
+        offset, left = offset + sent, left - sent
+    return at + len(piece)
+
+
+# --- Mount points
+
+MOUNTINFO = "/proc/self/mountinfo"
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+def is_mount_point(path: Path, known: frozenset[str] | None = None) -> bool:
+    """Whether something is mounted at `path`; `known` is an earlier `mount_points()`, where many paths are asked for."""
+    if os.path.ismount(path):
+        return True
+    return os.path.realpath(path) in (mount_points() if known is None else known)
+
+
+def mount_points() -> frozenset[str]:
+    """Every mount point this process sees, by the kernel's own list; empty where there is none."""
+    try:
+        with open(MOUNTINFO, "rb") as lines:
+            fields = [line.split(b" ", 5)[4] for line in lines if line.count(b" ") > 5]
+    except OSError:
+        return frozenset()
+    return frozenset(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), field)) for field in fields)

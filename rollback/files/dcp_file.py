@@ -14,11 +14,10 @@ from pathlib import Path
 
 from rollback.disk.reading import disk_bytes
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
-from rollback.files.number_bytes import item_size
 from rollback.files.pickle_machine import Limits
-from rollback.files.pickle_values import Opaque, TensorRef
+from rollback.files.pickle_values import Opaque, TensorRef, item_size
 from rollback.files.torch_file import naming, open_state_file, read_torch_file, read_zip_segment
-from rollback.files.torch_tree import Container, Key, Keys, Segment, TorchFile
+from rollback.files.torch_tree import Container, Key, Keys, PickleSegment, TorchFile
 from rollback.files.torch_zip import RECORD_BYTES
 
 METADATA_NAME = ".metadata"
@@ -135,7 +134,7 @@ def read_distcp_file(path: Path) -> TorchFile:
     if not (path.parent / METADATA_NAME).is_file():
         raise Incomplete(f"`{path.parent / METADATA_NAME}` is missing: entries of a `.distcp` are located by it")
     tree: dict[Key, object] = {}
-    segments: list[Segment] = []
+    segments: list[PickleSegment] = []
     for keys, (value, segment) in _read_entries(path, read_dcp_index(path.parent / METADATA_NAME)):
         _put(tree, keys, value)
         segments.append(segment)
@@ -148,7 +147,7 @@ def read_distcp_file(path: Path) -> TorchFile:
     )
 
 
-def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Keys, tuple[object, Segment]]]:
+def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Keys, tuple[object, PickleSegment]]]:
     """(path in the state, (value, segment)) of each small entry in one file; segment numbers count from 0."""
     here = [(entry, chunk) for entry in index if entry.is_small for chunk in entry.chunks if chunk.file == path.name]
     if len(here) > MAX_ENTRIES_READ:

@@ -1,11 +1,85 @@
-"""Opcodes that build tuples, lists, dicts and sets. A dict key is of a kind whose hash neither recurses nor collides."""
+"""Pickles read opcode by opcode into plain values: a stack machine that can build, but cannot import or call.
+
+The opcodes and their arguments are those of Python's `pickletools` (protocols 0 to 5). Three things differ from an
+unpickler: a GLOBAL stays a name, a REDUCE stays a description (`rollback.files.pickle_values` knows the few that matter),
+and every number keeps the place of its bytes. Reading is bounded in memory, and so in time. Whatever breaks a rule
+raises UnreadableFile.
+"""
 
 from __future__ import annotations
 
+import gc
 import struct
+from dataclasses import dataclass
 
-from rollback.files.pickle_machine import MARK, PLACED_INT_BYTES, Machine, Opcode
-from rollback.files.pickle_values import Global, Opaque, StorageRef, StoredInt, TensorRef
+from rollback.files.pickle_machine import (
+    CONSTANT_OPCODES,
+    MARK,
+    MAX_LINE,
+    MEMO_OPCODES,
+    OPCODE_BYTES,
+    PLACED_INT_BYTES,
+    Frame,
+    Limits,
+    Machine,
+    Opcode,
+    PickleEndsEarly,
+    text_place,
+)
+from rollback.files.pickle_values import (
+    Global,
+    Opaque,
+    StorageRef,
+    StoredInt,
+    TensorRef,
+    build_state,
+    reduce_global,
+    storage_from_persistent_id,
+)
+
+__all__ = [
+    "CALL_OPCODES",
+    "CONTAINER_OPCODES",
+    "GLOBAL_BYTES",
+    "MAX_KEY_DEPTH",
+    "OPAQUE_BYTES",
+    "Frame",
+    "Limits",
+    "PickleContent",
+    "PickleEndsEarly",
+    "append",
+    "appends",
+    "binpersid",
+    "build",
+    "bytearray8",
+    "dict_",
+    "empty_dict",
+    "empty_list",
+    "empty_set",
+    "empty_tuple",
+    "ext1",
+    "ext2",
+    "ext4",
+    "frozenset_",
+    "global_",
+    "inst",
+    "list_",
+    "mark",
+    "newobj_ex",
+    "next_buffer",
+    "obj",
+    "persid",
+    "read_pickle",
+    "readonly_buffer",
+    "reduce",
+    "setitem",
+    "setitems",
+    "stack_global",
+    "tuple1",
+    "tuple2",
+    "tuple3",
+    "tuple_",
+]
 
 MAX_KEY_DEPTH = 8  # hashing a tuple recurses in C, without a check of depth
 OPAQUE_BYTES = 256
@@ -151,3 +225,197 @@ CONTAINER_OPCODES: dict[str, Opcode] = {
     "}": empty_dict, "d": dict_, "s": setitem, "u": setitems,
     "\x8f": empty_set, "\x90": appends, "\x91": frozenset_, "\x96": bytearray8,
 }  # fmt: skip
+
+
+# --- Opcodes: globals and calls
+
+GLOBAL_BYTES = 320
+
+
+def global_(m: Machine) -> None:
+    _push_global(m, m.line().decode("utf-8"), m.line().decode("utf-8"))
+
+
+def stack_global(m: Machine) -> None:
+    name, module = m.pop(), m.pop()
+    if not isinstance(name, str) or not isinstance(module, str) or len(name) + len(module) > MAX_LINE:
+        raise m.damage("a global is named by something else than two strings")
+    _push_global(m, module, name)
+
+
+def _push_global(m: Machine, module: str, name: str) -> None:
+    m.spend(GLOBAL_BYTES + 8 * (len(module) + len(name)))
+    m.globals.add(f"{module}.{name}")
+    m.stack.append(Global(module, name))
+
+
+def _call(m: Machine, target: object, args: object) -> object:
+    if not isinstance(args, tuple):
+        raise m.damage(f"call arguments are a {type(args).__name__}")
+    m.spend(OPAQUE_BYTES)
+    if args and isinstance(args[0], (list, tuple, dict)):
+        m.spend(100 * len(args[0]))  # it may be copied, and a small pickle must not copy one long value a million times
+    elif args and isinstance(args[0], str):
+        m.spend(8 * len(args[0]))
+    name = target.dotted if isinstance(target, Global) else f"<{type(target).__name__}>"
+    value = reduce_global(name, args, lambda text: text_place(m, text))
+    if isinstance(value, TensorRef) and all(value is not arg for arg in args):
+        m.tensors.append(value)
+    return value
+
+
+def reduce(m: Machine) -> None:
+    args = m.pop()
+    m.stack.append(_call(m, m.pop(), args))
+
+
+def newobj_ex(m: Machine) -> None:
+    kwargs, args = m.pop(), m.pop()
+    value = _call(m, m.pop(), args)
+    _build(m, value, kwargs)
+    m.stack.append(value)
+
+
+def build(m: Machine) -> None:
+    state = m.pop()
+    _build(m, m.top(), state)
+
+
+def _build(m: Machine, target: object, state: object) -> None:
+    if isinstance(state, dict):
+        m.spend(100 * len(state))
+    build_state(target, state)
+
+
+def inst(m: Machine) -> None:
+    module, name = m.line().decode("utf-8"), m.line().decode("utf-8")
+    m.spend(GLOBAL_BYTES)
+    m.globals.add(f"{module}.{name}")
+    m.stack.append(_call(m, Global(module, name), tuple(m.pop_to_mark())))
+
+
+def obj(m: Machine) -> None:
+    items = m.pop_to_mark()
+    if not items:
+        raise m.damage("an object without a class")
+    m.stack.append(_call(m, items[0], tuple(items[1:])))
+
+
+def _extension(m: Machine, count: int) -> None:
+    code = int.from_bytes(m.take(count), "little")
+    _push_global(m, "copyreg", f"extension_{code}")
+
+
+def ext1(m: Machine) -> None:
+    _extension(m, 1)
+
+
+def ext2(m: Machine) -> None:
+    _extension(m, 2)
+
+
+def ext4(m: Machine) -> None:
+    _extension(m, 4)
+
+
+def _persistent(m: Machine, pid: object) -> None:
+    m.spend(OPAQUE_BYTES)
+    storage = storage_from_persistent_id(pid)
+    m.stack.append(storage if storage else Opaque("persistent_id", (pid,)))
+
+
+def persid(m: Machine) -> None:
+    _persistent(m, m.line().decode("latin1"))
+
+
+def binpersid(m: Machine) -> None:
+    _persistent(m, m.pop())
+
+
+def next_buffer(m: Machine) -> None:
+    m.spend(OPAQUE_BYTES)
+    m.stack.append(Opaque("pickle.PickleBuffer"))
+
+
+def readonly_buffer(m: Machine) -> None:
+    m.top()
+
+
+CALL_OPCODES: dict[str, Opcode] = {
+    "c": global_, "\x93": stack_global, "R": reduce, "\x81": reduce, "\x92": newobj_ex, "b": build, "i": inst, "o": obj,
+    "\x82": ext1, "\x83": ext2, "\x84": ext4, "P": persid, "Q": binpersid,
+    "\x97": next_buffer, "\x98": readonly_buffer,
+}  # fmt: skip
+
+
+# --- A pickle read opcode by opcode into plain values: a stack machine that can build, but cannot import or call.
+
+STOP = 0x2E
+BATCH = 1024  # opcodes paid for at once
+
+TABLE: list[Opcode | None] = [None] * 256
+for _code, _opcode in (CONSTANT_OPCODES | CONTAINER_OPCODES | CALL_OPCODES | MEMO_OPCODES).items():
+    TABLE[ord(_code)] = _opcode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickleContent:
+    """One pickle: its value, where it ends, its frames, the tensors and the globals it names."""
+
+    value: object
+    end: int
+    frames: tuple[Frame, ...]
+    tensors: tuple[TensorRef, ...]
+    globals: frozenset[str]
+    num_bytes: int  # what it took of its limit
+
+
+def read_pickle(data: bytes, *, start: int = 0, segment: int = 0, limits: Limits | None = None) -> PickleContent:
+    """Read the pickle that starts at `start`; places are offsets into `data` and carry `segment`.
+
+    Raises UnreadableFile with the byte position of what is wrong.
+    """
+    machine = Machine(data, start, segment, limits or Limits())
+    machine.spend(len(data))
+    collecting = gc.isenabled()
+    gc.disable()  # a pickle only builds: the collector would walk all of it again and again
+    try:
+        value = _run(machine)
+    finally:
+        if collecting:
+            gc.enable()
+    if machine.stack:
+        raise machine.damage(f"{len(machine.stack)} values are left on the stack at STOP")
+    return PickleContent(
+        value=value,
+        end=machine.pos,
+        frames=tuple(machine.frames),
+        tensors=tuple(machine.tensors),
+        globals=frozenset(machine.globals),
+        num_bytes=machine.limits.num_bytes - machine.left,
+    )
+
+
+def _run(machine: Machine) -> object:
+    data, table = machine.data, TABLE
+    try:
+        while True:
+            machine.spend(BATCH * OPCODE_BYTES)
+            for done in range(1, BATCH + 1):
+                opcode = data[machine.pos]
+                machine.pos += 1
+                if opcode == STOP:
+                    machine.left += (BATCH - done) * OPCODE_BYTES
+                    return machine.pop()
+                execute = table[opcode]
+                if execute is None:
+                    raise machine.damage(f"unknown opcode {opcode:#04x}")
+                execute(machine)
+    except IndexError:
+        if machine.pos >= len(data):
+            raise PickleEndsEarly(f"pickle ends at byte {len(data)} before its STOP opcode") from None
+        raise machine.damage("an opcode finds no operand on the stack") from None
+    except KeyError as problem:
+        raise machine.damage(f"memo entry {problem} is read before it is written") from None
+    except UnicodeDecodeError:
+        raise machine.damage("a string is not UTF-8") from None

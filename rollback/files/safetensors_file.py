@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rollback.errors import UnreadableFile
-from rollback.files.json_stream import JsonPart, Keys, json_parts
-from rollback.files.globals import MAX_DIMENSIONS
+from rollback.files.json_file import JsonPart, Keys, json_parts
+from rollback.files.pickle_values import MAX_DIMENSIONS
 from rollback.files.torch_file import naming, open_state_file
 from rollback.files.torch_zip import read_at
 

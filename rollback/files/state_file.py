@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rollback.files.dcp_file import read_distcp_file
 from rollback.errors import UnreadableFile
-from rollback.files.json_stream import json_parts
+from rollback.files.dcp_file import read_distcp_file
+from rollback.files.json_file import json_parts
 from rollback.files.pickle_machine import Limits
 from rollback.files.pickle_values import Encoding, Place
 from rollback.files.torch_file import naming, open_state_file, read_torch_content, stored_number

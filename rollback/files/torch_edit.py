@@ -1,8 +1,10 @@
 """Numbers in a state file replaced, everything else left byte for byte as it is.
 
 Two ways, both planned before a byte is written and both checked by reading the planned pickle again:
-`plan_patch` overwrites constants where they lie (equal width) and mends the CRCs; `write_edited_copy` makes a new file
+`plan_patch` overwrites constants where they lie (equal width) and updates the CRCs; `write_edited_copy` makes a new file
 with a new inode, in which constants may change width, and copies tensor bytes from file to file without holding them.
+A pickle that changes its length moves what lies behind it in the zip by a multiple of 64 bytes, so that tensors keep
+the alignment `mmap` wants.
 """
 
 from __future__ import annotations
@@ -15,14 +17,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.files.rollback_edits import Change, Edits, changes_of, compare, dotted
-from rollback.errors import PlanRefused
-from rollback.disk.new_file import Piece, write_new
-from rollback.files.edits import WidthChanges, encode_any_width, encode_same_width
+from rollback.disk.durable import Piece, write_new
+from rollback.errors import PlanRefused, UnreadableFile
+from rollback.files.edits import (
+    Edits,
+    NumberChange,
+    WidthChanges,
+    changes_of,
+    compare,
+    dotted,
+    encode_any_width,
+    encode_same_width,
+)
 from rollback.files.pickle_values import Place
-from rollback.files.torch_tree import Container, Segment, TorchFile
-from rollback.files.torch_zip import CHUNK_BYTES, ZipLayout, data_offset, read_at
-from rollback.files.zip_splice import spliced_zip
+from rollback.files.torch_tree import Container, PickleSegment, TorchFile
+from rollback.files.torch_zip import (
+    CENTRAL_ENTRY,
+    CHUNK_BYTES,
+    LOCAL_HEADER,
+    ZipLayout,
+    ZipRecord,
+    data_offset,
+    read_at,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +89,7 @@ def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
         os.close(fd)
 
 
-def _patches(fd: int, file: TorchFile, changes: list[Change]) -> tuple[BytePatch, ...]:
+def _patches(fd: int, file: TorchFile, changes: list[NumberChange]) -> tuple[BytePatch, ...]:
     patches: dict[int, BytePatch] = {}
     touched: dict[tuple[int, str], list[BytePatch]] = {}
     for change in changes:
@@ -93,12 +110,12 @@ def _patches(fd: int, file: TorchFile, changes: list[Change]) -> tuple[BytePatch
     return tuple(patch for _, patch in sorted(patches.items()) if patch.old != patch.new)
 
 
-def _pickle_name(segment: Segment) -> str:
+def _pickle_name(segment: PickleSegment) -> str:
     assert segment.record is not None
     return segment.record.name
 
 
-def _absolute(fd: int, segment: Segment, place: Place) -> int:
+def _absolute(fd: int, segment: PickleSegment, place: Place) -> int:
     if place.record is None:
         return segment.pickle_offset + place.offset
     if segment.layout is None:
@@ -142,7 +159,7 @@ def _crc_before_and_after(fd: int, start: int, size_bytes: int, inside: list[Byt
     return before, after
 
 
-def _check_planned(fd: int, file: TorchFile, changes: list[Change], patches: Iterable[BytePatch]) -> None:
+def _check_planned(fd: int, file: TorchFile, changes: list[NumberChange], patches: Iterable[BytePatch]) -> None:
     """Read every pickle as it will be and compare: what is edited has its value, what is not is as it was."""
     for index in {change.place.segment for change in changes}:
         segment = file.segments[index]
@@ -156,7 +173,7 @@ def _check_planned(fd: int, file: TorchFile, changes: list[Change], patches: Ite
         compare(file, before, bytes(data), inside, depth=len(segment.keys))
 
 
-def _spliced(fd: int, file: TorchFile, changes: list[Change]) -> Iterator[Piece]:
+def _spliced(fd: int, file: TorchFile, changes: list[NumberChange]) -> Iterator[Piece]:
     if file.container is Container.DCP or len(file.segments) != 1:
         raise PlanRefused(
             f"`{file.path.name}`: a value of other width cannot be put between the entries of a `.distcp` file"
@@ -179,7 +196,7 @@ def _spliced(fd: int, file: TorchFile, changes: list[Change]) -> Iterator[Piece]
         yield from spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
 
 
-def _spliced_pickle(old: bytes, segment: Segment, changes: list[Change]) -> bytes:
+def _spliced_pickle(old: bytes, segment: PickleSegment, changes: list[NumberChange]) -> bytes:
     parts: list[bytes] = []
     at = 0
     grown: list[tuple[int, int]] = []  # (offset, bytes gained)
@@ -203,7 +220,7 @@ def _spliced_pickle(old: bytes, segment: Segment, changes: list[Change]) -> byte
     return bytes(spliced)
 
 
-def _json_patches(fd: int, changes: list[Change]) -> Iterator[BytePatch]:
+def _json_patches(fd: int, changes: list[NumberChange]) -> Iterator[BytePatch]:
     """Numbers replaced where they stand, whatever their width: layout and everything else stay."""
     for change in sorted(changes, key=lambda c: c.place.offset):
         old = read_at(fd, change.place.offset, change.place.width)
@@ -217,3 +234,101 @@ def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch,
         pieces += [range(at, patch.offset), patch.new]
         at = patch.offset + len(patch.old)
     write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)
+
+
+# --- A torch zip whose pickle changes its length
+
+ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
+_FULL32 = 0xFFFFFFFF
+
+
+def spliced_zip(fd: int, segment: PickleSegment, layout: ZipLayout, new: bytes, size_bytes: int) -> Iterator[Piece]:
+    """The whole file with `new` as its pickle record."""
+    record = segment.record
+    assert record is not None
+    shift = -(-(len(new) - record.size_bytes) // ALIGNMENT) * ALIGNMENT
+    padding = shift - (len(new) - record.size_bytes)
+    if 0 < padding < 4:  # an extra field has a header of four bytes
+        shift, padding = shift + ALIGNMENT, padding + ALIGNMENT
+    behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
+    next_offset = min([*behind, layout.directory_offset])
+    crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)
+    yield range(record.header_offset)
+    yield _local_header(fd, segment.pickle_offset, record, len(new), crc, padding)
+    yield new
+    yield _descriptor(read_at(fd, segment.pickle_offset + record.size_bytes, _descriptor_bytes(segment, next_offset)),
+                      record, len(new), crc)  # fmt: skip
+    yield range(next_offset, layout.directory_offset)
+    yield _directory(fd, layout, record, shift, len(new), crc)
+    yield _end_records(read_at(fd, layout.directory_offset + layout.directory_bytes,
+                               size_bytes - layout.directory_offset - layout.directory_bytes), shift)  # fmt: skip
+
+
+def _has_no_checksums(layout: ZipLayout) -> bool:
+    return all(record.crc == 0 for record in layout.records)
+
+
+def _local_header(fd: int, pickle_offset: int, record: ZipRecord, size: int, crc: int, padding: int) -> bytes:
+    header = bytearray(read_at(fd, record.header_offset, pickle_offset - record.header_offset))
+    fields = list(LOCAL_HEADER.unpack_from(header))
+    if not record.flags & 8:
+        fields[6], fields[7], fields[8] = crc, size, size
+    extra = b"FB" + struct.pack("<H", padding - 4) + b"Z" * (padding - 4) if padding else b""
+    fields[10] += len(extra)
+    LOCAL_HEADER.pack_into(header, 0, *fields)
+    return bytes(header) + extra
+
+
+def _descriptor_bytes(segment: PickleSegment, next_offset: int) -> int:
+    assert segment.record is not None
+    count = next_offset - segment.pickle_offset - segment.record.size_bytes
+    if count not in ((12, 16, 20, 24) if segment.record.flags & 8 else (0,)):
+        raise UnreadableFile(f"{count} bytes lie between `{segment.record.name}` and the next record: unknown layout")
+    return count
+
+
+def _descriptor(old: bytes, record: ZipRecord, size: int, crc: int) -> bytes:
+    if not old:
+        return old
+    signature = old[:4] if len(old) in (16, 24) else b""
+    return signature + struct.pack("<IQQ" if len(old) in (20, 24) else "<III", crc, size, size)
+
+
+def _directory(fd: int, layout: ZipLayout, changed: ZipRecord, shift: int, size: int, crc: int) -> bytes:
+    entries: list[bytes] = []
+    for record in sorted(layout.records, key=lambda r: r.entry_offset):
+        entry = bytearray(read_at(fd, record.entry_offset, record.entry_bytes))
+        if record is changed:
+            struct.pack_into("<III", entry, 16, crc, size, size)
+        elif record.header_offset > changed.header_offset:
+            _move_entry(entry, record, shift)
+        entries.append(bytes(entry))
+    return b"".join(entries)
+
+
+def _move_entry(entry: bytearray, record: ZipRecord, shift: int) -> None:
+    fields = CENTRAL_ENTRY.unpack_from(entry)
+    offset = record.header_offset + shift
+    if fields[16] != _FULL32:
+        if offset >= _FULL32:
+            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its entry has no room to say")
+        struct.pack_into("<I", entry, 42, offset)
+        return
+    old = struct.pack("<Q", record.header_offset)
+    at = entry.find(old, CENTRAL_ENTRY.size + fields[10])
+    if at < 0:
+        raise UnreadableFile(f"zip record `{record.name}`: its zip64 field does not hold its offset")
+    struct.pack_into("<Q", entry, at, offset)
+
+
+def _end_records(old: bytes, shift: int) -> bytes:
+    tail = bytearray(old)
+    if tail[:4] == b"PK\x06\x06":
+        struct.pack_into("<Q", tail, 48, struct.unpack_from("<Q", tail, 48)[0] + shift)
+        locator = 12 + struct.unpack_from("<Q", tail, 4)[0]
+        struct.pack_into("<Q", tail, locator + 8, struct.unpack_from("<Q", tail, locator + 8)[0] + shift)
+    at = tail.rfind(b"PK\x05\x06")
+    offset = struct.unpack_from("<I", tail, at + 16)[0]
+    if offset != _FULL32:
+        struct.pack_into("<I", tail, at + 16, offset + shift)
+    return bytes(tail)

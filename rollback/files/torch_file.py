@@ -16,11 +16,10 @@ from typing import TypeVar
 
 from rollback.disk.reading import disk_bytes
 from rollback.errors import UnknownFormat, UnreadableFile
-from rollback.files.number_bytes import decode_number, item_size
-from rollback.files.reader import Limits, PickleContent, PickleEndsEarly, read_pickle
-from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef
-from rollback.files.torch_tree import Container, Segment, TorchFile
-from rollback.files.torch_zip import RECORD_BYTES, Record, ZipLayout, data_offset, read_at, read_layout, read_record
+from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
+from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef, decode_number, item_size
+from rollback.files.torch_tree import Container, PickleSegment, TorchFile
+from rollback.files.torch_zip import RECORD_BYTES, ZipLayout, ZipRecord, data_offset, read_at, read_layout, read_record
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 MAX_SCALARS = 200_000
@@ -103,7 +102,7 @@ def describe_foreign(head: bytes, size_bytes: int) -> tuple[str, str | None]:
 
 
 def _torch_file(
-    path: Path, container: Container, content: PickleContent, segment: Segment, size_bytes: int, limits: Limits
+    path: Path, container: Container, content: PickleContent, segment: PickleSegment, size_bytes: int, limits: Limits
 ) -> TorchFile:
     return TorchFile(
         path=path,
@@ -127,7 +126,7 @@ def _read_zip(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFile
 
 def read_zip_segment(
     fd: int, base: int, length: int, *, index: int, limits: Limits | None = None
-) -> tuple[PickleContent, Segment]:
+) -> tuple[PickleContent, PickleSegment]:
     """Read the torch zip at `[base, base + length)`; places in it carry segment number `index`."""
     limits = limits or Limits()
     layout = read_layout(fd, base, length)
@@ -135,7 +134,7 @@ def read_zip_segment(
     record = _pickle_record(layout)
     content = read_pickle(read_record(fd, layout, record, max_bytes=limits.num_bytes), segment=index, limits=limits)
     big_endian = _fill_zip_scalars(fd, layout, record, content.tensors, index)
-    segment = Segment(
+    segment = PickleSegment(
         pickle_offset=data_offset(fd, layout, record),
         pickle_bytes=record.size_bytes,
         frames=content.frames,
@@ -146,7 +145,7 @@ def read_zip_segment(
     return content, segment
 
 
-def _pickle_record(layout: ZipLayout) -> Record:
+def _pickle_record(layout: ZipLayout) -> ZipRecord:
     found = layout.by_suffix("/data.pkl")
     if len(found) != 1:
         names = ", ".join(record.name for record in layout.records[:5]) or "nothing"
@@ -154,7 +153,7 @@ def _pickle_record(layout: ZipLayout) -> Record:
     return found[0]
 
 
-def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: Record, tensors: tuple[TensorRef, ...], index: int) -> bool:
+def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tuple[TensorRef, ...], index: int) -> bool:
     """Read the values of 0-dim tensors; returns whether the file is big-endian."""
     scalars = [tensor for tensor in tensors if tensor.shape == () and tensor.storage is not None]
     if not scalars:
@@ -205,7 +204,7 @@ def _read_plain(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchFi
     content = _read_window(fd, size_bytes, limits, lambda data: read_pickle(data, limits=limits))
     if content.end != size_bytes:
         raise UnreadableFile(f"{size_bytes - content.end} bytes follow the end of the pickle at {content.end}")
-    segment = Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames)
+    segment = PickleSegment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames)
     return _torch_file(path, Container.PICKLE, content, segment, size_bytes, limits)
 
 
@@ -221,7 +220,7 @@ def _read_legacy(fd: int, path: Path, size_bytes: int, limits: Limits) -> TorchF
     system, content, keys = _read_window(fd, size_bytes, limits, parse)
     little = not (isinstance(system.value, dict) and system.value.get("little_endian") is False)
     _fill_legacy_scalars(fd, size_bytes, content, keys, little_endian=little)
-    segment = Segment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames, big_endian=not little)
+    segment = PickleSegment(pickle_offset=0, pickle_bytes=content.end, frames=content.frames, big_endian=not little)
     return _torch_file(path, Container.LEGACY, content, segment, size_bytes, limits)
 
 

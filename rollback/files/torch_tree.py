@@ -16,7 +16,7 @@ from pathlib import Path
 from rollback.errors import UnknownFormat, UnreadableFile
 from rollback.files.pickle_machine import Frame, Limits
 from rollback.files.pickle_values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
-from rollback.files.torch_zip import Record, ZipLayout
+from rollback.files.torch_zip import ZipLayout, ZipRecord
 
 MAX_LEAVES = 1_000_000
 MAX_DEPTH = 200
@@ -61,7 +61,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class PickleSegment:
     """One pickle inside the file: places in it count from `pickle_offset`, an absolute byte offset.
 
     `layout` and `record` are set when the pickle is the record `data.pkl` of a zip. `keys` is where the segment's
@@ -72,7 +72,7 @@ class Segment:
     pickle_bytes: int
     frames: tuple[Frame, ...] = ()
     layout: ZipLayout | None = None
-    record: Record | None = None
+    record: ZipRecord | None = None
     big_endian: bool = False
     keys: Keys = ()
 
@@ -84,7 +84,7 @@ class TorchFile:
     path: Path
     container: Container
     tree: object
-    segments: tuple[Segment, ...]
+    segments: tuple[PickleSegment, ...]
     size_bytes: int
     limits: Limits = field(default_factory=Limits)
     globals: frozenset[str] = frozenset()

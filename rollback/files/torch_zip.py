@@ -33,7 +33,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One entry of the central directory. Offsets count from the start of the zip, sizes in bytes.
 
     `entry_offset` is where the entry itself lies, `header_offset` the local header it points to.
@@ -60,15 +60,15 @@ class ZipLayout:
 
     base: int
     length: int
-    records: tuple[Record, ...]
+    records: tuple[ZipRecord, ...]
     directory_offset: int
     directory_bytes: int
 
-    def find(self, name: str) -> Record | None:
+    def find(self, name: str) -> ZipRecord | None:
         """The record of that full name, or None."""
         return next((record for record in self.records if record.name == name), None)
 
-    def by_suffix(self, suffix: str) -> tuple[Record, ...]:
+    def by_suffix(self, suffix: str) -> tuple[ZipRecord, ...]:
         """Records whose name ends in `suffix`; torch puts every record below one folder named after the file."""
         return tuple(record for record in self.records if record.name.endswith(suffix))
 
@@ -141,7 +141,7 @@ def _end64(fd: int, base: int, end_offset: int) -> tuple[int, int, int, int]:
     return end[7], end[8], end[9], record_offset
 
 
-def _entries(directory: bytes, num_records: int, directory_offset: int) -> Iterator[Record]:
+def _entries(directory: bytes, num_records: int, directory_offset: int) -> Iterator[ZipRecord]:
     at = 0
     for _ in range(num_records):
         if at + CENTRAL_ENTRY.size > len(directory):
@@ -159,7 +159,7 @@ def _entries(directory: bytes, num_records: int, directory_offset: int) -> Itera
         name = directory[start : start + name_bytes].decode("utf-8", "backslashreplace")
         extra = directory[start + name_bytes : start + name_bytes + extra_bytes]
         size, compressed, header = _zip64_numbers(extra, entry[9], entry[8], entry[16])
-        yield Record(name, entry[4], entry[3], entry[7], compressed, size, header, directory_offset + at, end - at)
+        yield ZipRecord(name, entry[4], entry[3], entry[7], compressed, size, header, directory_offset + at, end - at)
         at = end
     if at != len(directory):
         raise UnreadableFile(f"zip directory has {len(directory) - at} bytes behind its last entry")
@@ -185,7 +185,7 @@ def _zip64_numbers(extra: bytes, size: int, compressed: int, header: int) -> tup
     return size, compressed, header
 
 
-def _check_records(records: tuple[Record, ...], directory_offset: int) -> None:
+def _check_records(records: tuple[ZipRecord, ...], directory_offset: int) -> None:
     names: set[str] = set()
     end = 0
     for record in sorted(records, key=lambda r: r.header_offset):
@@ -206,7 +206,7 @@ def _check_name(name: str) -> None:
         raise UnreadableFile(f"zip record has the name {name[:80]!r}: no checkpoint writer makes such a name")
 
 
-def data_offset(fd: int, layout: ZipLayout, record: Record) -> int:
+def data_offset(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
     """Where the record's bytes begin, counted from the start of the file; its local header is checked."""
     at = layout.base + record.header_offset
     header = LOCAL_HEADER.unpack(read_at(fd, at, LOCAL_HEADER.size))
@@ -218,7 +218,7 @@ def data_offset(fd: int, layout: ZipLayout, record: Record) -> int:
     return start
 
 
-def read_record(fd: int, layout: ZipLayout, record: Record, *, max_bytes: int) -> bytes:
+def read_record(fd: int, layout: ZipLayout, record: ZipRecord, *, max_bytes: int) -> bytes:
     """The bytes of one record, inflated if need be, never more than `max_bytes`."""
     if record.size_bytes > max_bytes:
         raise UnreadableFile(f"zip record `{record.name}` has {record.size_bytes} bytes: at most {max_bytes} are read")
@@ -236,7 +236,7 @@ def read_record(fd: int, layout: ZipLayout, record: Record, *, max_bytes: int) -
     return _inflate(read_at(fd, start, min(record.compressed_bytes, MAX_DEFLATED_BYTES)), record)
 
 
-def _inflate(raw: bytes, record: Record) -> bytes:
+def _inflate(raw: bytes, record: ZipRecord) -> bytes:
     inflater = zlib.decompressobj(-15)
     try:
         data = inflater.decompress(raw, record.size_bytes + 1)

@@ -4,10 +4,9 @@ Everything here is a pure function over plain dictionaries: no torch, no files, 
 next LRs before a byte is written, and to refuse an edit whose effect is not what was asked.
 """
 
-from rollback.lr.effect import Proof, prove_ratio
-from rollback.lr.fields import FieldEdit, lr_edits
-from rollback.lr.infer import CLOSED_FORM, SchedulerClass, infer_scheduler_class
+from rollback.lr.effect import FieldEdit, Proof, lr_edits, prove_ratio
 from rollback.lr.oracle import Unknown, next_lrs
+from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
 
 __all__ = [
     "CLOSED_FORM",

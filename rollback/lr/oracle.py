@@ -1,23 +1,207 @@
 """The next LRs of a saved scheduler, computed without torch from its state and the optimizer's groups.
 
-Every rule repeats the arithmetic of `torch/optim/lr_scheduler.py` (2.13) in the same order of operations, so that the
-result is bit-identical for Python floats, and for LRs kept as float32 (`rollback.lr.single`). A scheduler whose
-function is not saved (LambdaLR, MultiplicativeLR, CyclicLR with a custom `scale_fn`) is answered with `Unknown`, and so
-is a state whose saved LR is not what its own class gives at its own counter: it was edited by hand, or the class is
-another one.
+Schedulers, composite ones included, are stepped over plain dictionaries. Each rule repeats the arithmetic of
+`torch/optim/lr_scheduler.py` (2.13) and `accelerate/scheduler.py` (1.15) in the same order of operations, so the result
+is bit-identical for Python floats and for LRs kept as float32. The answer is `Unknown` for a scheduler whose function is
+not saved (LambdaLR, MultiplicativeLR, CyclicLR with a custom `scale_fn`), and for a state whose saved LR is not what its
+own class gives at its own counter: it was edited by hand, or the class is another one. Pure.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rollback.lr.infer import SchedulerClass, infer_scheduler_class
-from rollback.lr.rules import CannotCompute
-from rollback.lr.single import as_kept, is_single
-from rollback.lr.stepping import advance_optimizer_step, last_epoch, lr_from_scratch
+from rollback.lr.rules import (
+    CannotCompute,
+    Groups,
+    SchedulerClass,
+    State,
+    as_kept,
+    closed_form,
+    infer_scheduler_class,
+    is_single,
+    keep_lrs,
+    move_warm_restart,
+    rule_of,
+    write_lrs,
+)
+
+_REPLAY_LIMIT_STEPS = 200_000
+
+
+def advance_optimizer_step(state: State, groups: Groups, scheduler_steps: int, metrics: Iterator[float]) -> None:
+    for _ in range(scheduler_steps):
+        # Accelerate's wrapper stops a scheduler that has `total_steps` once it has been stepped that often
+        if scheduler_steps > 1 and state.get("_step_count", 0) > state.get("total_steps", math.inf):
+            continue
+        step_once(state, groups, metrics)
+
+
+def step_once(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    """`scheduler.step()`: move the counter, write the new LRs into the groups and into `_last_lr`."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.SEQUENTIAL:
+        _step_sequential(state, groups, metrics)
+    elif name is SchedulerClass.CHAINED:
+        for child in state["_schedulers"]:
+            step_once(child, groups, metrics)
+    elif name is SchedulerClass.PLATEAU:
+        _step_plateau(state, groups, metrics)
+    else:
+        state["_step_count"] = state.get("_step_count", 0) + 1
+        state["last_epoch"] += 1
+        if name is SchedulerClass.WARM_RESTARTS:
+            move_warm_restart(state)
+        write_lrs(state, groups, rule_of(name)(state, groups))
+    state["_last_lr"] = [group["lr"] for group in groups]
+
+
+def _step_sequential(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    state["last_epoch"] += 1
+    index = bisect_right(state["_milestones"], state["last_epoch"])
+    child = state["_schedulers"][index]
+    if index > 0 and state["_milestones"][index - 1] == state["last_epoch"]:
+        if "_schedulers" in child:  # `_update_lr(0)` of a composite: NotImplementedError, a TypeError before 2.13
+            raise CannotCompute(
+                f"torch itself raises at milestone {state['last_epoch']} of this SequentialLR: what follows it is a composite"
+            )
+        child["last_epoch"] = 0  # torch starts the next scheduler by its closed form at zero
+        write_lrs(child, groups, closed_form(child, groups))
+        child["_last_lr"] = [group["lr"] for group in groups]
+    else:
+        step_once(child, groups, metrics)
+
+
+def _step_plateau(state: State, groups: Groups, metrics: Iterator[float]) -> None:
+    value = next(metrics, None)
+    if value is None:
+        raise CannotCompute("ReduceLROnPlateau follows a metric that is not known yet")
+    state["last_epoch"] += 1
+    if _better(state, value):
+        state["best"], state["num_bad_epochs"] = value, 0
+    else:
+        state["num_bad_epochs"] += 1
+    if state["cooldown_counter"] > 0:
+        state["cooldown_counter"] -= 1
+        state["num_bad_epochs"] = 0
+    if state["num_bad_epochs"] > state["patience"]:
+        _reduce(state, groups)
+        state["cooldown_counter"], state["num_bad_epochs"] = state["cooldown"], 0
+
+
+def _better(state: State, value: float) -> bool:
+    best, threshold = state["best"], state["threshold"]
+    if state["mode"] == "min":
+        return bool(value < (best * (1.0 - threshold) if state["threshold_mode"] == "rel" else best - threshold))
+    return bool(value > (best * (threshold + 1.0) if state["threshold_mode"] == "rel" else best + threshold))
+
+
+def _reduce(state: State, groups: Groups) -> None:
+    for group, floor in zip(groups, state["min_lrs"], strict=True):
+        reduced = max(group["lr"] * state["factor"], floor)
+        if group["lr"] - reduced > state["eps"]:
+            group["lr"] = reduced
+
+
+def lr_from_scratch(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """What the class gives at the saved counter; `None` where only the past metrics could tell (Plateau)."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.PLATEAU:
+        return None
+    if name is SchedulerClass.CHAINED:
+        return _replay_chain(state["_schedulers"], groups, _base_lrs(state))
+    if name is SchedulerClass.SEQUENTIAL:
+        index = bisect_right(state["_milestones"], state["last_epoch"])
+        active = state["_schedulers"][index]
+        return lr_from_scratch(active, groups) if index else _first_of_sequence(active, groups)
+    return closed_form(state, groups)
+
+
+def _first_of_sequence(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """A SequentialLR starts its first scheduler from `initial_lr`, which a OneCycleLR further on may have changed."""
+    initial = [group.get("initial_lr") for group in groups]
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.CHAINED:
+        bases: Sequence[Any] = _base_lrs(state) if None in initial else initial
+        return _replay_chain(state["_schedulers"], groups, bases, stepped=True)
+    if "base_lrs" not in state or None in initial:
+        return lr_from_scratch(state, groups)
+    return lr_from_scratch({**state, "base_lrs": initial}, groups)
+
+
+def _replay_chain(
+    children: Sequence[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+    bases: Sequence[float],
+    *,
+    stepped: bool = False,
+) -> list[float]:
+    """Run a chain from its first step: a product of recursions has no closed form once one has an `eta_min`.
+
+    `stepped`: begun by a SequentialLR, which steps the chain once instead of constructing it.
+    """
+    live = [copy.deepcopy(dict(child)) for child in children]
+    steps = max(map(last_epoch, live))
+    if steps > _REPLAY_LIMIT_STEPS:
+        raise CannotCompute(f"a ChainedScheduler of {steps} steps is too long to replay")
+    live_groups = [dict(group) for group in groups]
+    write_lrs({}, live_groups, bases)
+    for child in live:
+        _restart(child, live_groups, stepped=stepped)
+    for _ in range(steps):
+        for child in live:
+            step_once(child, live_groups, iter(()))
+    return keep_lrs(live_groups)
+
+
+def last_epoch(state: Mapping[str, Any]) -> int:
+    inner = state.get("_schedulers")
+    return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(last_epoch, inner))
+
+
+def _base_lrs(state: Mapping[str, Any]) -> Sequence[float]:
+    inner = state.get("_schedulers")
+    return _base_lrs(inner[0]) if inner else state["base_lrs"]
+
+
+def _restart(state: State, groups: Groups, *, stepped: bool = False) -> None:
+    """As the constructors leave a scheduler and the LRs; those of a SequentialLR that come later have not begun.
+
+    Where a SequentialLR has begun a chain (`stepped`), its members have made a step like any other, not their initial one.
+    """
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.SEQUENTIAL:
+        write_lrs(state, groups, _base_lrs(state))
+        for child in state["_schedulers"][1:]:
+            child.update(last_epoch=-1, _step_count=1)
+        state["last_epoch"] = 0
+        _restart(state["_schedulers"][0], groups, stepped="_schedulers" in state["_schedulers"][0])
+    elif name is SchedulerClass.CHAINED:
+        for child in state["_schedulers"]:
+            _restart(child, groups, stepped=stepped)
+    else:
+        state.update(last_epoch=0, _step_count=1)
+        if name is SchedulerClass.WARM_RESTARTS:
+            state.update(T_cur=0, T_i=state["T_0"])
+        write_lrs(state, groups, rule_of(name)(state, groups) if stepped else _initial(state, groups))
+
+
+def _initial(child: State, groups: Groups) -> list[float]:
+    """The step a constructor takes: only the classes that act at `last_epoch == 0` change the LR there."""
+    name = infer_scheduler_class(child)
+    acting = (SchedulerClass.CONSTANT, SchedulerClass.LINEAR, SchedulerClass.WARM_RESTARTS, SchedulerClass.CYCLIC)
+    if name in acting or name is SchedulerClass.ONE_CYCLE:
+        return rule_of(name)(child, groups)
+    rule_of(name)  # raises for a class that cannot be computed
+    return keep_lrs(groups)
+
+
+# --- The next LRs of a saved scheduler, computed without torch from its state and the optimizer's groups.
 
 LrTable: TypeAlias = tuple[tuple[float, ...], ...]
 
@@ -125,3 +309,30 @@ def _rounding(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> 
 
 def _bases(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[float]:
     return [max(float(group.get("initial_lr") or 0.0), float(group["lr"])) for group in groups]
+
+
+# --- LRs that follow from recorded arguments: what transformers' schedules and DeepSpeed's own schedulers have in
+# common.
+
+_TOLERANCE = 1e-9
+
+
+def table(
+    lrs: Callable[[int], list[float]], step: int, groups: Sequence[Mapping[str, Any]], k: int, who: str
+) -> LrTable | Unknown:
+    """`k` rows from the counter `step` on, the first being the LRs that the groups hold."""
+    held = [group.get("lr") for group in groups]
+    try:
+        given = lrs(step)
+        if len(given) != len(held) or not all(_same(x, lr) for x, lr in zip(given, held, strict=True)):
+            return Unknown(f"{who} as recorded would be at {given}, the checkpoint holds {held}: other arguments")
+        return (
+            tuple(float(lr) for lr in held if isinstance(lr, int | float)),
+            *(tuple(lrs(step + i)) for i in range(1, k)),
+        )
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as problem:
+        return Unknown(f"{who} has arguments that cannot be computed with ({type(problem).__name__}: {problem})")
+
+
+def _same(given: float, held: object) -> bool:
+    return isinstance(held, int | float) and math.isclose(given, held, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * 1e-6)

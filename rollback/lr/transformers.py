@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rollback.lr.configured import table
-from rollback.lr.oracle import LrTable, Unknown
+from rollback.lr.oracle import LrTable, Unknown, table
 
 Factor: TypeAlias = Callable[[int], float]
 Maker: TypeAlias = Callable[

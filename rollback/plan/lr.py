@@ -1,22 +1,35 @@
-"""The LR part of a plan: which numbers change, that they do what was asked, and what the coming steps will use. Pure."""
+"""The LR edits of a plan: which numbers change in which file, the proof of the effect, and the LRs that follow. Pure.
+
+An edit is proved on a copy of the state: every LR of the next steps must be the old one times the factor. A plan that
+cannot be proved is refused. Where each scheduler keeps its LR is in `rollback.lr`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollback.lr.deepspeed_config import ConfigFile, ConfigPlan, config_notes, plan_config
-from rollback.errors import PlanRefused
-from rollback.lr.effect import Disproof, prove_ratio
-from rollback.lr.fields import FieldEdit, lr_edits, plain_number
-from rollback.lr.infer import SchedulerClass, infer_scheduler_class
-from rollback.plan.plan_forecast import forecast
-from rollback.plan.plan_sets import plan_sets, sets_lr
-from rollback.plan.request import ExpectedLrs, RollbackRequest
-from rollback.lr.state_edits import edited_state, governed_by, of_first_rank
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+from rollback.errors import PlanRefused
+from rollback.lr.deepspeed import ConfigFile, ConfigPlan, config_notes, deepspeed_lrs, plan_config
+from rollback.lr.effect import (
+    Disproof,
+    FieldEdit,
+    Keys,
+    edited_state,
+    governed_by,
+    lr_edits,
+    of_first_rank,
+    plain_number,
+    prove_ratio,
+    scheduler_lr_leaves,
+)
+from rollback.lr.oracle import LrTable, Unknown, next_lrs
+from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
+from rollback.lr.transformers import transformers_lrs
+from rollback.plan.request import ExpectedLrs, RollbackRequest, Source
 
 _SAME_LR = 1e-12
 
@@ -178,3 +191,205 @@ def _notes(state: CheckpointState, scale: float | None, request: RollbackRequest
             "how many counts the scheduler makes per optimizer step cannot be told: last_epoch is taken literally"
         )
     return tuple(notes)
+
+
+# --- Single fields given a value (`--set`)
+
+_COUNTERS = ("last_epoch", "_step_count", "T_cur", "last_batch_iteration")
+# name given to --set -> (fields of the scheduler, fields of the optimizer's groups) that hold it
+_LR_NAMES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "lr": (("_last_lr",), ("lr",)),
+    "_last_lr": (("_last_lr",), ("lr",)),
+    "base_lrs": (("base_lrs",), ("initial_lr",)),
+    "initial_lr": (("base_lrs",), ("initial_lr",)),
+}
+
+
+def sets_lr(request: RollbackRequest) -> bool:
+    return any(name in _LR_NAMES for name in request.sets)
+
+
+def plan_sets(request: RollbackRequest, state: CheckpointState) -> tuple[FieldEdit, ...]:
+    sets = dict(request.sets)
+    if not sets:
+        return ()
+    if "last_epoch" in sets and "_step_count" not in sets:
+        sets["_step_count"] = (
+            int(sets["last_epoch"]) + 1
+        )  # torch keeps it one ahead; a wrapper compares it to total_steps
+    edits = [edit for name, value in sets.items() for edit in _set_one(name, value, state, request)]
+    _check_counters(sets, state, request)
+    _check_lr_sets(sets, state, edits)
+    return tuple(edits)
+
+
+def _set_one(name: str, value: float | int, state: CheckpointState, request: RollbackRequest) -> Iterator[FieldEdit]:
+    found = list(_places(name, state))
+    if not found:
+        known = sorted({*_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
+        raise PlanRefused(
+            f"--set {name}: no field of that name in this checkpoint, found {', '.join(known) or 'none that can be set'}",
+            remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
+        )
+    for file, keys, present in found:
+        before = plain_number(present, file=file, keys=keys)
+        after = float(value) if isinstance(before, float) else value
+        if isinstance(before, int) and int(after) != after:
+            raise PlanRefused(f"--set {name}={value}: the field is a whole number in `{file}`")
+        if after != before:
+            yield FieldEdit(
+                file=file, keys=keys, before=before, after=after if isinstance(before, float) else int(after)
+            )
+
+
+def _known_names(state: CheckpointState) -> Iterator[str]:
+    for scheduler in state.schedulers:
+        yield from scheduler.state
+    yield from state.counters
+    yield from (name for name in ("lr", "initial_lr") if state.optimizers)
+
+
+def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
+    """(file, keys, value) of every number that `name` means."""
+    if name in _LR_NAMES:
+        fields, group_fields = _LR_NAMES[name]
+        for scheduler in state.schedulers:
+            for keys, value in scheduler_lr_leaves(scheduler.state, scheduler.prefix):
+                if any(field in keys for field in fields):
+                    yield scheduler.file, keys, value
+        for optimizer in state.optimizers:
+            for index, group in enumerate(optimizer.groups):
+                for field in group_fields:
+                    for keys in optimizer.group_keys(index, field) if field in group else ():
+                        yield optimizer.file, keys, group[field]
+    elif name in _COUNTERS:
+        for scheduler in state.schedulers:
+            if name in scheduler.state:
+                yield scheduler.file, (*scheduler.prefix, name), scheduler.state[name]
+    else:
+        for full, value in state.counters.items():
+            file, _, dotted = full.partition(":")
+            if name in (full, dotted):
+                yield file, tuple(int(k) if k.isdigit() else k for k in dotted.split(".")), value
+
+
+def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, request: RollbackRequest) -> None:
+    moved = [name for name in ("last_epoch", "T_cur", "last_batch_iteration") if name in sets]
+    for scheduler in state.schedulers if moved else ():
+        name = infer_scheduler_class(scheduler.state)
+        if name not in CLOSED_FORM:
+            raise PlanRefused(
+                f"--set {moved[0]}: {name or 'this scheduler'} computes each LR from the one before, so moving its counter "
+                f"alone in `{scheduler.file}` would leave the LR of the old step",
+                remedy="go back to that step's own checkpoint with --to",
+            )
+    unit, value = state.scheduler_unit, sets.get("last_epoch")
+    if unit not in (None, 1) and value is not None and value == request.step:
+        raise PlanRefused(
+            f"--set last_epoch={value}: this scheduler counts {unit} per optimizer step (one per process), "
+            f"step {request.step} is last_epoch={request.step * (unit or 1)}",
+            remedy=f"--set last_epoch={request.step * (unit or 1)}",
+        )
+
+
+def _check_lr_sets(sets: Mapping[str, float | int], state: CheckpointState, edits: Sequence[FieldEdit]) -> None:
+    """Single LR fields: refused unless what they do to the LR is what they say."""
+    given = {_LR_NAMES[name][1][0] for name in sets if name in _LR_NAMES}
+    if not given:
+        return
+    for scheduler in state.schedulers:
+        name = infer_scheduler_class(scheduler.state)
+        if name is SchedulerClass.LAMBDA and given != {"lr", "initial_lr"}:
+            raise PlanRefused(
+                f"LambdaLR in `{scheduler.file}` takes the first step with `lr` and all later ones from `base_lrs`: "
+                f"setting only {'lr' if 'lr' in given else 'base_lrs'} would change the LR once",
+                remedy="set both, or use --lr-scale, which changes all of them",
+            )
+        if name is not SchedulerClass.LAMBDA:
+            raise PlanRefused(
+                f"{name or 'the scheduler'} in `{scheduler.file}` computes from several LR fields; "
+                "setting single ones does not change the LR as said",
+                remedy="use --lr-scale or --lr, which change all of them",
+            )
+
+
+# --- The LRs of the next steps
+
+FORECAST_STEPS = 20
+
+
+def forecast(
+    edited: CheckpointState,
+    state: CheckpointState,
+    memory: Mapping[str, Any] | None,
+    ratio: float | None,
+    *,
+    moved: bool,
+) -> tuple[LrTable | None, Source, str]:
+    computed = _computed(edited, state)
+    stored = None if moved or ratio is None else _stored(memory, ratio)
+    if stored is not None and (isinstance(computed, Unknown) or not _agree(computed, stored)):
+        return stored, Source.STORED, ""
+    if not isinstance(computed, Unknown):
+        return computed, Source.COMPUTED, ""
+    if not moved:
+        configured = _configured(edited, state, ratio or 1.0)
+        if not isinstance(configured, Unknown):
+            return configured, Source.CONFIGURED, "as long as the next launch is given the same arguments"
+    return None, Source.UNKNOWN, computed.reason
+
+
+def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unknown:
+    optimizers = list(zip(of_first_rank(state.optimizers), of_first_rank(edited.optimizers), strict=True))
+    if not edited.schedulers:
+        return Unknown("no scheduler was saved with this checkpoint")
+    if state.scheduler_unit is None:
+        return Unknown("how often the scheduler advances per optimizer step cannot be told from this checkpoint")
+    tables: list[LrTable] = []
+    for optimizer, edited_optimizer in optimizers:
+        table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")
+        for scheduler, edited_scheduler in zip(state.schedulers, edited.schedulers, strict=True):
+            if scheduler.authoritative and governed_by(scheduler, [(optimizer, edited_optimizer)]):
+                table = next_lrs(
+                    edited_scheduler.state,
+                    edited_optimizer.groups,
+                    FORECAST_STEPS,
+                    scheduler_steps=state.scheduler_unit,
+                )
+                break
+        if isinstance(table, Unknown):
+            return table
+        tables.append(table)
+    return tuple(tuple(lr for row in rows for lr in row) for rows in zip(*tables, strict=True))
+
+
+def _configured(edited: CheckpointState, state: CheckpointState, ratio: float) -> LrTable | Unknown:
+    """From recorded arguments: transformers' schedule, DeepSpeed's own scheduler. Only for a single scheduler."""
+    first, schedulers = of_first_rank(state.optimizers), [s for s in state.schedulers if s.authoritative]
+    if len(first) != 1 or not schedulers:
+        return Unknown("several optimizers, or no scheduler")
+    scheduler, groups = schedulers[0].state, first[0].groups
+    name = infer_scheduler_class(scheduler)
+    if name is SchedulerClass.DEEPSPEED:
+        rows = deepspeed_lrs(scheduler, groups, state.config, FORECAST_STEPS)
+    elif name is SchedulerClass.LAMBDA and "lr_scheduler_type" in state.config:
+        horizon = state.counters.get("trainer_state.json:max_steps")
+        rows = transformers_lrs(scheduler, groups, state.config, horizon, FORECAST_STEPS)
+    else:
+        return Unknown("no arguments were recorded")
+    return rows if isinstance(rows, Unknown) else tuple(tuple(lr * ratio for lr in row) for row in rows)
+
+
+def _stored(memory: Mapping[str, Any] | None, ratio: float) -> LrTable | None:
+    """The forecast made from live objects at save; none where the trainer sets its LR by hand."""
+    rows = (memory or {}).get("next_lrs")
+    if not rows or (memory or {}).get("lr_source") == "manual":
+        return None
+    return tuple(tuple(float(lr) * ratio for lr in row) for row in rows)
+
+
+def _agree(computed: LrTable, stored: LrTable) -> bool:
+    return all(
+        len(x) == len(y) and all(math.isclose(p, q, rel_tol=1e-6, abs_tol=1e-15) for p, q in zip(x, y, strict=True))
+        for x, y in zip(computed, stored, strict=False)
+    )

@@ -1,9 +1,9 @@
-"""A request and what lies on disk become a plan: every edit, every move, every LR that follows. Pure.
+"""A request and the state of a checkpoint become a plan: every edit, every move and the LRs that follow. Pure.
 
     request + checkpoints + state + manifest  ->  Plan  (complete, printable, hashable)
 
-Nothing is written and nothing is guessed: a plan whose effect on the LR is not what was asked is refused with the
-reason. `rollback.transaction.apply` carries a plan out and does nothing that is not in it.
+A plan whose effect on the LR differs from the request is refused with the reason. `rollback.transaction.apply` carries
+a plan out and makes no change that is not in it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from rollback.lr.deepspeed_config import ConfigFile
 from rollback.checkpoint.layout import Checkpoint
-from rollback.lr.fields import FieldEdit
-from rollback.plan.plan_honours import refuse_unhonoured
-from rollback.plan.lr import plan_lr_edits
-from rollback.plan.request import Cost, ExpectedLrs, InputFile, Later, PointerEdit, RollbackRequest, Source
 from rollback.checkpoint.state import CheckpointState
+from rollback.lr.deepspeed import ConfigFile
+from rollback.lr.effect import FieldEdit
+from rollback.plan.lr import plan_lr_edits
+from rollback.plan.request import (
+    Cost,
+    ExpectedLrs,
+    InputFile,
+    Later,
+    PointerEdit,
+    RollbackRequest,
+    Source,
+    refuse_unhonoured,
+)
 
 VERSION = 1
 
@@ -29,7 +37,7 @@ VERSION = 1
 WORDS = ("notes", "cost")  # what a plan says beside what it does
 
 
-def digest_of(record: Mapping[str, Any]) -> str:
+def plan_digest(record: Mapping[str, Any]) -> str:
     """The digest of a plan from its JSON form."""
     deeds = {key: value for key, value in record.items() if key not in WORDS}
     text = json.dumps(deeds, sort_keys=True, separators=(",", ":"), default=float)
@@ -75,7 +83,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """sha256 over all that is done: two plans with the same digest do the same."""
-        return digest_of(self.to_json())
+        return plan_digest(self.to_json())
 
     @property
     def lr_scale(self) -> float | None:
@@ -153,7 +161,7 @@ class Plan:
         }
 
 
-def plan_rollback(
+def compose_plan(
     request: RollbackRequest,
     checkpoint: Checkpoint,
     checkpoints: Sequence[Checkpoint],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from rollback.lr.fields import FieldEdit
+from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import Plan
 from rollback.plan.request import Source
 

@@ -1,6 +1,7 @@
-"""A plan becomes a transaction: which bytes each file gets, and the check that they are the planned ones.
+"""Applies a plan: which bytes each file gets, and the check that they are the planned ones.
 
-Reads and writes state files through `rollback.files.torch_file`; what makes it safe is in `rollback.transaction.protocol`.
+State files are read and written through `rollback.files`. The crash-safe protocol is in
+`rollback.transaction.protocol`.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollback.transaction.change import Change, Patch, Receipt
-from rollback.disk.crc import crc32_after
+from rollback.checkpoint.formats.format import read_pointer
+from rollback.checkpoint.manifest import MANIFEST_NAME, digest_file
+from rollback.disk.checksums import crc32_after
 from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_there
+from rollback.disk.objects import sha256_of
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.json_file import replace_numbers
-from rollback.lr.fields import FieldEdit
-from rollback.checkpoint.manifest import MANIFEST_NAME, digest_file
-from rollback.disk.objects import sha256_of
-from rollback.plan.plan import Plan
-from rollback.checkpoint.formats.pointer_file import read_pointer
-from rollback.plan.request import InputFile
-from rollback.transaction.staging import StagedFile, Writer
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import plan_patch, write_edited_copy
+from rollback.lr.effect import FieldEdit
+from rollback.plan.plan import Plan
+from rollback.plan.request import InputFile
+from rollback.transaction.change import Change, Patch, Receipt
 from rollback.transaction.protocol import Record, apply_change
+from rollback.transaction.staging import StagedFile, Writer
 
 # Above this a file is patched in place where its filesystem has no reflinks, and told apart by size, time and inode:
 # copying or reading gigabytes for the sake of eight bytes is what this library is there to avoid.
 LARGE_BYTES = 128 << 20
 
 
-def fingerprint(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
     """What tells whether a file is still the one a plan was made from."""
     found = path.stat()
     if found.st_size > LARGE_BYTES:
@@ -43,7 +44,7 @@ def fingerprint(path: Path) -> str:
 
 def read_inputs(folder: Path, files: Sequence[str]) -> tuple[InputFile, ...]:
     """Fingerprints of the files a plan edits or was made from."""
-    return tuple(InputFile(path=name, fingerprint=fingerprint(folder / name)) for name in sorted(set(files)))
+    return tuple(InputFile(path=name, fingerprint=file_fingerprint(folder / name)) for name in sorted(set(files)))
 
 
 def apply_plan(
@@ -160,7 +161,7 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
         path = folder / file.path
         if not path.is_file():
             raise PlanRefused(f"`{path}` is gone since the plan was made", remedy="plan again")
-        if fingerprint(path) != file.fingerprint:
+        if file_fingerprint(path) != file.fingerprint:
             raise PlanRefused(f"`{path}` changed since the plan was made", remedy="plan again")
     root = Path(plan.root)
     for pointer in plan.pointers:

@@ -1,22 +1,19 @@
-"""Strays moved out of every loader's sight, and back.
+"""Takes away what no longer belongs in or beside checkpoints: strays into quarantine, abandoned checkpoints deleted.
 
-Each stray is one rename to `<root>/../quarantine/<id>/…` on the same filesystem, made durable before the next. Any
-part of the list done is a safe state (fewer strays than before), so there is no intent to recover: the journal entry
-that lists the moves is written first, a second run moves what is left, and `restore` takes back what was moved.
-Nothing is ever overwritten or deleted.
+Quarantine can be taken back, pruning cannot. Both take each thing out of the loader's sight in one rename.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.disk.durable import REAL_DISK, Disk, is_there
-from rollback.errors import Refused, RollbackError, UnreadableFile
 from rollback.checkpoint.layout import Checkpoint
-from rollback.disk.mounts import is_mount_point
+from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
+from rollback.errors import Refused, RollbackError, UnreadableFile
+from rollback.transaction.change import workspace_of
 
 QUARANTINE_DIR = "quarantine"
 
@@ -123,3 +120,60 @@ def _remove_empty(directory: Path, stop: Path) -> None:
     while directory != stop and directory.is_dir() and not any(directory.iterdir()):
         directory.rmdir()
         directory = directory.parent
+
+
+# --- Pruning of abandoned checkpoints
+
+KEEP_VERIFIED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunePlan:
+    """Checkpoints to delete, earliest step first, and those kept with the reason."""
+
+    delete: tuple[Checkpoint, ...]
+    kept: tuple[tuple[Checkpoint, str], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(checkpoint.size_bytes for checkpoint in self.delete)
+
+
+def plan_prune(checkpoints: Sequence[Checkpoint], verified: Collection[Path], pinned: Collection[str]) -> PrunePlan:
+    """`verified` are paths of checkpoints that passed; `pinned` ids of rollbacks that can still be undone."""
+    abandoned = sorted((c for c in checkpoints if c.abandoned is not None), key=_order)
+    reasons: dict[Path, str] = {
+        c.path: f"undo of rollback {c.abandoned} needs it" for c in abandoned if c.abandoned in pinned
+    }
+    safe = sum(1 for c in checkpoints if c.path in verified and (c.abandoned is None or c.path in reasons))
+    for checkpoint in reversed(abandoned):
+        if safe >= KEEP_VERIFIED:
+            break
+        if checkpoint.path in verified and checkpoint.path not in reasons:
+            reasons[checkpoint.path] = f"one of the last {KEEP_VERIFIED} verified checkpoints"
+            safe += 1
+    return PrunePlan(
+        delete=tuple(c for c in abandoned if c.path not in reasons),
+        kept=tuple((c, reasons[c.path]) for c in abandoned if c.path in reasons),
+    )
+
+
+def apply_prune(plan: PrunePlan, objects: Sequence[Path], *, parent: Path, id_: str, disk: Disk = REAL_DISK) -> None:
+    """Delete what the plan names, and the objects. Each goes out of sight whole before a file of it is removed."""
+    workspace = workspace_of(parent, id_)
+    disk.make_directory(workspace)
+    for number, checkpoint in enumerate(plan.delete):
+        disk.move(checkpoint.path, workspace / f"{number}-{checkpoint.path.name}")
+        disk.sync_directory(checkpoint.path.parent)
+    for folder in sorted({checkpoint.path.parent for checkpoint in plan.delete}):
+        if not any(folder.iterdir()):
+            disk.remove_tree(folder)
+    disk.remove_tree(workspace)
+    disk.sync_directory(parent)
+    for path in objects:
+        if path.is_file():
+            disk.unlink(path)
+
+
+def _order(checkpoint: Checkpoint) -> tuple[int, str]:
+    return checkpoint.step if checkpoint.step is not None else -1, str(checkpoint.path)

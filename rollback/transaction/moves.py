@@ -17,7 +17,7 @@ from rollback.disk.durable import Disk, is_there
 from rollback.errors import StoppedPartWay
 
 
-class Kind(StrEnum):
+class MoveKind(StrEnum):
     """How the target's name changes hands."""
 
     MOVE = "move"  # the target's name is free
@@ -53,7 +53,7 @@ class HiddenExchange:
 class Move:
     """Bring the inode `inode` from `source` to `target`. Paths are absolute."""
 
-    kind: Kind
+    kind: MoveKind
     source: Path
     target: Path
     inode: int
@@ -71,7 +71,7 @@ class Move:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Move:
         return cls(
-            kind=Kind(record["kind"]),
+            kind=MoveKind(record["kind"]),
             source=Path(record["source"]),
             target=Path(record["target"]),
             inode=int(record["inode"]),
@@ -80,7 +80,7 @@ class Move:
 
     def is_done(self) -> bool:
         """Whether the inode is at the target already; a discarded one need only be gone from its source."""
-        if self.kind is Kind.DISCARD:
+        if self.kind is MoveKind.DISCARD:
             return inode_of(self.source) != self.inode
         return inode_of(self.target) == self.inode
 
@@ -118,9 +118,9 @@ def run_moves(disk: Disk, moves: Sequence[Move]) -> None:
 def _make(disk: Disk, move: Move) -> None:
     if move.hidden is not None:
         _exchange_hidden(disk, move, move.hidden)
-    elif move.kind is Kind.EXCHANGE:
+    elif move.kind is MoveKind.EXCHANGE:
         disk.exchange(move.source, move.target)
-    elif move.kind is Kind.REPLACE:
+    elif move.kind is MoveKind.REPLACE:
         disk.replace(move.source, move.target)
     else:
         if is_there(move.target):

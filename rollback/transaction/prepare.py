@@ -1,9 +1,11 @@
-"""Everything a transaction will bring into sight, prepared where no loader looks, and the list of moves that does it.
+"""Builds everything a rollback or an undo will put in place, and the ordered list of moves that does it.
 
-Durable when it returns; nothing visible has changed. The order of the moves is part of the promise: at every point a
-loader that takes the newest checkpoint, one that follows a pointer and one that is given a path see before or after.
+All of it is written and fsynced outside the directories that loaders list; nothing visible has changed yet. The order
+of the moves matters: at every point, a loader that takes the newest checkpoint, one that follows a pointer and one that
+is given a path each see the state before or the state after.
 
-    rollback   the twin takes its place, its copies, pointers, later checkpoints away (earliest first), configs, contract
+    rollback   the edited checkpoint takes its place, its copies, pointers, later checkpoints away (earliest first),
+               configs, contract
     undo       later checkpoints back (latest first), newer ones away, pointers, copies, the original takes its place,
                configs, contract
 """
@@ -12,24 +14,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, config_part, contract_part
 from rollback.disk.durable import Attributes, Disk, is_there
-from rollback.transaction.making_moves import (
-    discard_move,
-    kept_for_undo,
-    move_of,
-    relinking_move,
-    replacement_move,
-    stamp_of,
-    swap_moves,
-)
-from rollback.transaction.moves import Move
 from rollback.disk.objects import ObjectStore, sha256_of
+from rollback.errors import Refused
+from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, config_part, contract_part
+from rollback.transaction.moves import HiddenExchange, Move, MoveKind, inode_of
 from rollback.transaction.staging import StagedFile, Writer, build_twin
 
 
@@ -79,7 +73,7 @@ def prepare_rollback(
     for number, (name, writer) in enumerate(change.copies.items()):
         made = _copy(disk, writer, change, workspace / f"copy-{number}", change.root / name)
         moves += swap_moves(change.root, made, change.root / name, workspace, disk, leftover=abandoned_dir / name)
-        copies.append({"name": name, "stamp": stamp_of(made)})
+        copies.append({"name": name, "stamp": size_and_mtime(made)})
     moves += [move_of(change.root / name, abandoned_dir / name) for name in change.abandon]
     if any(move.target.parent == abandoned_dir for move in moves):
         disk.make_directory(abandoned_dir)
@@ -176,3 +170,216 @@ def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path)
     disk.sync_file(made)
     disk.sync_directory(made.parent)
     return made
+
+
+# --- Constructors for `Move`; each writes and fsyncs its source file first
+
+
+def swap_moves(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
+    """Moves that put `one` at `place` and what was there at `leftover` (`None`: left in the workspace).
+
+    Where the filesystem cannot exchange two names, the whole root goes out of sight for two renames.
+    """
+    there = inode_of(place)
+    assert there is not None
+    if disk.can_exchange(workspace):
+        moves = [move_of(one, place, MoveKind.EXCHANGE)]
+        return moves if leftover is None else [*moves, Move(kind=MoveKind.MOVE, source=one, target=leftover, inode=there)]
+    parked = leftover or workspace / "parked" / place.name
+    disk.make_directory(parked.parent)
+    way = HiddenExchange(hidden=root.with_name(f"{root.name}{workspace.name}"), parked=parked, displaced_inode=there)
+    return [replace(move_of(one, place, MoveKind.HIDDEN), hidden=way)]
+
+
+def relinking_move(disk: Disk, prepared: Path, path: Path, points_to: str) -> Move:
+    disk.symlink(points_to, prepared)
+    disk.sync_directory(prepared.parent)
+    return move_of(prepared, path, MoveKind.REPLACE)
+
+
+def move_of(source: Path, target: Path, kind: MoveKind = MoveKind.MOVE) -> Move:
+    inode = inode_of(source)
+    if inode is None:
+        raise Refused(f"`{source}` is not there any more", remedy="plan again with `chronicle rollback --dry-run`")
+    return Move(kind=kind, source=source, target=target, inode=inode)
+
+
+def discard_move(source: Path, trash: Path, disk: Disk) -> Move:
+    disk.make_directory(trash.parent)
+    return move_of(source, trash, MoveKind.DISCARD)
+
+
+def replacement_move(disk: Disk, prepared: Path, target: Path, content: bytes) -> Move:
+    disk.write_new(prepared, content)
+    disk.sync_directory(prepared.parent)
+    return move_of(prepared, target, MoveKind.REPLACE)
+
+
+def kept_for_undo(path: Path, store: ObjectStore) -> dict[str, Any]:
+    """Put the present content of a small file into the store; what `undo` needs to bring it back."""
+    if not is_there(path):
+        return {"before": None, "attributes": None}
+    return {"before": store.add_bytes(path.read_bytes()), "attributes": Attributes.of(path).to_json()}
+
+
+def size_and_mtime(path: Path) -> list[int] | None:
+    """What tells whether a file is still the one that was written, without reading it."""
+    found = path.lstat() if is_there(path) else None
+    return None if found is None else [found.st_size, found.st_mtime_ns]
+
+
+# --- Undo
+
+
+def prepare_undo(
+    data: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    newer: tuple[str, ...],
+    intent: str,
+    workspace: Path,
+    store: ObjectStore,
+    disk: Disk,
+) -> Prepared:
+    root, place = Path(data["root"]), Path(data["root"]) / data["entry"]
+    source, back_dir = Path(data["source"]), Path(data["abandoned_dir"])
+    own_dir = root.parent / ABANDONED / intent
+    files = tuple(map(StagedFile.from_json, data["files"]))
+    disk.make_directory(workspace)
+    patched = tuple(PatchedFile.from_json(file) for file in data["patched"])
+    twin = place
+    if files:
+        twin = workspace / "twin" / data["entry"]
+        disk.make_directory(twin.parent)
+        build_twin(disk, place, twin, {file.path: _restorer(store, file, disk) for file in files})
+        _restore_attributes(disk, twin, files, data["directories"])
+    moves: list[Move] = []
+    for name in reversed(data["abandoned"]):
+        if name in newer:
+            moves += swap_moves(root, back_dir / name, root / name, workspace, disk, leftover=own_dir / name)
+        else:
+            moves.append(move_of(back_dir / name, root / name))
+    moves += [move_of(root / name, own_dir / name) for name in newer if name not in data["abandoned"]]
+    moves += _pointers_back(data, root, workspace, store, disk)
+    overwritten = [copy["name"] for copy in data.get("copies") or () if size_and_mtime(root / copy["name"]) != copy["stamp"]]
+    for copy in data.get("copies") or ():
+        name = copy["name"]
+        leftover = own_dir / name if name in overwritten else workspace / "trash" / name
+        disk.make_directory(leftover.parent)
+        moves += swap_moves(root, back_dir / name, root / name, workspace, disk, leftover=leftover)
+    if source != place or files:
+        moves += _reinstall(data, root, twin, place, source, back_dir, workspace, disk)
+    if newer:
+        disk.make_directory(own_dir)
+    configs = data.get("configs") or ()
+    for config in configs:
+        path = Path(config["path"])
+        moves.append(replacement_move(disk, config_part(path, intent), path, store.find(config["before"]).read_bytes()))
+        disk.set_attributes(moves[-1].source, Attributes.from_json(config["attributes"]))
+    if source != place:
+        disk.make_directory(source.parent)
+    remove = [str(back_dir), str(back_dir.parent)]
+    if data.get("contract"):
+        moves.append(_contract_back(data["contract"], intent, store, disk))
+        remove.append(str(moves[-1].source if data["contract"]["before"] else moves[-1].target))
+    restored = source if source != place else place
+    attributes = [(str(restored / f.path if f.path else restored), f.attributes) for f in patched]
+    if not newer and not overwritten:
+        attributes.append((str(root), Attributes.from_json(data["attributes"]["root"])))
+    return Prepared(
+        intent=intent,
+        receipt_kind="undo.receipt",
+        moves=tuple(moves),
+        patched=tuple(file.backwards() for file in patched),
+        hides_root=bool(patched or configs),
+        place=str(place),
+        final=str(restored),
+        twin=str(twin),
+        checks={str(restored / file.path if file.path else restored): file.before for file in files},
+        attributes=tuple(attributes),
+        final_attributes=(
+            *((str(Path(c["path"]).parent), Attributes.from_json(c["folder"])) for c in configs),
+            (str(root.parent), Attributes.from_json(data["attributes"]["parent"])),
+        ),
+        remove=tuple(remove),
+        receipt={
+            **facts,
+            "intent": intent,
+            "root": str(root),
+            "entry": data["entry"],
+            "returned": list(data["abandoned"]),
+            "abandoned": [*newer, *overwritten],
+            "abandoned_dir": str(own_dir),
+            "restored": [*(f.path for f in files), *(f.path for f in patched), *(c["path"] for c in configs)],
+        },
+    )
+
+
+def _reinstall(
+    data: Mapping[str, Any],
+    root: Path,
+    twin: Path,
+    place: Path,
+    source: Path,
+    back_dir: Path,
+    workspace: Path,
+    disk: Disk,
+) -> list[Move]:
+    """The way back of `_install`."""
+    if source == place:
+        return swap_moves(root, twin, place, workspace, disk, leftover=None)
+    edited = twin != place
+    trash = workspace / "trash" / place.name
+    if edited:
+        disk.make_directory(trash.parent)
+    away = trash if edited else source
+    if data["displaced"]:
+        moves = swap_moves(root, back_dir / place.name, place, workspace, disk, leftover=away)
+    else:
+        moves = [move_of(place, away)]
+    return [*moves, move_of(twin, source)] if edited else moves
+
+
+def _pointers_back(data: Mapping[str, Any], root: Path, workspace: Path, store: ObjectStore, disk: Disk) -> list[Move]:
+    moves = []
+    for number, pointer in enumerate(data["pointers"]):
+        path = root / pointer["path"]
+        if pointer["link"] is not None:
+            move = relinking_move(disk, workspace / f"link-{number}", path, pointer["link"])
+            disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
+            moves.append(move)
+        elif pointer["before"] is None:
+            moves.append(discard_move(path, workspace / "trash" / f"pointer-{number}", disk))
+        else:
+            content = store.find(pointer["before"]).read_bytes()
+            move = replacement_move(disk, workspace / f"pointer-{number}", path, content)
+            disk.set_attributes(move.source, Attributes.from_json(pointer["attributes"]))
+            moves.append(move)
+    return moves
+
+
+def _contract_back(contract: Mapping[str, Any], intent: str, store: ObjectStore, disk: Disk) -> Move:
+    path = Path(contract["path"])
+    aside = contract_part(path, intent)
+    if contract["before"] is None:
+        return Move(kind=MoveKind.DISCARD, source=path, target=aside, inode=inode_of(path) or -1)
+    move = replacement_move(disk, aside, path, store.find(contract["before"]).read_bytes())
+    disk.set_attributes(move.source, Attributes.from_json(contract["attributes"]))
+    return move
+
+
+def _restorer(store: ObjectStore, file: StagedFile, disk: Disk) -> Writer:
+    def write(_source: Path, target: Path, _changed: object) -> None:
+        disk.copy_new(store.find(file.before), target)
+
+    return write
+
+
+def _restore_attributes(
+    disk: Disk, twin: Path, files: Iterable[StagedFile], directories: Iterable[tuple[str, list[int]]]
+) -> None:
+    for file in files:
+        disk.set_attributes(twin / file.path if file.path else twin, file.attributes)
+    for relative, values in directories:
+        path = twin / relative
+        if path.is_dir():
+            disk.set_attributes(path, Attributes.from_json(values))

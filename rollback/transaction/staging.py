@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.durable import Attributes, Disk
-from rollback.errors import Refused
-from rollback.disk.mounts import is_mount_point, mount_points
+from rollback.disk.durable import Attributes, Disk, is_mount_point, mount_points
 from rollback.disk.objects import sha256_of
+from rollback.errors import Refused
 
 LAST = "chronicle-manifest.json"  # holds digests of the other files: written when they are
 

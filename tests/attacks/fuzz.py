@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from rollback.errors import RollbackError
-from rollback.checkpoint.torch_state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
-from rollback.checks.inspection import plain
-from rollback.checks.files import check_file
 from rollback.checkpoint.manifest import read_manifest
-from rollback.files.reader import TABLE, Limits, read_pickle
+from rollback.checkpoint.state import Budget, find_states, numbers_in, optimizer_state, scheduler_state
+from rollback.checks.files import check_file
+from rollback.checks.inspection import json_form
+from rollback.errors import RollbackError
+from rollback.files.pickle_reader import TABLE, Limits, read_pickle
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import place_of, walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
@@ -94,7 +94,7 @@ def use_pickle(data: bytes) -> None:
     content = read_pickle(data, limits=SMALL)
     for _ in walk_leaves(content.value):
         pass
-    plain(content.value)
+    json_form(content.value)
     numbers_in(content.value, Budget("f"))
     for prefix, value, kind in find_states(content.value):
         (optimizer_state if kind == "optimizer" else scheduler_state)("f", prefix, value, owner="x")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollback.errors import RollbackError
-from rollback.files.reader import read_pickle
+from rollback.files.pickle_reader import read_pickle
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import write_edited_copy
 from rollback.files.torch_tree import LeafKind

@@ -3,8 +3,13 @@
 import pytest
 import torch
 
-from bit_transformer.model.attention import CausalSelfAttention, attend_explicitly, attend_in_chunks
-from bit_transformer.model.masks import band_mask, chunk_masks
+from bit_transformer.model.attention import (
+    CausalSelfAttention,
+    attend_explicitly,
+    attend_in_chunks,
+    band_mask,
+    chunk_masks,
+)
 
 
 @pytest.mark.parametrize(("num_positions", "chunk", "overlap"), [

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bit_transformer.evaluation.baselines import baselines, context_mix_bpb, unigram_bpb, xz_bpb
 from bit_transformer.data.corpora import read_corpus
+from bit_transformer.evaluation.held_out import baselines, context_mix_bpb, unigram_bpb, xz_bpb
 
 
 def test_unigram_of_two_equal_letters_is_one_bit() -> None:

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from bit_transformer.training import compiling
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, copy_model, next_symbol_losses
+from bit_transformer.training import distributed
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=32, max_bits=90, norm="pre")
 
@@ -19,13 +19,13 @@ def test_missing_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "compile", refuse)
     model = BitTransformer(CONFIG)
-    assert compiling.compile_where_possible(model, torch.device("cpu")) == "RuntimeError: no C++ compiler found"
+    assert distributed.compile_where_possible(model, torch.device("cpu")) == "RuntimeError: no C++ compiler found"
     assert all(block._compiled_call_impl is None for block in model.blocks)
 
 
 def test_reversible_model_is_not_compiled() -> None:
     """Its backward pass is its own."""
-    reason = compiling.why_not_compile(dataclasses.replace(CONFIG, reversible=True), torch.device("cpu"))
+    reason = distributed.why_not_compile(dataclasses.replace(CONFIG, reversible=True), torch.device("cpu"))
     assert reason == "reversible blocks run their own backward pass"
 
 
@@ -37,7 +37,7 @@ def test_compiled_blocks_compute_and_learn_the_same() -> None:
     model = BitTransformer(CONFIG)
     plain = copy_model(model)
     state = torch.get_rng_state()
-    assert compiling.compile_where_possible(model, torch.device("cpu")) is None
+    assert distributed.compile_where_possible(model, torch.device("cpu")) is None
     assert torch.equal(torch.get_rng_state(), state)
     assert all(block._compiled_call_impl is not None for block in model.blocks)
     bits = torch.randint(0, 2, (4, 90))

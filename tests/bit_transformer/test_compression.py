@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bit_transformer.data.compression import (
+from bit_transformer.data.bits import (
     bits_to_runs,
     compress_runs,
     compress_window,

@@ -5,10 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from bit_transformer.model.attention import attend_explicitly
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_on_meta_device, next_symbol_losses
-from bit_transformer.model.positions import sinusoids
+from bit_transformer.model.attention import attend_explicitly
+from bit_transformer.model.transformer import (
+    BitTransformer,
+    ModelConfig,
+    count_on_meta_device,
+    next_symbol_losses,
+    sinusoids,
+)
 
 SMALL = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bit_transformer.announce import Announcer
+from bit_transformer.footprint import Announcer
 from bit_transformer.recipes import find_recipe
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths

@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.growth import grow_depth, grow_width
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_parameters, next_symbol_losses
-from bit_transformer.model.conversion import QatLinear, convert_qat, export_int8, prepare_qat, weight_bytes
+from bit_transformer.model.conversion import (
+    QatLinear,
+    convert_qat,
+    export_int8,
+    grow_depth,
+    grow_width,
+    prepare_qat,
+    weight_bytes,
+)
+from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_model_parameters, next_symbol_losses
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90, norm="pre")
 
@@ -85,7 +92,7 @@ def test_deeper_model_computes_the_same(trained: BitTransformer) -> None:
     bits = _windows()
     deep = grow_depth(trained, 4)
     assert _loss(deep, bits).item() == pytest.approx(_loss(trained, bits).item(), abs=1e-5)
-    assert count_parameters(deep) == deep.config.num_parameters
+    assert count_model_parameters(deep) == deep.config.num_parameters
     _loss(deep, bits).backward()
     assert deep.blocks[3].feedforward[2].weight.grad.norm() > 0
 
@@ -98,7 +105,7 @@ def test_wider_model_computes_the_same(trained: BitTransformer) -> None:
     with torch.no_grad():
         assert (wide(bits).logits_BTV - trained(bits).logits_BTV).abs().max() < 1e-4
         assert _loss(wide, bits).item() == pytest.approx(_loss(trained, bits).item(), abs=1e-5)
-    assert count_parameters(wide) == wide.config.num_parameters
+    assert count_model_parameters(wide) == wide.config.num_parameters
 
 
 def test_growth_that_would_lose_something_is_refused(trained: BitTransformer) -> None:

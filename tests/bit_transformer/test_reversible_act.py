@@ -5,10 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from bit_transformer.model.act import HaltingState
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses
-from bit_transformer.model.reversible import run_reversibly
+from bit_transformer.model.transformer import (
+    BitTransformer,
+    HaltingState,
+    ModelConfig,
+    next_symbol_losses,
+    run_reversibly,
+)
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=4, d_ff=64, max_bits=90, norm="pre", reversible=True)
 

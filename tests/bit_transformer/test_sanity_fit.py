@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bit_transformer.evaluation.baselines import unigram_bpb
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.data.loaders import open_held_out
+from bit_transformer.evaluation.held_out import unigram_bpb
 from bit_transformer.recipes import find_recipe, with_settings
 from bit_transformer.training.schedule import plan_schedule
 from tests.bit_transformer.launches import ROOT, read_lines, run_jobs

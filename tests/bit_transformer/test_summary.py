@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bit_transformer.training import report
 from bit_transformer.recipes import find_recipe
+from bit_transformer.training import report
 from tests.bit_transformer.launches import job, run_jobs
 from tests.bit_transformer.test_exact_resume import needs_zero
 
@@ -33,7 +33,7 @@ def test_sharded_model_ends_with_the_table_and_samples(tmp_path: Path, kinds: tu
 def test_samples_say_every_ten_seconds_how_far_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """A clock of the test: nothing for nine seconds, one line after ten, the next one ten later."""
     times = iter([0.0, 9.0, 10.0, 10.0, 19.0, 20.0, 20.0])
-    log = report.StepLog({}, is_main=True, recipe=find_recipe("demo"))
+    log = report.LaunchLog({}, is_main=True, recipe=find_recipe("demo"))
     after_byte = log._tell_of_bytes(clock=lambda: next(times))
     for done in (1, 2, 3, 4):
         after_byte(done)

@@ -7,8 +7,7 @@ import pytest
 
 from bit_transformer.errors import BadRecipe, TopologyMismatch
 from bit_transformer.recipes import find_recipe, with_settings
-from bit_transformer.training.distributed import Topology
-from bit_transformer.training.zero import plan_zero
+from bit_transformer.training.distributed import Topology, plan_zero
 
 DDP = Topology(
     launcher_world_size=2, torch_world_size=2, accelerate_num_processes=2, expected_world_size=None,

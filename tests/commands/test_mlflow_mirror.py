@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chronicle.errors import ChronicleError
-from chronicle.integrations.mlflow_process import MirrorHandle, default_uri, start_mirror
 from chronicle.integrations.mlflow import Projection
+from chronicle.integrations.mlflow_process import MirrorHandle, default_uri, start_mirror
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.recorded import settings_with_checkpoints
+from chronicle.cli.options import settings_with_checkpoints
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths

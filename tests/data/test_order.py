@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronicle.data.order import derive_key, permute
+from chronicle.data.plan import derive_key, permute
 
 PINNED = [2, 3, 1, 0, 5, 4, 8, 7, 11, 10, 6, 9]
 PINNED_KEY = 18164866893799164668

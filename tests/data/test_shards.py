@@ -19,8 +19,16 @@ import pytest
 from bit_transformer.data.loaders import ShardWindows
 from chronicle.data.corpora import read_text
 from chronicle.data.errors import CorpusMissing, DataError, ShardProblem
-from chronicle.data.index import ShardReader, read_index, scan_tar, write_index
-from chronicle.data.shards import build_source, read_manifest, split_text, verify_source
+from chronicle.data.shards import (
+    ShardReader,
+    build_source,
+    read_index,
+    read_source_manifest,
+    scan_tar,
+    split_text,
+    verify_source,
+    write_index,
+)
 
 TEXT = "".join(f"line {number} of a text that is long enough to be cut\n" for number in range(20_000)).encode()
 
@@ -43,7 +51,7 @@ def _copy(source: Path, target: Path) -> Path:
 def test_stock_webdataset_reads_what_was_built(built: Path) -> None:
     """Every stretch comes out of WebDataset as it went in: the format is theirs, not ours."""
     webdataset = pytest.importorskip("webdataset")
-    names = [str(built / shard.name) for shard in read_manifest(str(built)).of_split("train")]
+    names = [str(built / shard.name) for shard in read_source_manifest(str(built)).of_split("train")]
     samples = [sample["txt"] for sample in webdataset.WebDataset(names, shardshuffle=False)]
     assert samples == split_text(TEXT)["train"]
     assert len(names) == 4
@@ -226,7 +234,7 @@ def test_package_that_debians_own_tool_built_is_read_through_the_command(tmp_pat
         done = subprocess.run([sys.executable, "-m", "chronicle.cli.main", *arguments], cwd=tmp_path,
                               capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert read_manifest(str(tmp_path / "out/dict-gcide")).digest == hashlib.sha256(text).hexdigest()
+    assert read_source_manifest(str(tmp_path / "out/dict-gcide")).digest == hashlib.sha256(text).hexdigest()
 
 
 def test_remote_shards_are_read_over_http(built: Path) -> None:

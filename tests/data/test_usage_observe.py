@@ -10,8 +10,7 @@ import pytest
 from chronicle.cli.main import main as chronicle
 from chronicle.data import DataError, DataPlan, RatioAlarm, Segments, SourceSpec, observe
 from chronicle.data.observe import read_accounts
-from chronicle.data.story import read_readings, write_start
-from chronicle.data.usage import Reading, keep_lineage, restart_lines, source_use
+from chronicle.data.usage import Reading, keep_lineage, read_readings, restart_lines, source_use, write_start
 from chronicle.journal import read_journal
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths

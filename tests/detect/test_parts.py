@@ -5,13 +5,11 @@ import random
 
 import pytest
 
-from rollback.detect.calibrate import calibrate_inflation
-from rollback.detect.watches import LrWatch
-from rollback.detect.onset import find_onset
-from rollback.detect.plateau import is_falling
-from rollback.detect.noise import GridSense, quantum_at
 from rollback.channels import Role, role_of
+from rollback.detect.excursion import find_onset
+from rollback.detect.noise import GridSense, calibrate_inflation, quantum_at
 from rollback.detect.stream import Stream
+from rollback.detect.watches import LrWatch, is_falling
 
 
 @pytest.mark.parametrize(("value", "quantum"), [(1.0, 2**-7), (1.99, 2**-7), (2.0, 2**-6), (0.4, 2**-9), (-3.0, 2**-6)])

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from chronicle.cli.main import run as chronicle
 from chronicle.audit import open_evidence
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.launch.seals import seal_file
+from chronicle.launch.record import seal_file
 from chronicle.paths import RunPaths
 from rollback.checkpoint.manifest import write_manifest
 

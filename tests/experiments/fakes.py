@@ -7,10 +7,9 @@ from chronicle.data import step_digest
 from chronicle.metrics.log import MetricsWriter
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
+from experiments.files import LegResult, StudyPaths
 from experiments.history import Finished
 from experiments.order import DataShape, leg_order
-from experiments.files import StudyPaths
-from experiments.result import LegResult
 
 Fate = Callable[[StudyRun, Leg], int | Exception]
 Values = Callable[[StudyRun, Leg, int], Mapping[str, float]]

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
+from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
-from experiments.history import LEG, list_ready, read_history
-from experiments.launching import ChronicleLauncher, resume_path
-from experiments.outcomes import read_study
 from experiments.files import StudyPaths
-from experiments.reading import find_study
+from experiments.history import LEG, list_ready, read_history
+from experiments.outcomes import read_study
 from experiments.report import build_report
-from experiments.runner import read_registered, run_study
+from experiments.runner import ChronicleLauncher, read_registered, resume_path, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -123,8 +122,8 @@ class Taken:
     def finish(self):  # type: ignore[no-untyped-def]
         from dataclasses import replace
 
+        from experiments.files import LEG_RESULT, read_result
         from experiments.history import Finished
-        from experiments.result import LEG_RESULT, read_result
 
         result = read_result(self.launcher.paths.run("start").launch_dir(1) / LEG_RESULT)
         return Finished(result=replace(result, plan_hash=self.plan.plan_hash), launch=1, guard="passed")

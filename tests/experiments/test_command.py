@@ -9,10 +9,10 @@ import pytest
 
 from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
+from experiments.definition import find_study
 from experiments.design import plan_study
 from experiments.files import StudyPaths
-from experiments.reading import find_study
-from experiments.runner import register, run_study
+from experiments.runner import register_study, run_study
 from tests.experiments.fakes import FakeLauncher
 
 
@@ -72,7 +72,7 @@ def test_status_tells_done_open_and_stopped(capsys: pytest.CaptureFixture[str], 
 def test_a_registered_study_is_not_changed_by_another_margin(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = StudyPaths(elsewhere / "logs" / "restart-impact-ci")
     with JournalWriter(paths.journal) as writer:
-        register(paths, plan_study(find_study("restart-impact"), "ci", seeds=5), writer)
+        register_study(paths, plan_study(find_study("restart-impact"), "ci", seeds=5), writer)
     assert chronicle(["experiment", "run", "--profile", "ci"]) == 2
     assert "registered plan" in capsys.readouterr().err
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.definition import Order
+from experiments.definition import Order, find_study, list_studies, parse_study, study_from_json
 from experiments.design import START, StudyPlan, legs_of, plan_study
 from experiments.errors import BadStudy
-from experiments.reading import find_study, list_studies, parse_study, study_from_json
 
 OWN = """
 v: 1
@@ -164,7 +163,7 @@ def test_the_example_in_the_documentation_is_a_study() -> None:
 
 
 def test_the_slurm_array_has_one_task_a_run_and_the_same_plan() -> None:
-    from experiments.plan_text import format_slurm
+    from experiments.command import format_slurm
 
     plan = plan_study(find_study("restart-impact"), "ci")
     script = format_slurm(plan, "restart-impact", Path("/scratch/logs/ri"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.definition import find_study
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import StudyError
-from experiments.launching import ChronicleLauncher, _Process, resume_path
 from experiments.files import StudyPaths
-from experiments.reading import find_study
+from experiments.runner import ChronicleLauncher, _Process, resume_path
 
 
 @pytest.fixture

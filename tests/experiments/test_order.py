@@ -7,12 +7,18 @@ import subprocess
 import numpy as np
 import pytest
 
-from experiments.definition import Study
+from experiments.definition import Study, find_study
 from experiments.design import legs_of
 from experiments.errors import NoData
-from experiments.order import DataShape, leg_order, shuffle_through_buffer, slice_samples, start_order
-from experiments.reading import find_study
-from experiments.slicing import cut_slice, cut_slice_like_sed
+from experiments.order import (
+    DataShape,
+    cut_slice,
+    cut_slice_like_sed,
+    leg_order,
+    shuffle_through_buffer,
+    slice_samples,
+    start_order,
+)
 
 
 @pytest.fixture(scope="module")

@@ -12,21 +12,18 @@ import pytest
 from chronicle.journal import read_journal
 from chronicle.journal.objects import object_path
 from chronicle.report.study_panels import contrast_reach
-from experiments.definition import Study
+from experiments.definition import Study, find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
+from experiments.files import StudyPaths
 from experiments.gates import check_gates, count_ledger, find_treatment
 from experiments.history import REPORT
-from experiments.outcomes import bounce, read_study
-from experiments.files import StudyPaths
-from experiments.reading import find_study
+from experiments.order import read_shape
+from experiments.outcomes import bounce, find_transients, read_study
 from experiments.report import build_report
 from experiments.runner import read_registered, run_study
 from experiments.statistics import compare_paired
-from experiments.text import read_shape
-from experiments.transients import find_transients
-from experiments.verdicts import Judged, Verdict, judge_contrasts, judge_factorial
-from experiments.words import answer_questions
+from experiments.verdicts import EffectVerdict, Judged, answer_questions, judge_contrasts, judge_factorial
 from tests.experiments.fakes import FakeLauncher
 
 SEEDS = 8
@@ -113,10 +110,10 @@ def test_verdicts_find_what_was_planted(plan: StudyPlan, finished: StudyPaths) -
     """+0.1 by repetition is a difference, +0.001 by restarts is equivalent, noise of 0.05 between orders settles nothing."""
     data = read_study(*read_registered(finished), finished)
     verdicts = {one.name: one for one in (*judge_contrasts(data), *judge_factorial(data))}
-    expected = {"repetition": Verdict.DIFFERENCE, "restart": Verdict.EQUIVALENT, "order": Verdict.INCONCLUSIVE,
-                "b-vs-c": Verdict.DIFFERENCE, "restart-on-repeated": Verdict.EQUIVALENT, "lost-moments": Verdict.NOT_TESTED,
-                "repetition, main effect": Verdict.DIFFERENCE, "restart, main effect": Verdict.EQUIVALENT,
-                "interaction": Verdict.EQUIVALENT}  # fmt: skip
+    expected = {"repetition": EffectVerdict.DIFFERENCE, "restart": EffectVerdict.EQUIVALENT, "order": EffectVerdict.INCONCLUSIVE,
+                "b-vs-c": EffectVerdict.DIFFERENCE, "restart-on-repeated": EffectVerdict.EQUIVALENT, "lost-moments": EffectVerdict.NOT_TESTED,
+                "repetition, main effect": EffectVerdict.DIFFERENCE, "restart, main effect": EffectVerdict.EQUIVALENT,
+                "interaction": EffectVerdict.EQUIVALENT}  # fmt: skip
     assert {name: verdicts[name].verdict for name in expected} == expected
     assert verdicts["repetition"].result is not None
     assert verdicts["repetition"].result.mean == pytest.approx(0.1, abs=0.01)
@@ -306,7 +303,7 @@ def test_a_control_that_is_small_but_real_was_seen() -> None:
     result = compare_paired(differences, margin=study.margin_bpb)
     control = Judged(
         name=contrast.name, formula="B-lr − A0", question="", family="control", seeds=tuple(range(8)),
-        differences=differences, result=result, t_p=result.t_p, sign_flip_p=result.sign_flip_p, verdict=Verdict.EQUIVALENT,
+        differences=differences, result=result, t_p=result.t_p, sign_flip_p=result.sign_flip_p, verdict=EffectVerdict.EQUIVALENT,
     )  # fmt: skip
 
     def answer(judged: Judged) -> str:

@@ -8,12 +8,12 @@ import pytest
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
+from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import NotRegistered
+from experiments.files import StudyPaths
 from experiments.history import LAUNCH, LEG, REGISTER, STOP, list_ready, next_launch, read_history
 from experiments.outcomes import read_study
-from experiments.files import StudyPaths
-from experiments.reading import parse_study
 from experiments.runner import read_registered, run_study
 from tests.experiments.fakes import FakeLauncher
 

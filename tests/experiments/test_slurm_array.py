@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
+from experiments.command import format_slurm
+from experiments.definition import find_study
 from experiments.design import plan_study
-from experiments.history import LEG
 from experiments.files import StudyPaths
-from experiments.plan_text import format_slurm
-from experiments.reading import find_study
+from experiments.history import LEG
 from experiments.runner import read_registered
 from tests.experiments.test_troubles import STUDY
 from tests.launch.test_slurm import slurm  # noqa: F401

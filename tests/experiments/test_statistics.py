@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from experiments import statistics as st
-from experiments.verdicts import Question, Verdict, judge
+from experiments.verdicts import EffectVerdict, Question, judge
 
 STUDENT_DATA = [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -165,7 +165,7 @@ def test_bca_undercovers_at_eight_pairs_which_is_why_it_is_not_shown_there() -> 
     assert covered < 0.93
 
 
-def judged_studies(num_studies: int, sds: tuple[float, float, float], means: tuple[float, float, float]) -> list[list[Verdict]]:
+def judged_studies(num_studies: int, sds: tuple[float, float, float], means: tuple[float, float, float]) -> list[list[EffectVerdict]]:
     """Verdicts of whole studies at eight seeds: the main contrasts share the reference arm, as in the real one."""
     rng = np.random.default_rng(20260108)
     names = ("order", "restart", "repetition")
@@ -185,22 +185,22 @@ MARGIN = 2.5  # of the noise of one arm; a difference of two arms has √2 of it
 def test_a_study_of_no_effects_claims_any_difference_in_at_most_6_percent() -> None:
     """The error that Holm's adjustment promises is the whole family's."""
     studies = judged_studies(5000, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
-    assert sum(Verdict.DIFFERENCE in verdicts for verdicts in studies) / 5000 <= 0.06
-    equal = np.mean([verdict is Verdict.EQUIVALENT for verdicts in studies for verdict in verdicts])
+    assert sum(EffectVerdict.DIFFERENCE in verdicts for verdicts in studies) / 5000 <= 0.06
+    equal = np.mean([verdict is EffectVerdict.EQUIVALENT for verdicts in studies for verdict in verdicts])
     assert equal == pytest.approx(st.power_of_equivalence(MARGIN, math.sqrt(2), 8), abs=0.02)
 
 
 def test_an_effect_of_the_size_of_the_margin_is_called_equivalent_in_at_most_6_percent() -> None:
     studies = judged_studies(5000, (1.0, 1.0, 1.0), (MARGIN, -MARGIN, MARGIN))
     for contrast in range(3):
-        assert sum(verdicts[contrast] is Verdict.EQUIVALENT for verdicts in studies) / 5000 <= 0.06
+        assert sum(verdicts[contrast] is EffectVerdict.EQUIVALENT for verdicts in studies) / 5000 <= 0.06
 
 
 def test_a_large_effect_is_found_among_the_main_contrasts_with_the_power_of_its_worst_adjustment() -> None:
     """Holm multiplies by three at most: between the power at 5/3 % and at 5 %, less what asking for two tests costs."""
     delta, sd = 3.0, math.sqrt(2)
     studies = judged_studies(5000, (1.0, 1.0, 1.0), (delta, 0.0, 0.0))
-    share = np.mean([verdicts[0] is Verdict.DIFFERENCE for verdicts in studies])
+    share = np.mean([verdicts[0] is EffectVerdict.DIFFERENCE for verdicts in studies])
     least, most = (st.power_of_difference(delta, sd, 8, alpha=alpha) for alpha in (0.05 / 3, 0.05))
     assert least - 0.03 <= share <= most
 
@@ -209,9 +209,9 @@ def test_a_large_effect_is_found_among_the_main_contrasts_with_the_power_of_its_
 def test_below_four_pairs_there_is_no_verdict_and_below_six_no_difference(num_pairs: int) -> None:
     for value in (9.0, 0.001):  # far outside the margin; far inside
         asked = [(Question("restart", "", "", "other"), {seed: value + seed / 1e6 for seed in range(num_pairs)})]
-        assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is Verdict.INCONCLUSIVE
+        assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is EffectVerdict.INCONCLUSIVE
     asked = [(Question("restart", "", "", "other"), {seed: 9.0 + seed / 100 for seed in range(5)})]
-    assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is Verdict.INCONCLUSIVE  # sign-flip p is 2/32 at best
+    assert judge(asked, margin=1.0, alpha=0.05)[0].verdict is EffectVerdict.INCONCLUSIVE  # sign-flip p is 2/32 at best
 
 
 def test_both_p_values_of_the_main_contrasts_are_adjusted_and_no_others() -> None:

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
+from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
-from experiments.history import LEG, STOP
-from experiments.launching import ChronicleLauncher, Running
-from experiments.outcomes import read_study
 from experiments.files import StudyPaths
-from experiments.reading import parse_study
-from experiments.runner import read_registered, run_study
+from experiments.history import LEG, STOP
+from experiments.outcomes import read_study
+from experiments.runner import ChronicleLauncher, Running, read_registered, run_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

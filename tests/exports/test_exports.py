@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.importers import read_source
+from chronicle.integrations.importing import read_source
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 

@@ -11,11 +11,9 @@ from datetime import datetime
 
 import pytest
 
+from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns, write_draft
+from chronicle.audit.traces import LineKind, observe_line, parse_time, scan_directory
 from chronicle.cli.main import run as chronicle
-from chronicle.audit.draft import write_draft
-from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns
-from chronicle.audit.traces import Kind, parse_line, parse_time
-from chronicle.audit.scan import scan_directory
 
 # quoted in FORENSIC_REVISION.md
 LOG = """\
@@ -108,7 +106,7 @@ def test_command_prints_the_draft_and_writes_it(night, capsys):
 
 def test_a_step_that_falls_back_is_another_launch():
     lines = [f"step {step} loss {2.0}" for step in (10, 20, 30, 11, 12)]
-    found = [parse_line(line, "a.log", number) for number, line in enumerate(lines, 1)]
+    found = [observe_line(line, "a.log", number) for number, line in enumerate(lines, 1)]
     launches = infer_launches([one for one in found if one])
     assert [len(one.observations) for one in launches] == [3, 2]
 
@@ -124,14 +122,14 @@ def test_binary_rubbish_and_empty_directories_do_no_harm(tmp_path):
 @pytest.mark.parametrize(
     "text, kind, numbers",
     [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", Kind.MEMORY, {}),
-        ("Traceback (most recent call last):", Kind.ERROR, {}),
-        ("iteration 120/5000 | loss: 2.31", Kind.STEP, {"step": 120.0, "loss": 2.31}),
-        ("Number of trainable parameters: 771,176,450", Kind.CREATED, {"params": 771176450.0}),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", LineKind.MEMORY, {}),
+        ("Traceback (most recent call last):", LineKind.ERROR, {}),
+        ("iteration 120/5000 | loss: 2.31", LineKind.STEP, {"step": 120.0, "loss": 2.31}),
+        ("Number of trainable parameters: 771,176,450", LineKind.CREATED, {"params": 771176450.0}),
     ],
 )
 def test_line_is_read_as(text, kind, numbers):
-    found = parse_line(text, "a.log", 1)
+    found = observe_line(text, "a.log", 1)
     assert (found.kind, found.numbers) == (kind, numbers)
 
 
@@ -139,7 +137,7 @@ def test_line_is_read_as(text, kind, numbers):
 def test_one_endless_line_does_not_hold_the_reader_up():
     """A log with a progress bar or a dumped tensor: patterns with two gaps would need hours for it."""
     for text in ("total " * 30_000, "step " * 30_000, "model " + "x" * 200_000, "1 " * 100_000):
-        assert parse_line(text + "loss", "a.log", 1) is None
+        assert observe_line(text + "loss", "a.log", 1) is None
 
 
 def test_times_without_a_year_only_order():

@@ -19,8 +19,8 @@ from chronicle import ResumeRefused
 from chronicle.cli.main import run as command
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.optimizers import steppers_of
-from chronicle.watch.facts import collect_candidates, collect_history
+from chronicle.resume.fingerprint import steppers_of
+from chronicle.watch.advice import collect_candidates, collect_history
 from rollback.checkpoint.manifest import read_manifest
 from rollback.propose import propose
 from tests.detect.test_propose import event

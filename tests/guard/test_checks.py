@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronicle.resume.checks.memory import check_memory, check_rng
-from chronicle.resume.contract import Contract, Expectation, parse_change
-from chronicle.resume.memory import Group, Memory, RankDigest, Scheduler
+from chronicle.resume.checks.memory import check_generators, check_memory
 from chronicle.resume.checks.tripwires import LrTripwire, LrWitness
+from chronicle.resume.contract import Contract, Expectation, parse_change
+from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
 
 SAVED = Memory(
     step=30,
-    groups=(Group(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, moment_norm=0.5, num_states=4),),
+    groups=(ParamGroup(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, moment_norm=0.5, num_states=4),),
     optimizer_steps=(30, 30),
     optimizers=("AdamW",),
     schedulers=(Scheduler(name="LambdaLR", last_epoch=60, step_count=61, last_lr=(2e-3,), unit=2),),
@@ -29,7 +29,7 @@ MANIFEST = Expectation(basis="manifest", memory=SAVED)
 
 
 def failures(found: Memory, expected: Expectation = MANIFEST, rank: int = 0, **options: Any) -> dict[str, str]:
-    checks = check_memory(expected, found, rank=rank, **options) + check_rng(expected, found, rank=rank)
+    checks = check_memory(expected, found, rank=rank, **options) + check_generators(expected, found, rank=rank)
     return {check.name: check.cause for check in checks if not check.ok}
 
 

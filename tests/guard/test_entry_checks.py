@@ -7,13 +7,12 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.contract import Expectation
-from chronicle.resume.checks.entry_checks import Entry, check_entry, check_mode
-from chronicle.resume.learning_rate import far_points
+from chronicle.resume.checks.memory import LoadedState, check_entry, check_mode, further_checks
 from chronicle.resume.checks.run import check_newest
-from chronicle.resume.checks.lr_checks import further_checks
-from chronicle.resume.memory import Memory, RankDigest, Scheduler
+from chronicle.resume.contract import Expectation
 from chronicle.resume.journal import fold_history
+from chronicle.resume.learning_rate import far_points
+from chronicle.resume.memory import Memory, RankDigest, Scheduler
 
 SAVED = Memory(
     step=12,
@@ -23,14 +22,14 @@ SAVED = Memory(
     schedulers=(Scheduler(name="LambdaLR", further=((1.0, 0.5),)),),
     ranks=(RankDigest(rank=0, buffers="mean"),),
 )
-ENTRY = Entry(buffers="mean", frozen="2 of 6 (aa)", objects={"Counter 0": "seven"}, objects_before={"Counter 0": "new"})
+ENTRY = LoadedState(buffers="mean", frozen="2 of 6 (aa)", objects={"Counter 0": "seven"}, objects_before={"Counter 0": "new"})
 
 
 def expected(**accepted: str) -> Expectation:
     return Expectation(basis="manifest", memory=SAVED, accepted=accepted)
 
 
-def failing(entry: Entry, found: Memory, **accepted: str) -> list[str]:
+def failing(entry: LoadedState, found: Memory, **accepted: str) -> list[str]:
     return [check.name for check in check_entry(expected(**accepted), entry, found, rank=0) if not check.ok]
 
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from chronicle.resume.checks.log_tripwires import Row, check_log
+from chronicle.resume.checks.tripwires import LoggedRow, check_log
 
 
-def curve(first: int, last: int, *, lr: float = 1e-3, shift: float = 0.0, seed: int = 0) -> list[Row]:
+def curve(first: int, last: int, *, lr: float = 1e-3, shift: float = 0.0, seed: int = 0) -> list[LoggedRow]:
     noise = random.Random(seed)
     return [
         (step, {"lr": lr, "loss": 3.0 / math.sqrt(step + 1) + 2.0 + shift + noise.gauss(0, 0.02)})
@@ -33,7 +33,7 @@ def test_healthy_resume_shows_nothing(seed: int) -> None:
         (curve(201, 260, shift=-1.0), "L4"),
     ],
 )
-def test_accident_trips_its_wire(after: list[Row], code: str) -> None:
+def test_accident_trips_its_wire(after: list[LoggedRow], code: str) -> None:
     assert code in [check.code for check in check_log(BEFORE, after, resume_step=200)]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chronicle.resume.tensors import norm
+from chronicle.resume.fingerprint import norm
 
 
 def test_norm_of_every_layout_and_type_is_the_norm_of_the_numbers() -> None:

@@ -5,11 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from chronicle.cli.main import run as chronicle
 from chronicle.audit.hardware import parse_kernel_log, parse_nvidia_smi
-from chronicle.launch.nodes import find_excluded
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.launch.admission import LaunchRefused, ensure_node_in_use, ensure_startable
+from chronicle.launch.admission import LaunchRefused, ensure_node_in_use, ensure_startable, find_excluded
 from chronicle.launch.provenance import host_name
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.importers import read_source
-from chronicle.integrations.entries_jsonl import to_record
+from chronicle.integrations.foreign_journals import to_record
+from chronicle.integrations.importing import read_source
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.story import read_story

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from chronicle.audit.claims import Verdict as Claimed
+from chronicle.audit.claims import ClaimVerdict as Claimed
 from chronicle.audit.claims import judge_claim
 from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence
-from chronicle.preflight import RankFacts, TrainerFacts, Verdict, check_facts
-from chronicle.preflight.expectation import Expectation
+from chronicle.preflight import CheckVerdict, RankFacts, TrainerFacts, check_facts
+from chronicle.preflight.facts import Baseline
 
 
 def answer(check, facts, expected=None):
@@ -40,7 +40,7 @@ def formula(d, layers, ff):
 def test_two_data_shards_for_sixteen_readers_are_refused_with_the_way_out():
     """Seed 001: "4 workers per GPU × 4 GPUs = 16 workers", `num_shards=2`, a warning at 07:16:02 and a hung run."""
     found = answer("PF01", TrainerFacts(num_data_shards=2, num_workers=4, ranks=ranks(4)))
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckVerdict.FAIL
     assert found.message.startswith("2 data shards for 4 ranks × 4 workers = 16 readers")
     assert found.remedy == "use ≤ 0 workers a rank, or reshard to ≥ 16"
 
@@ -70,8 +70,8 @@ def test_771_million_is_not_one_billion():
         judged = judge_claim(claim, evidence_of(counted, counted, 1))
         assert [one.verdict for one in judged] == [Claimed.CONTRADICTED]
     assert "(-22.9%)" in judge_claim("1.0B parameters", evidence_of(counted, counted, 1))[0].message
-    found = answer("PF02", TrainerFacts(params_counted=counted), Expectation(claimed_params=1e9))
-    assert (found.verdict, found.message) == (Verdict.FAIL, "claim 1,000,000,000, counted 771,176,450 (-22.9%)")
+    found = answer("PF02", TrainerFacts(params_counted=counted), Baseline(claimed_params=1e9))
+    assert (found.verdict, found.message) == (CheckVerdict.FAIL, "claim 1,000,000,000, counted 771,176,450 (-22.9%)")
 
 
 def test_four_gpus_that_were_one_are_contradicted():
@@ -93,7 +93,7 @@ def test_one_ranks_part_is_not_a_model_that_was_scaled_down():
     assert judge_claim("680M parameters", evidence)[0].verdict is Claimed.SUPPORTED
     taken_after_wrapping = TrainerFacts(params_logical=whole, params_counted=part, ranks=ranks(4))
     found = answer("PF03", taken_after_wrapping)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckVerdict.FAIL
     assert "exactly 1/4, a count taken on one rank after sharding" in found.message
 
 
@@ -120,7 +120,7 @@ def test_onecycle_horizon_that_forgot_the_accumulation_never_finishes():
         learning_rates=tuple(lrs), accumulation=accumulation,
     )  # fmt: skip
     found = answer("PF11", facts)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckVerdict.FAIL
     assert "OneCycleLR horizon 400 but 200 scheduler steps in 200 updates: LR ends at 8" in found.message
     assert "accumulation 2 was not divided out" in found.message
 
@@ -130,17 +130,17 @@ def test_all_labels_masked_is_a_loss_of_zero():
     labels = torch.full((4, 16), -100)
     masked = tuple(float((row == -100).float().mean()) for row in labels)
     found = answer("PF14", TrainerFacts(masked_fractions=masked))
-    assert (found.verdict, found.message) == (Verdict.FAIL, "all labels are −100: loss will be 0")
+    assert (found.verdict, found.message) == (CheckVerdict.FAIL, "all labels are −100: loss will be 0")
 
 
 def test_telemetry_that_is_zero_in_every_row_measures_nothing():
     """Seed 000: "Telemetry mostly zeros (K=0.000, C=0.000, S=0.000)"."""
     series = dict.fromkeys(("K", "C", "S"), (0.0,) * 300)
     found = answer("PF27", TrainerFacts(telemetry=series))
-    assert (found.verdict, found.message) == (Verdict.WARN, "C=K=S=0.000 in 300 of 300 rows")
+    assert (found.verdict, found.message) == (CheckVerdict.WARN, "C=K=S=0.000 in 300 of 300 rows")
 
 
 def test_a_save_longer_than_the_launchers_grace_is_refused_before_it_is_cut_in_half():
     """torchrun sends KILL 30 s after a signal (measured 29.8 s): a save of 47 s would be left half written."""
-    found = answer("PF23", TrainerFacts(save_seconds=47.0), Expectation(grace_seconds=30.0))
-    assert (found.verdict, found.remedy) == (Verdict.FAIL, "chronicle run --grace 94")
+    found = answer("PF23", TrainerFacts(save_seconds=47.0), Baseline(grace_seconds=30.0))
+    assert (found.verdict, found.remedy) == (CheckVerdict.FAIL, "chronicle run --grace 94")

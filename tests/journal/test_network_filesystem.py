@@ -17,7 +17,7 @@ import pytest
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from chronicle.report.writing import write_page
+from chronicle.report.markup import write_page
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 

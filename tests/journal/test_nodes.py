@@ -3,8 +3,7 @@
 import pytest
 
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.costs import Cause, compute_costs
-from chronicle.journal.nodes import drop_preflights, merge_nodes
+from chronicle.journal.costs import Cause, compute_costs, drop_preflights, merge_nodes
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from chronicle.journal import Entry, read_journal
-from chronicle.launch.cgroup import open_group
+from chronicle.launch.containment import open_group
 from chronicle.launch.processes import list_processes, read_environment, read_process
 from chronicle.paths import RunPaths
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.launch.cgroup import ControlGroup, make_group, open_group
-from chronicle.launch.containment import describe_containment
+from chronicle.launch.containment import ControlGroup, describe_containment, make_group, open_group
 from chronicle.launch.processes import read_process
 from tests.launch.driver import is_alive
 

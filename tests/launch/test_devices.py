@@ -3,7 +3,7 @@
 import json
 import sys
 
-from chronicle.audit.claims import Verdict, judge_claim
+from chronicle.audit.claims import ClaimVerdict, judge_claim
 from chronicle.audit.evidence import read_evidence
 from chronicle.journal import read_journal
 from chronicle.launch.devices import parse_sample
@@ -35,7 +35,7 @@ def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
     rows = [json.loads(line) for line in host_file.read_text().splitlines()]
     assert [(row["device"], row["busy_fraction"]) for row in rows] == [("GPU-0", 0.95), ("GPU-1", 0.0)]
     judged = judge_claim("on 2 GPUs", read_evidence(driver.paths, read_journal(driver.paths)))[0]
-    assert judged.verdict is Verdict.CONTRADICTED
+    assert judged.verdict is ClaimVerdict.CONTRADICTED
     assert judged.message.endswith("idle in more than 90% of the samples: rank 1")
     assert host_file.relative_to(driver.paths.run_dir).as_posix() in [
         seal["path"] for seal in driver.entries("launch.end")[0].data["sealed"]

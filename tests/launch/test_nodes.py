@@ -15,7 +15,7 @@ from chronicle.story import read_story
 TRAINER = """
 import sys, time
 from chronicle.audit import open_evidence
-from chronicle.launch.rank_output import open_rank_output
+from chronicle.launch.ranks import open_rank_output
 node, seconds, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 open_rank_output(node)
 open_evidence(rank=node).process(world_size=2, device={"kind": "cpu", "id": f"node-{node}/1"})

@@ -9,7 +9,7 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
-from chronicle.launch.orphans import Role, end_orphans, find_alive, list_launches
+from chronicle.launch.orphans import ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.processes import Process, parse_stat, read_boot_id, read_process, send_signal
 from chronicle.paths import RunPaths
 
@@ -49,7 +49,7 @@ def test_orphan_is_found_by_the_token_of_this_journal(paths, sleeper):
     ours, stranger, other_token = sleeper(TOKEN), sleeper(), sleeper("e" * 32)
     launches = record_launch(paths)
     found = find_alive(paths, launches)
-    assert [(one.process.pid, one.role, one.how) for one in found] == [(ours.pid, Role.ORPHAN, "token")]
+    assert [(one.process.pid, one.role, one.how) for one in found] == [(ours.pid, ProcessRole.ORPHAN, "token")]
     assert end_orphans(paths, launches).left == ()
     assert ours.wait(10) == -signal.SIGTERM
     assert stranger.poll() is None and other_token.poll() is None
@@ -85,7 +85,7 @@ def test_process_of_a_living_supervisor_is_no_orphan(paths, sleeper):
         writer.append("launch.start", launch=1, data=data)
     launches = list_launches(read_journal(paths).entries)
     roles = {one.process.pid: one.role for one in find_alive(paths, launches)}
-    assert roles == {supervisor.pid: Role.SUPERVISOR, ours.pid: Role.SUPERVISED}
+    assert roles == {supervisor.pid: ProcessRole.SUPERVISOR, ours.pid: ProcessRole.SUPERVISED}
     end_orphans(paths, launches)
     assert ours.poll() is None
 

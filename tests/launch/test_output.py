@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronicle.journal import read_journal
-from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, rank_prefix_of
-from chronicle.launch.exit_report import find_rank_code
-from chronicle.launch.latency import LatencyTest
+from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, LatencyTest, rank_prefix_of
 from chronicle.launch.output import LiveView, LogFile, split_lines
-from chronicle.launch.seals import seal_file, verify_seals
+from chronicle.launch.record import find_rank_code, seal_file, verify_seals
 from chronicle.paths import RunPaths
 
 
@@ -145,7 +143,7 @@ def test_seal_tells_a_changed_and_a_missing_log(driver):
 
 def test_buffered_output_is_said_while_it_is_buffered(driver):
     """A relay that holds lines back, as `--tee` does without an unbuffered launcher (formats §5)."""
-    rank = "from chronicle.launch.rank_output import open_rank_output; open_rank_output(redirect=False)"
+    rank = "from chronicle.launch.ranks import open_rank_output; open_rank_output(redirect=False)"
     code = (
         "import subprocess, sys, time\n"
         f"child = subprocess.run([sys.executable, '-c', {rank!r}], stdout=subprocess.PIPE)\n"

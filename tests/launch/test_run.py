@@ -95,7 +95,7 @@ def test_second_interrupt_ends_the_grace(driver):
 def test_exit_report_names_the_rank_that_ended_first_and_its_last_lines(driver):
     """Not the launcher's own traceback, which blames whoever it reaped first."""
     code = (
-        "import os, sys, time; from chronicle.launch.rank_output import open_rank_output; assert open_rank_output();"
+        "import os, sys, time; from chronicle.launch.ranks import open_rank_output; assert open_rank_output();"
         "r = os.environ['RANK']; print('rank', r, 'starts'); time.sleep(1.0 if r == '1' else 600);"
         "print('CUDA error: uncorrectable ECC'); sys.exit(9)"
     )
@@ -115,7 +115,7 @@ def test_lines_of_two_ranks_are_never_torn(driver):
     """With `-u` alone 4,672 of 6,000 lines were torn (formats §5)."""
     script = driver.directory / "train.py"
     script.write_text(
-        "import os; from chronicle.launch.rank_output import open_rank_output; open_rank_output()\n"
+        "import os; from chronicle.launch.ranks import open_rank_output; open_rank_output()\n"
         "for i in range(2000): print('rank', os.environ['RANK'], 'line', i, 'end')\n"
     )
     both = (
@@ -252,7 +252,7 @@ def test_reader_that_goes_away_does_not_end_the_run(driver):
 def test_run_imports_nothing_heavy():
     """A supervisor with torch inside would cost 200 MB beside every launch."""
     heavy = "('torch', 'numpy', 'mlflow', 'pydantic', 'matplotlib', 'psutil')"
-    ours = "chronicle.cli.run, chronicle.launch.launching, chronicle.cli.processes, chronicle.cli.sweep"
+    ours = "chronicle.cli.run, chronicle.launch.launching, chronicle.cli.processes, chronicle.cli.processes"
     code = f"import sys; import {ours}; print([name for name in {heavy} if name in sys.modules])"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)

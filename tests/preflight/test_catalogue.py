@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from chronicle.preflight import DecodedSample, RankFacts, TrainerFacts, Verdict, check_facts
-from chronicle.preflight.catalogue import FACT_CHECKS
-from chronicle.preflight.expectation import Expectation, declare_plan
+from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerFacts, check_facts
+from chronicle.preflight.facts import Baseline, declare_plan
+from chronicle.preflight.gate import FACT_CHECKS
 
-FAIL, WARN, PASS, UNKNOWN, SKIPPED = Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.UNKNOWN, Verdict.SKIPPED
+FAIL, WARN, PASS, UNKNOWN, SKIPPED = CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED
 
 GB = 10**9
 
@@ -66,7 +66,7 @@ GOOD = TrainerFacts(
     micro_batch_difference=1e-6,
     telemetry={"K": (0.1, 0.2)},
 )
-EXPECTED = Expectation(
+EXPECTED = Baseline(
     plan=declare_plan(GOOD), claimed_params=1000, claimed_devices=2, claimed_wrapper="DDP", grace_seconds=90, free_bytes=10**9
 )
 
@@ -166,7 +166,7 @@ def test_silent_change_is_refused_and_an_accepted_one_is_said():
 def test_accepted_change_of_the_world_passes_every_check():
     """One rank where two were planned: the devices and the wrapper fail until the change is accepted as a whole."""
     one = TrainerFacts(ranks=(rank(0),), wrapper="BitTransformer")
-    planned = Expectation(plan={"world_size": 2, "wrapper": "DistributedDataParallel"})
+    planned = Baseline(plan={"world_size": 2, "wrapper": "DistributedDataParallel"})
     assert [answer(check, one, planned).verdict for check in ("PF04", "PF05")] == [FAIL, FAIL]
     accepted = replace(planned, accepted_change="one machine is gone")
     assert FAIL not in [one.verdict for one in check_facts(one, accepted)]

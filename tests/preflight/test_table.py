@@ -12,12 +12,12 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.processes import read_boot_id
 from chronicle.paths import RunPaths
-from chronicle.preflight import TrainerFacts, Verdict, check_facts
-from chronicle.preflight.catalogue import CHECK_IDS
+from chronicle.preflight import CheckVerdict, TrainerFacts, check_facts
+from chronicle.preflight.gate import CHECK_IDS
 from chronicle.preflight.host import Host, check_host
 from tests.preflight.test_catalogue import BROKEN, EXPECTED, GOOD, rank
 
-FAIL, WARN, PASS, UNKNOWN, SKIPPED = Verdict.FAIL, Verdict.WARN, Verdict.PASS, Verdict.UNKNOWN, Verdict.SKIPPED
+FAIL, WARN, PASS, UNKNOWN, SKIPPED = CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED
 SHOWN_ONLY = {"PF13"}  # the LR plan is drawn for a person and cannot fail
 FAILING = {check: changed for check, _, changed, _ in BROKEN[::-1] if check not in ("PF16",)} | {
     "PF02": {"params_counted": 771},

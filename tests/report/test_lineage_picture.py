@@ -7,7 +7,7 @@ import pytest
 from chronicle.report.lineage_picture import GREY, _curve, _Strokes, draw_lineage
 from chronicle.report.page_data import build_page_data
 from chronicle.story import read_story
-from chronicle.story.resumes import would_have_resumed_at
+from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.series import Curve, read_series, robust_range, thin
 from tests.builders.story_runs import StoryRun, toy_run
 

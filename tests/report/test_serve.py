@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.serve import _page, _status
+from chronicle.cli.report import _page, _status
 from chronicle.report.html import plotly_script
 from chronicle.report.server import LiveServer
 from tests.builders.story_runs import StoryRun, toy_run

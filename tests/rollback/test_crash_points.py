@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rollback.transaction.change import Patch
 from rollback.disk.durable import Disk
 from rollback.errors import RollbackError, StoppedPartWay
-from rollback.transaction.protocol import Receipt, recover, remove_leftovers
+from rollback.transaction.change import Patch
+from rollback.transaction.protocol import Receipt, recover_change, remove_leftovers
 from tests.rollback.disks import DyingDisk, FailingDisk, Journal, Killed, picture
 from tests.rollback.test_transaction import (
     HALVED,
@@ -195,7 +195,7 @@ def test_killed_before_every_operation(name: str, kind: type[DyingDisk], tmp_pat
 def recovered_state(top: Path, journal: Journal, before: Any, after: Any, where: str) -> str:
     journal.disk = None
     for intent, data in journal.open_intents():
-        recover(intent, data, record=journal.record)
+        recover_change(intent, data, record=journal.record)
     closed = [entry for entry, kind, _ in journal.entries if kind.endswith(".intent")]
     remove_leftovers(top / "work" / "checkpoints", closed)
     assert journal.open_intents() == [], where
@@ -225,7 +225,7 @@ def test_recover_killed_at_every_operation_can_be_repeated(name: str, tmp_path: 
             journal.disk = again = DyingDisk(at)
             try:
                 for intent, data in journal.open_intents():
-                    recover(intent, data, record=journal.record, disk=again)
+                    recover_change(intent, data, record=journal.record, disk=again)
             except Killed:
                 recovered_state(top, journal, before, after, f"{first}, recovery at {at} ({again.last})")
             else:
@@ -255,7 +255,7 @@ def test_an_error_at_every_operation_of_recover_can_be_repeated(name: str, tmp_p
             failing = FailingDisk(at, errno.ENOSPC)
             try:
                 for intent, data in journal.open_intents():
-                    recover(intent, data, record=journal.record, disk=failing)
+                    recover_change(intent, data, record=journal.record, disk=failing)
             except StoppedPartWay as problem:
                 stopped += 1
                 assert "recover" in (problem.remedy or "")

@@ -11,9 +11,9 @@ import pytest
 from chronicle.cli.main import run
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
-from rollback.lr.deepspeed_config import ConfigFile, config_notes, plan_config
 from rollback.errors import PlanRefused
 from rollback.files.json_file import NotPlainJson, parse_object, replace_numbers
+from rollback.lr.deepspeed import ConfigFile, config_notes, plan_config
 from tests.builders.checkpoints import run_script
 from tests.rollback.disks import picture
 

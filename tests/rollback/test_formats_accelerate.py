@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollback.checkpoint.listing import list_checkpoints, list_root_strays, open_checkpoint, select_checkpoint
-from rollback.errors import AmbiguousStep, CheckpointNotFound, StrayFiles, UnknownFormat
 from rollback.checkpoint.layout import Role
+from rollback.checkpoint.listing import (
+    list_checkpoints,
+    list_root_strays,
+    open_checkpoint,
+    read_state,
+    select_checkpoint,
+)
 from rollback.checkpoint.manifest import write_manifest
-from rollback.checkpoint.rollback_state import read_state
+from rollback.errors import AmbiguousStep, CheckpointNotFound, StrayFiles, UnknownFormat
 from tests.builders.checkpoints import CheckpointFactory
 
 SEED = {"folder": "opt_step-{step}/accelerator_state", "scheduler": "register", "counter": True, "save_at": [5, 10]}

@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
+from rollback.checkpoint.formats.format import gaps
+from rollback.checkpoint.listing import CheckpointState, list_checkpoints, open_checkpoint, read_state
+from rollback.checks.verify import verify_checkpoint
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
-from rollback.findings import Severity
-from rollback.checkpoint.formats.missing import gaps
-from rollback.plan.lr import plan_lr_edits
-from rollback.plan.request import RollbackRequest
-from rollback.checkpoint.rollback_state import CheckpointState, read_state
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import write_edited_copy
-from rollback.checks.verify import verify_checkpoint
+from rollback.findings import Severity
+from rollback.plan.lr import plan_lr_edits
+from rollback.plan.request import RollbackRequest
 from tests.builders.checkpoints import CheckpointFactory
 
 

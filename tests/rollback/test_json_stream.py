@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollback.files import json_stream
 from rollback.errors import UnreadableFile
-from rollback.files.json_stream import JsonPart, json_parts, put_part
+from rollback.files import json_file
+from rollback.files.json_file import JsonPart, json_parts, put_part
 
 LEAVES = st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 TREES = st.recursive(
@@ -43,12 +43,12 @@ def test_pieces_of_any_size_say_the_same(
     tree: dict[str, Any], piece: int, read: int, indent: int | None, ascii_only: bool, levels: int
 ) -> None:
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
-    old = json_stream.PIECE, json_stream.READ
-    json_stream.PIECE, json_stream.READ = piece, read
+    old = json_file.PIECE, json_file.READ
+    json_file.PIECE, json_file.READ = piece, read
     try:
         parts = parts_of(text, levels=levels)
     finally:
-        json_stream.PIECE, json_stream.READ = old
+        json_file.PIECE, json_file.READ = old
     rebuilt: dict[str | int, Any] = {}
     data = b"head" + text.encode("utf-8", "surrogatepass")
     for part in parts:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as L
 
-from rollback.checkpoint.listing import open_checkpoint
+from rollback.checkpoint.listing import open_checkpoint, read_state
 from rollback.lr import SchedulerClass, Unknown, infer_scheduler_class, next_lrs
-from rollback.checkpoint.rollback_state import read_state
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, lrs, plateau, train_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollback.errors import PlanRefused
 from rollback.checkpoint.layout import Checkpoint
-from rollback.plan.plan import Plan, digest_of, plan_rollback
-from rollback.plan.text import format_plan
-from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+from rollback.errors import PlanRefused
+from rollback.plan.plan import Plan, compose_plan, plan_digest
+from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
+from rollback.plan.text import format_plan
 
 EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45]}
 
@@ -51,7 +51,7 @@ def plan(request: RollbackRequest, *others: Checkpoint, **more: Any) -> Plan:
     target = more.pop("target", checkpoint(request.step))
     state = more.pop("state", state_of(target))
     inputs = (InputFile(path="optimizer.bin", fingerprint="sha256:ab"),)
-    return plan_rollback(
+    return compose_plan(
         request, target, [target, *others], state, run="tr", root="/data/checkpoints", inputs=inputs, **more
     )
 
@@ -96,7 +96,7 @@ def test_copies_of_the_newest_follow_the_chosen_checkpoint() -> None:
         made = plan(request, last(step), newest_copies=[last(step)])
         assert made.copies == copies and "last.ckpt" not in [later.name for later in made.abandon]
         assert ("last.ckpt becomes a copy of opt_step-500" in format_plan(made)) is bool(copies)
-        assert digest_of(json.loads(json.dumps(made.to_json()))) == made.digest
+        assert plan_digest(json.loads(json.dumps(made.to_json()))) == made.digest
 
 
 def test_forecast_of_a_prepared_scheduler_advances_by_its_unit() -> None:
@@ -192,8 +192,8 @@ def test_digest_tells_plans_apart_and_survives_json() -> None:
     one = plan(RollbackRequest(step=500, lr_scale=0.5))
     other = plan(RollbackRequest(step=500, lr_scale=0.25))
     again = json.loads(json.dumps(one.to_json()))
-    assert digest_of(again) == one.digest != other.digest
-    assert digest_of(again | {"notes": ["another day"], "cost": {}}) == one.digest  # words, not deeds
+    assert plan_digest(again) == one.digest != other.digest
+    assert plan_digest(again | {"notes": ["another day"], "cost": {}}) == one.digest  # words, not deeds
 
 
 @settings(deadline=None)
@@ -201,7 +201,7 @@ def test_digest_tells_plans_apart_and_survives_json() -> None:
 def test_any_plan_survives_json(scale: float, steps: list[int]) -> None:
     made = plan(RollbackRequest(step=500, lr_scale=scale), *map(checkpoint, steps), cost=Cost(steps=3, hours=0.5))
     written = json.loads(json.dumps(made.to_json()))
-    assert digest_of(written) == made.digest
+    assert plan_digest(written) == made.digest
     assert RollbackRequest.from_json(written["request"]) == made.request
 
 

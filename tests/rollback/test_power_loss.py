@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollback.transaction.protocol import recover, remove_leftovers
+from rollback.transaction.protocol import recover_change, remove_leftovers
 from tests.rollback.disks import Journal
 from tests.rollback.power_loss import Log, RecordingDisk, RecordingJournal, possible_remains, write_remains
 from tests.rollback.test_crash_points import NAMES, SCENARIOS, loader_views
@@ -66,7 +66,7 @@ def test_every_state_a_power_loss_can_leave_is_before_or_after(name: str, top: P
         left = Journal()
         left.entries = list(journal.entries[: remains.num_entries])
         for intent, data in left.open_intents():
-            recover(intent, data, record=left.record)
+            recover_change(intent, data, record=left.record)
         closed = [entry for entry, kind, _ in left.entries if kind.endswith(".intent")]
         remove_leftovers(original / "work" / "checkpoints", closed)
         seen = _contents(original)
@@ -110,7 +110,7 @@ def test_the_model_finds_a_missing_fsync(top: Path, monkeypatch: pytest.MonkeyPa
         left.entries = list(journal.entries[: remains.num_entries])
         try:
             for intent, data in left.open_intents():
-                recover(intent, data, record=left.record)
+                recover_change(intent, data, record=left.record)
             bad += _contents(top / "original") not in (before, after)
         except Exception:
             bad += 1

@@ -11,7 +11,7 @@ from chronicle.cli.main import run
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from rollback.checkpoint.layout import Checkpoint
-from rollback.transaction.pruning import plan_prune
+from rollback.transaction.cleanup import plan_prune
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED

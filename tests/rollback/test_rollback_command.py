@@ -14,9 +14,9 @@ import pytest
 from chronicle.cli.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.plan.plan import digest_of
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import write_edited_copy
+from rollback.plan.plan import plan_digest
 from tests.attacks.companions import healthy
 from tests.rollback.accelerate_runs import make_run
 from tests.rollback.command_line import chronicle, places
@@ -137,7 +137,7 @@ def test_plan_with_another_purpose_than_its_request_is_refused(top: Path, capsys
     ]
     for forged in forgeries:
         record = {key: value for key, value in (honest | forged).items() if key != "digest"}
-        plan.write_text(json.dumps(record | {"digest": digest_of(record)}))
+        plan.write_text(json.dumps(record | {"digest": plan_digest(record)}))
         before = picture(top / "precious"), picture(top / "checkpoints")
         capsys.readouterr()
         assert chronicle(top, "apply", str(plan), "--yes") in (1, 3), forged

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from chronicle.cli.main import run
-from rollback.checkpoint.listing import list_checkpoints
 from rollback.checkpoint.layout import Checkpoint
-from rollback.lr.fields import group_lr_leaves, scheduler_lr_leaves
-from rollback.checkpoint.rollback_state import read_state
+from rollback.checkpoint.listing import list_checkpoints, read_state
+from rollback.lr.effect import group_lr_leaves, scheduler_lr_leaves
 from tests.builders.checkpoints import CheckpointFactory, convert_to_universal, run_script
 from tests.rollback.disks import picture
 

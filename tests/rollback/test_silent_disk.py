@@ -12,9 +12,9 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
+from rollback.checkpoint.layout import scan_entries
 from rollback.disk.durable import REAL_DISK, is_there
 from rollback.errors import UnreadableFile
-from rollback.checkpoint.layout import scan_entries
 
 
 class Blind:

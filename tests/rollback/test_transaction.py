@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollback.transaction.change import Patch
 from rollback.disk.durable import Disk
 from rollback.errors import Refused, RollbackError
-from rollback.transaction.protocol import Change, Receipt, apply_change, recover, undo
+from rollback.transaction.change import Patch
+from rollback.transaction.protocol import Change, Receipt, apply_change, recover_change, undo_change
 from tests.rollback.disks import Journal, picture
 
 OLD_NS = 1_600_000_000_123_456_789
@@ -81,7 +81,7 @@ def apply(root: Path, change: Change, journal: Journal, disk: Disk | None = None
 
 def take_back(root: Path, receipt: Receipt, journal: Journal, disk: Disk | None = None, **more: Any) -> Receipt:
     extra = {} if disk is None else {"disk": disk}
-    return undo(receipt, objects_dir=root.parent.parent / "objects", record=journal.record, **extra, **more)
+    return undo_change(receipt, objects_dir=root.parent.parent / "objects", record=journal.record, **extra, **more)
 
 
 def test_edit_abandons_later_checkpoints_and_moves_the_pointer(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_without_exchange_the_result_and_the_undo_are_the_same(tmp_path: Path) -
 def test_recover_of_an_intent_that_began_nothing_closes_it(tmp_path: Path) -> None:
     root, journal = make_world(tmp_path), Journal()
     intent = journal.record("rollback.intent", {"root": str(root), "entry": "opt_step-500"})
-    assert recover(intent, journal.entries[0][2], record=journal.record) is None
+    assert recover_change(intent, journal.entries[0][2], record=journal.record) is None
     assert journal.open_intents() == []
 
 

@@ -16,7 +16,7 @@ import pytest
 from chronicle.cli.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.checkpoint.stamp import stamp_of
+from rollback.checkpoint.layout import stamp_of
 from tests.rollback.command_line import chronicle, places
 from tests.rollback.disks import picture
 
@@ -191,7 +191,7 @@ def test_journal_that_cannot_be_written_is_said_and_changes_no_verdict(
 
 
 def test_proposal_and_prune_go_by_what_was_found(top: Path) -> None:
-    from chronicle.watch.facts import collect_candidates
+    from chronicle.watch.advice import collect_candidates
 
     chronicle(top, "verify", "--all")
     flip_bit(top / "checkpoints" / "opt_step-15" / "accelerator_state" / "optimizer.bin")

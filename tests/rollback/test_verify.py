@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from rollback.checkpoint.listing import open_checkpoint
+from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest, write_manifest
+from rollback.checks.verify import compare_manifest, passes, verify_checkpoint
 from rollback.errors import UnreadableFile
 from rollback.findings import Finding, Severity
-from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest, write_manifest
-from rollback.checks.manifest_check import compare_manifest
-from rollback.checks.verify import passes, verify_checkpoint
 from tests.attacks.companions import healthy
 from tests.builders.checkpoints import CheckpointFactory
 

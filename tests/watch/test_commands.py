@@ -18,7 +18,7 @@ from chronicle.cli.watch import watch
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import MetricsWriter
 from chronicle.watch.follow import follow_file
-from chronicle.watch.hooks import Hooks
+from chronicle.watch.live import Hooks
 from chronicle.watch.scan import Band
 from rollback.detect import Tier
 from tests.detect.series import fold, noise

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.propose import propose
+from chronicle.cli.spikes import propose
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
-from chronicle.watch.tail import Tail
+from chronicle.watch.follow import Tail
 from rollback.detect import Tier
 from tests.watch.conftest import Stage
 

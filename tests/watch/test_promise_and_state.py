@@ -6,8 +6,7 @@ import pytest
 
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
-from chronicle.watch.promise import LrPromise, parse_promise
-from chronicle.watch.snapshots import snapshots_dir
+from chronicle.watch.restart import LrPromise, parse_promise, snapshots_dir
 from rollback.detect import Kind, Tier
 from tests.watch.conftest import Stage
 

@@ -7,19 +7,23 @@ after (`accelerator.py` 1.15, `load_state`). The wrappers pass arguments and res
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
-from chronicle.resume.adapters.hooks import hook_engine_steps, hook_optimizer_steps
-from chronicle.resume.optimizers import collect_optimizers
-from chronicle.resume.options import Options
+from accelerate import tracking
+
+from chronicle.resume.adapters.hooks import LaunchLog, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.contract import Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 
-__all__ = ["guard_accelerator"]
+__all__ = [
+    "ChronicleTracker",
+    "guard_accelerator",
+]
 
 NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
 
@@ -232,3 +236,50 @@ def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, li
         if NUMBER.search(name)
     ]
     return root / (max(numbered)[1] if numbered else strays[-1]), checks
+
+
+# --- Tracker: `log_with="chronicle"` writes the per-step log of the launch
+
+
+class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
+    """Writes the per-step log of the launch; outside `chronicle run` it does nothing."""
+
+    name = "chronicle"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(self, run_name: str = "", **_: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self._log = LaunchLog()
+        self._calls = 0
+
+    @property
+    def tracker(self) -> LaunchLog:
+        """The log itself."""
+        return self._log
+
+    @tracking.on_main_process  # type: ignore[untyped-decorator]
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """The configuration is part of the launch's own entry; nothing to do."""
+
+    @tracking.on_main_process  # type: ignore[untyped-decorator]
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        """One line; without a step the calls are counted."""
+        self._calls += 1
+        self._log.write(self._calls if step is None else step, values)
+
+    @tracking.on_main_process  # type: ignore[untyped-decorator]
+    def finish(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+
+def register_tracker() -> None:
+    """Make the name known to Accelerate, once."""
+    add = getattr(tracking, "register_tracker_class", None)
+    if add is not None and ChronicleTracker.name not in tracking.LOGGER_TYPE_TO_CLASS:
+        add(ChronicleTracker)
+
+
+register_tracker()

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.adapters.hooks import hook_engine_steps
-from chronicle.resume.optimizers import collect_optimizers
-from chronicle.resume.options import Options
 from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.contract import Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 
 __all__ = ["guard_engine", "observe_engine"]

@@ -1,18 +1,27 @@
-"""Where a step begins: torch's global pre-step hook, and DeepSpeed's `engine.step`, which torch's hook cannot see whole.
+"""What adapters share: the hook on optimizer steps, and the per-step log of the launch.
 
-The hook costs one identity test a step once the first fifty are over.
+Torch's global pre-step hook does not see a DeepSpeed step as a whole, so `engine.step` is wrapped instead. Once the first
+fifty steps are over, the hook costs one identity test a step.
 """
 
+import os
 import sys
 import weakref
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.session import GuardSession
+
+__all__ = [
+    "LaunchLog",
+    "hook_engine_steps",
+    "hook_optimizer_steps",
+]
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
-
-__all__ = ["hook_engine_steps", "hook_optimizer_steps"]
 
 
 def hook_optimizer_steps(session: GuardSession) -> None:
@@ -60,3 +69,45 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
 
     step._chronicle = True  # type: ignore[attr-defined]
     engine.step = step
+
+
+# --- The per-step log of a launch
+
+
+class LaunchLog:
+    """Appends to `<launch>/metrics.jsonl`; does nothing outside `chronicle run`, where there is no launch."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        directory = environ.get("CHRONICLE_LAUNCH_DIR")
+        self._path = Path(directory) / "metrics.jsonl" if directory else None
+        self._writer: MetricsWriter | None = None
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One line with the numbers among `values` (tensors of one element count as numbers)."""
+        numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+        numbers.pop("step", None)
+        numbers.pop("t", None)
+        if self._path is None or not numbers:
+            return
+        try:
+            if self._writer is None:
+                self._writer = MetricsWriter(self._path)
+            self._writer.write(step, numbers)
+        except OSError as problem:
+            print(f"chronicle: the per-step log stops here ({problem}); training goes on", file=sys.stderr, flush=True)
+            self._path = None
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None

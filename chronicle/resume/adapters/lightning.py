@@ -12,14 +12,12 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.resume.contract import Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler
-from chronicle.resume.adapters.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory
-from chronicle.resume.optimizers import collect_optimizers, steppers_of
-from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
-from chronicle.resume.adapters.step_log import StepLog
 
 __all__ = ["ChronicleCallback", "callbacks_factory"]
 
@@ -33,7 +31,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._options = Options(run_dir=run, **options)
         self._trainer: Any = None
         self._session: GuardSession | None = None
-        self._log = StepLog()
+        self._log = LaunchLog()
         self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
         self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.resume.contract import Mode, Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_optimizer
-from chronicle.resume.adapters.hooks import hook_optimizer_steps
 from chronicle.resume.memory import Memory
-from chronicle.resume.optimizers import collect_optimizers
-from chronicle.resume.options import Mode, Options
 from chronicle.resume.session import GuardSession
-from chronicle.resume.adapters.step_log import StepLog
 
 __all__ = ["AttachedRun", "attach"]
 
@@ -79,7 +77,7 @@ class AttachedRun:
         self._models, self._schedulers = models, schedulers
         self._optimizers = collect_optimizers(optimizers)
         self._averages, self._scaler = averages, scaler
-        self._log = StepLog()
+        self._log = LaunchLog()
         self._memories: list[Memory] = []
         self.session = GuardSession(self._observe, options)
         hook_optimizer_steps(self.session)

@@ -11,13 +11,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.resume.contract import Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
-from chronicle.resume.adapters.hooks import hook_optimizer_steps
-from chronicle.resume.optimizers import collect_optimizers, steppers_of
-from chronicle.resume.options import Options
 from chronicle.resume.session import GuardSession
-from chronicle.resume.adapters.step_log import StepLog
 
 __all__ = ["ChronicleCallback"]
 
@@ -30,7 +28,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._session: GuardSession | None = None
-        self._log = StepLog()
+        self._log = LaunchLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
 

@@ -1,15 +1,39 @@
-"""The verdict of the guard, the table a person reads, and the exception that ends a process before its first step.
+"""One check: two values compared, the likely cause of a difference, the table a person reads and the exception.
 
-`ResumeRefused` is a `SystemExit`: uncaught, the process ends with code 78 ("do not requeue") and the table, printed when
-the refusal was made, is the last word instead of a traceback from every rank. It is deliberately no `Exception`:
+`ResumeRefused` is a `SystemExit`: an uncaught refusal ends the process with code 78 ("do not requeue"), and the table on
+stderr replaces a traceback from every rank. It is no `Exception`, because
 `try: load_state() except Exception: start_from_scratch()` is one of the accidents the guard exists for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["EXIT_CODE", "Check", "ResumeRefused", "failed", "format_table"]
+from chronicle.resume.contract import COMPUTED, Expectation, close_rows, is_close
+from chronicle.resume.memory import Memory, Scheduler
+
+__all__ = [
+    "EXIT_CODE",
+    "SAME",
+    "Check",
+    "ResumeRefused",
+    "equal",
+    "failed",
+    "forecast_cause",
+    "format_refusal",
+    "is_sharded",
+    "lr_cause",
+    "moment_cause",
+    "moments_cause",
+    "near",
+    "other_world",
+    "position_cause",
+    "rng_cause",
+    "show_row",
+    "step_cause",
+    "text_of",
+    "weights_cause",
+]
 
 EXIT_CODE = 78  # EX_CONFIG; schedulers are told not to requeue
 
@@ -54,7 +78,7 @@ class ResumeRefused(SystemExit):
         return self.message
 
 
-def format_table(headline: str, checks: Sequence[Check], remedy: str | None) -> str:
+def format_refusal(headline: str, checks: Sequence[Check], remedy: str | None) -> str:
     """The refusal as one block of text: what was found, what was expected, where, and the likely cause."""
     lines = [f"chronicle guard: {headline}"]
     for check in checks:
@@ -72,3 +96,138 @@ def format_table(headline: str, checks: Sequence[Check], remedy: str | None) -> 
     if remedy:
         lines.append(f"hint: {remedy}")
     return "\n".join(lines) + "\n"
+
+
+# --- Comparing two values
+
+SAME = 1e-9  # relative: the same program on the same state
+
+
+def equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
+    ok = expected == found
+    return Check(
+        name=name,
+        code=code,
+        ok=ok,
+        expected=text_of(expected),
+        found=text_of(found),
+        where=where,
+        cause="" if ok else cause,
+    )
+
+
+def near(name: str, expected: float, found: float | None, where: str) -> Check:
+    ok = found is not None and is_close(expected, found, SAME)
+    cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
+    return Check(
+        name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=text_of(found), where=where, cause=cause
+    )
+
+
+def other_world(expected: Expectation, found: Memory) -> bool:
+    """Whether this launch runs on another number of ranks, and a person accepted that."""
+    memory = expected.memory
+    if memory is None or not expected.accepts("world_size"):
+        return False
+    return bool(memory.topology.get("world_size") != found.topology.get("world_size"))
+
+
+def is_sharded(memory: Memory) -> bool:
+    return len({digest.moments for digest in memory.ranks}) > 1
+
+
+def show_row(row: Sequence[float]) -> str:
+    shown = ", ".join(f"{lr:.9g}" for lr in row[:6])
+    return f"{shown}, … ({len(row)} groups)" if len(row) > 6 else shown
+
+
+def text_of(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 160 else text[:157] + "…"
+
+
+# --- Likely causes: signatures from the catalogue of silent resume failures
+
+
+def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Sequence[float]) -> str:
+    if not own:
+        return "no optimizer is known to the guard: load after prepare()"
+    if len(own) != len(lrs):
+        return "the number of parameter groups changed"
+    restarted = restarted_scheduler(expected.memory, found.schedulers)
+    if restarted:
+        return restarted
+    contract = expected.contract
+    ratio = contract.lr_ratio if contract is not None else None
+    if contract is not None and ratio and close_rows((tuple(lr * ratio for lr in own),), (tuple(lrs),), COMPUTED):
+        return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
+    if all(lr == 0 for lr in own):
+        return "LR is zero: the warm-up starts again"
+    return "the optimizer's groups were not restored, or something set their LR after the load"
+
+
+def forecast_cause(expected: Expectation, found: Memory) -> str:
+    restarted = restarted_scheduler(expected.memory, found.schedulers)
+    if restarted:
+        return restarted
+    if expected.memory and [s.unit for s in expected.memory.schedulers] != [s.unit for s in found.schedulers]:
+        return "the scheduler advances at another speed: the number of processes changed"
+    return "the schedule has another shape than at save: other arguments (warm-up, horizon), class, or bound optimizer"
+
+
+def restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
+    saved = memory.schedulers if memory else ()
+    if saved and not schedulers:
+        return "the scheduler is not prepared or registered in this launch: its saved state was not loaded"
+    for index, own in enumerate(schedulers):
+        if own.last_epoch == 0 and (index >= len(saved) or saved[index].last_epoch):
+            return (
+                f"scheduler {index} ({own.name}) was not restored: it stands at its beginning and would warm up again"
+            )
+    return ""
+
+
+def position_cause(saved: Scheduler, own: Scheduler) -> str:
+    if not own.last_epoch:
+        return "the scheduler was not restored: it stands at its beginning"
+    if not saved.last_epoch:
+        return "the scheduler was stepped during the load"
+    for factor in (2, 3, 4, 8, 16):
+        if own.last_epoch in (saved.last_epoch * factor, saved.last_epoch // factor):
+            return f"off by a factor of {factor}: stepped twice, or counted in another number of processes"
+    if abs(own.last_epoch - saved.last_epoch) <= saved.unit:
+        return "stepped once too often or too seldom around the save or the load"
+    return "state of another step was loaded"
+
+
+def step_cause(memory: Memory, found: Memory) -> str:
+    if not found.step:
+        return "the step counter was not restored: training would start from zero"
+    return "state of another step was loaded, or the counter is not in optimizer steps"
+
+
+def moment_cause(norm: float | None) -> str:
+    if norm is None or norm == 0:
+        return "the optimizer state was not restored: its moments are empty"
+    return "moments of another step, or of other parameters"
+
+
+def weights_cause(memory: Memory, own: str) -> str:
+    for name, digest in memory.averages.items():
+        if own and digest == own:
+            return f"these are the averaged weights `{name}`, not the weights that were trained"
+    return "the model was not restored, or changed after the load"
+
+
+def moments_cause(memory: Memory, own: str, rank: int) -> str:
+    for digest in memory.ranks:
+        if digest.rank != rank and own and digest.moments == own:
+            return f"this rank holds the optimizer shard of rank {digest.rank}"
+    return "the optimizer state was not restored, or belongs to other parameters"
+
+
+def rng_cause(memory: Memory, own: Mapping[str, str], rank: int) -> str:
+    for digest in memory.ranks:
+        if digest.rank != rank and digest.rng.get("torch") == own.get("torch"):
+            return f"this rank holds the generators of rank {digest.rank}"
+    return "the random state was not restored: its file is missing, unreadable or of another world size, skipped in silence"

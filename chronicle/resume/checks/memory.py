@@ -4,23 +4,41 @@ Codes are the primitives of the evidence table: M1 fingerprint, M2 LR oracle, M3
 Nothing is compared that was not recorded; nothing that was recorded is left out silently: `Check.ok` rows say what held.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from chronicle.resume.checks.comparing import equal, is_sharded, near, other_world
-from chronicle.resume.contract import Expectation, close
-from chronicle.resume.checks.likely_causes import (
+from chronicle.resume.checks.check import (
+    SAME,
+    Check,
+    equal,
+    failed,
+    forecast_cause,
+    is_sharded,
+    lr_cause,
     moment_cause,
     moments_cause,
+    near,
+    other_world,
     position_cause,
     rng_cause,
+    show_row,
     step_cause,
     weights_cause,
 )
-from chronicle.resume.checks.lr_checks import further_checks, lr_checks, warm_up_checks
-from chronicle.resume.memory import Group, Memory
-from chronicle.resume.checks.check import Check
+from chronicle.resume.contract import COMPUTED, Expectation, close_rows, is_close
+from chronicle.resume.learning_rate import far_points
+from chronicle.resume.memory import Memory, ParamGroup
 
-__all__ = ["check_memory", "check_rng"]
+__all__ = [
+    "LoadedState",
+    "check_entry",
+    "check_generators",
+    "check_memory",
+    "check_mode",
+    "further_checks",
+    "lr_checks",
+    "warm_up_checks",
+]
 
 NORM = 1e-4  # relative: a reduction may be summed in another order
 
@@ -47,7 +65,7 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
     return checks + list(_digest_checks(expected, memory, found, rank))
 
 
-def check_rng(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
+def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
     """The generators of this rank: only comparable directly after the load, before anything draws from them."""
     memory = expected.memory
     if memory is None or expected.accepts("rng") or other_world(expected, found):
@@ -172,7 +190,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
         where = f"group {index}"
         if saved.moment_norm is not None and not other_world(expected, found):
-            ok = own.moment_norm is not None and close(saved.moment_norm, own.moment_norm, NORM)
+            ok = own.moment_norm is not None and is_close(saved.moment_norm, own.moment_norm, NORM)
             yield Check(
                 name="first moments",
                 code="M1",
@@ -197,7 +215,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 yield near(name, getattr(saved, name), getattr(own, name), where)
 
 
-def _setting_checks(expected: Expectation, saved: Group, own: Group, where: str) -> Iterator[Check]:
+def _setting_checks(expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str) -> Iterator[Check]:
     """Options of the group that both know; a newer torch may know more of them."""
     for name in saved.settings.keys() & own.settings.keys():
         if not expected.accepts(name):
@@ -262,3 +280,135 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
             f"sample of every tensor, rank {rank}",
             moments_cause(memory, own.moments, rank),
         )
+
+
+# --- Learning rates: now, in the next steps, and far ahead
+
+SIX_DIGITS = 2e-5  # relative: as values further on are recorded
+
+
+def lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[Check]:
+    tolerance = SAME if expected.contract is None else COMPUTED
+    lrs = expected.lrs()
+    own = tuple(group.lr for group in found.groups)
+    if lrs is not None:
+        ok = close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
+        yield Check(
+            name="learning rate per group",
+            code="M1",
+            ok=ok,
+            expected=show_row(lrs),
+            found=show_row(own) or "no optimizer",
+            where="optimizer param_groups",
+            cause="" if ok else lr_cause(expected, found, lrs, own),
+        )
+    rows = expected.next_lrs()
+    if rows is None or found.next_lrs is None or by_hand or other_world(expected, found):
+        return
+    count = min(len(rows), len(found.next_lrs))
+    bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
+    yield Check(
+        name="learning rates of the next steps",
+        code="M2",
+        ok=bad is None,
+        expected=f"step +{bad + 1}: {show_row(rows[bad])}" if bad is not None else f"{count} steps",
+        found=f"step +{bad + 1}: {show_row(found.next_lrs[bad])}" if bad is not None else "equal",
+        where="scheduler and optimizer, stepped on copies",
+        cause="" if bad is None else forecast_cause(expected, found),
+    )
+
+
+def warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """The first LR of a new warm-up is the trainer's choice, but not above the LR it warms up to."""
+    lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
+    if lrs is None:
+        return
+    ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
+    cause = "" if ok else "the trainer did not carry out the warm-up of the rollback"
+    yield Check(
+        name="learning rate of the warm-up",
+        code="M2",
+        ok=ok,
+        expected=f"at most {show_row(lrs)}",
+        found=show_row(own),
+        where="optimizer param_groups",
+        cause=cause,
+    )
+
+
+def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """The schedule beyond the forecast: an end or a decay that was moved acts only when it is reached."""
+    memory = expected.memory
+    if memory is None or expected.contract is not None or other_world(expected, found):
+        return
+    if expected.accepts("schedule"):
+        return
+    for index, (saved, own) in enumerate(zip(memory.schedulers, found.schedulers, strict=False)):
+        if saved.name != own.name or len(saved.further) != len(own.further):
+            continue
+        for points, own_points in zip(saved.further, own.further, strict=True):
+            bad = next((i for i, (a, b) in enumerate(zip(points, own_points, strict=False)) if _differ(a, b)), None)
+            if bad is None:
+                continue
+            step = list(far_points())[bad]
+            yield failed(
+                "schedule further on",
+                "M2",
+                expected=f"step +{step}: {points[bad]:.6g}",
+                found=f"step +{step}: {own_points[bad]:.6g}",
+                where=f"function of scheduler {index} ({own.name})",
+                cause="same LR for now, another one later: the schedule was built with another length; "
+                'if that is meant, accept "schedule: why"',
+            )
+            break
+
+
+def _differ(a: float, b: float) -> bool:
+    return abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))
+
+
+# --- State right after the load, before training changed it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedState:
+    """What one rank held right after the load, or (a plain loop) when its first batch came."""
+
+    buffers: str = ""
+    frozen: str = ""
+    objects: Mapping[str, str] = field(default_factory=dict)
+    objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
+
+
+def check_entry(expected: Expectation, entry: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
+    """`found` is memory at the first step. A flag or object may change on the way there, but not stay or become wrong."""
+    memory = expected.memory
+    if memory is None:
+        return
+    saved = memory.of_rank(rank)
+    if saved is not None and saved.buffers:
+        where, cause = f"saved buffers, rank {rank}", "running statistics (batch norm) were not restored"
+        yield equal("buffers", "M1", saved.buffers, entry.buffers, where, cause)
+    if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
+        own = memory.frozen if memory.frozen == entry.frozen else found.frozen
+        where, cause = "requires_grad", "other layers are trained than before"
+        yield equal("frozen parameters", "M3", memory.frozen, own, where, cause)
+    for name, digest in memory.objects.items():
+        own = entry.objects.get(name, "")
+        if own == digest and found.objects.get(name) == entry.objects_before.get(name) is not None:
+            own = found.objects[name]
+        where, cause = "register_for_checkpointing", "it was not restored, or made anew after the load"
+        yield equal(f"state of `{name}`", "M1", digest, own, where, cause)
+
+
+def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """Whether the models train as they did at the last step before the save."""
+    modes = expected.memory.training if expected.memory else None
+    if modes is None or found.training is None or len(modes) != len(found.training):
+        return
+    cause = "a validation before the first step left the model without dropout: call `model.train()`"
+    yield equal("training mode", "M1", _words(modes), _words(found.training), "model.training", cause)
+
+
+def _words(modes: tuple[bool, ...]) -> str:
+    return ", ".join("training" if mode else "evaluation" for mode in modes)

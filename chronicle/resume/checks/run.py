@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.journal import GuardHistory
 from chronicle.resume.memory import Memory
-from chronicle.resume.checks.check import Check, failed
-from chronicle.resume.journal import History
 
 __all__ = [
     "check_contract",
@@ -73,7 +73,7 @@ def check_ranks(asked: int | None, world_size: int) -> list[Check]:
     ]
 
 
-def check_contract(contract: Contract | None, root: Path, history: History) -> list[Check]:
+def check_contract(contract: Contract | None, root: Path, history: GuardHistory) -> list[Check]:
     """A rollback that no launch has met yet binds the next load to its checkpoint."""
     if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
         return []
@@ -89,7 +89,7 @@ def check_contract(contract: Contract | None, root: Path, history: History) -> l
     ]
 
 
-def check_run_state(root: Path, memory: Memory | None, history: History) -> list[Check]:
+def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) -> list[Check]:
     """A checkpoint that the journal knows has its manifest, and no transaction is half done."""
     checks = []
     if memory is None and any(Path(path) == root for _, path in history.checkpoints):
@@ -117,7 +117,7 @@ def check_run_state(root: Path, memory: Memory | None, history: History) -> list
     return checks
 
 
-def check_newest(memory: Memory | None, root: Path, history: History, contract: Contract | None) -> list[Check]:
+def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
     """F9: a newer checkpoint of the same weights is there, and no rollback says to leave it out (a stale pointer)."""
     step = memory.step if memory else None
     if step is None or (contract is not None and same_checkpoint(contract, root)):
@@ -141,7 +141,7 @@ def check_newest(memory: Memory | None, root: Path, history: History, contract: 
     ]
 
 
-def check_fresh_start(found: Memory, history: History, pending: Contract | None) -> list[Check]:
+def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | None) -> list[Check]:
     """L2: a launch that loaded nothing, in a run that has a past, would train from scratch."""
     step = found.optimizer_steps[1] if found.optimizer_steps else 0
     if pending is not None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from rollback.checkpoint.formats.accelerate import AccelerateFormat
 from rollback.checkpoint.formats.dcp import DcpFormat
-from rollback.checkpoint.formats.formats_deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
+from rollback.checkpoint.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
 from rollback.checkpoint.formats.transformers import TransformersFormat
-from rollback.checkpoint.layout import Entry
+from rollback.checkpoint.layout import DirectoryEntry
 
 FORMATS: tuple[CheckpointFormat, ...] = (
     AccelerateDeepSpeedFormat(),
@@ -27,7 +27,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
 )
 
 
-def find_format(name: str, entries: Sequence[Entry]) -> CheckpointFormat | None:
+def find_format(name: str, entries: Sequence[DirectoryEntry]) -> CheckpointFormat | None:
     """The first format that claims a directory called `name` with these entries, or None."""
     return next((known for known in FORMATS if known.claims(name, entries)), None)
 

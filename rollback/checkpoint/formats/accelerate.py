@@ -12,11 +12,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollback.findings import Finding
 from rollback.checkpoint.formats.dcp import dcp_findings, missing_in_dcp, read_dcp_state
-from rollback.checkpoint.formats.format import RoleAndRank
-from rollback.checkpoint.formats.missing import gaps, missing_file
-from rollback.checkpoint.torch_state import (
+from rollback.checkpoint.formats.format import RoleAndRank, gaps, missing_file, rng_digest
+from rollback.checkpoint.layout import (
+    ACCELERATE_STATE_DIR,
+    Checkpoint,
+    DirectoryEntry,
+    Role,
+    StateFile,
+    is_leftover,
+    is_lookalike,
+)
+from rollback.checkpoint.state import (
+    CheckpointState,
+    OptimizerState,
+    SchedulerState,
     counters_in,
     is_optimizer,
     is_scheduler,
@@ -25,15 +35,12 @@ from rollback.checkpoint.torch_state import (
     scheduler_state,
     scheduler_unit,
 )
-from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, Entry, Role, StateFile
-from rollback.checkpoint.formats.rng import rng_digest
 from rollback.files.state_file import read_state_file
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
-from rollback.checkpoint.strays import is_leftover, is_lookalike
+from rollback.findings import Finding
 
 STEP_NAME = re.compile(r"opt_step-(\d+)")
 INDEX = r"(?:_(?:[1-9]\d*))?"
-ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (rf"optimizer{INDEX}\.bin", Role.OPTIMIZER),
@@ -64,7 +71,7 @@ class AccelerateFormat:
 
     name = "accelerate"
 
-    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         paths = {entry.path for entry in entries}
         inside = f"{ACCELERATE_STATE_DIR}/"
         names = {path.removeprefix(inside) for path in paths if path.startswith(inside)} or paths
@@ -82,7 +89,7 @@ class AccelerateFormat:
         return self._role_in_state_dir(path.removeprefix(f"{ACCELERATE_STATE_DIR}/"))
 
     def _role_in_state_dir(self, path: str) -> RoleAndRank | None:
-        for pattern, role in ROLES:
+        for pattern, role in ACCELERATE_ROLES:
             found = pattern.fullmatch(path)
             if found:
                 rank = found.groupdict().get("rank")

@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
+from rollback.checkpoint.formats.format import RoleAndRank, missing_file
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
+from rollback.checkpoint.state import (
+    CheckpointState,
+    Prefix,
+    counters_in,
+    find_states,
+    optimizer_state,
+    scheduler_state,
+    scheduler_unit,
+)
 from rollback.errors import RollbackError
+from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
 from rollback.findings import Finding, Severity
-from rollback.checkpoint.formats.format import RoleAndRank
-from rollback.checkpoint.formats.missing import missing_file
-from rollback.checkpoint.torch_state import counters_in, find_states, optimizer_state, scheduler_state, scheduler_unit
-from rollback.checkpoint.layout import Checkpoint, Entry, Role, StateFile
-from rollback.checkpoint.state import CheckpointState, Prefix
-from rollback.checkpoint.strays import is_leftover, is_lookalike
 
 STEP_NAME = re.compile(r"step[-_]?(\d+)")
 PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
@@ -107,7 +112,7 @@ class DcpFormat:
 
     name = "dcp"
 
-    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         return any(PART.fullmatch(entry.path) for entry in entries)
 
     def step_in_name(self, name: str) -> int | None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rollback.errors import RollbackError, UnknownFormat
-from rollback.findings import Finding
 from rollback.checkpoint.formats.format import RoleAndRank
-from rollback.checkpoint.torch_state import (
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, EntryKind, Role, StateFile
+from rollback.checkpoint.state import (
+    CheckpointState,
+    OptimizerState,
+    SchedulerState,
     as_mapping,
     counters_in,
     find_states,
@@ -23,10 +25,10 @@ from rollback.checkpoint.torch_state import (
     scheduler_state,
     scheduler_unit,
 )
-from rollback.checkpoint.layout import Checkpoint, Entry, EntryKind, Role, StateFile
+from rollback.errors import RollbackError, UnknownFormat
 from rollback.files.state_file import read_state_file
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.files.torch_tree import TorchFile
+from rollback.findings import Finding
 
 LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
 SUFFIX = re.compile(r".+\.(?:pt|pth|ckpt|pkl|bin|tar)")
@@ -55,7 +57,7 @@ class LightningFormat(_OneFile):
 
     name = "lightning"
 
-    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         return len(entries) == 1 and entries[0].kind is not EntryKind.DIRECTORY and name.endswith(".ckpt")
 
     def step_in_name(self, name: str) -> int | None:
@@ -93,7 +95,7 @@ class TorchFormat(_OneFile):
 
     name = "torch"
 
-    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not EntryKind.DIRECTORY
         return one and SUFFIX.fullmatch(name) is not None
 

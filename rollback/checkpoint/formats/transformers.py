@@ -12,22 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from rollback.findings import Finding
 from rollback.checkpoint.formats.deepspeed import read_engine, role_in_tag
-from rollback.checkpoint.formats.format import RoleAndRank
-from rollback.checkpoint.formats.missing import gaps, missing_file
-from rollback.checkpoint.formats.pointers import pointer_findings
-from rollback.checkpoint.torch_state import as_mapping, optimizer_state, scheduler_state, scheduler_unit
-from rollback.checkpoint.layout import Checkpoint, Entry, Role, StateFile
-from rollback.checkpoint.formats.rng import rng_digest
+from rollback.checkpoint.formats.format import RoleAndRank, gaps, missing_file, pointer_findings, rng_digest
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
+from rollback.checkpoint.state import CheckpointState, as_mapping, optimizer_state, scheduler_state, scheduler_unit
 from rollback.files.state_file import read_state_file
-from rollback.checkpoint.state import CheckpointState
-from rollback.checkpoint.strays import is_leftover, is_lookalike
 from rollback.files.torch_tree import TorchFile
+from rollback.findings import Finding
 
 STEP_NAME = re.compile(r"checkpoint-(\d+)")
 ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
-ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"(?:model|adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
@@ -53,7 +48,7 @@ class TransformersFormat:
 
     name = "transformers"
 
-    def claims(self, name: str, entries: Sequence[Entry]) -> bool:
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         paths = {entry.path for entry in entries}
         # After training, `output_dir` itself holds a trainer_state.json beside its checkpoints: that is no checkpoint.
         known = STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths)
@@ -64,7 +59,7 @@ class TransformersFormat:
         return int(found[1]) if found else None
 
     def role_of(self, path: str) -> RoleAndRank | None:
-        for pattern, role in ROLES:
+        for pattern, role in TRANSFORMERS_ROLES:
             found = pattern.fullmatch(path)
             if found:
                 rank = found.groupdict().get("rank")
