@@ -9,8 +9,8 @@ Reading is lenient about single fields, because people import foreign journals: 
 reads as its default (None, "", False, (), {}). What must be there is checked where it is used.
 
 The classes are frozen keyword-only dataclasses for type checkers (PEP 681, `typing.dataclass_transform`). They are not made
-by `dataclasses.dataclass`, which generates code for every class at import: about 30 ms for 48 classes in every command, measured
-against 1.5 ms for these. An event keeps its JSON record and converts a field when it is read.
+by `dataclasses.dataclass`: it generates code for every class at import, about 30 ms for 48 classes in every command. These take
+1.5 ms. An event keeps its JSON record and converts a field when it is read.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ __all__ = [
     "QuarantineUndone",
     "Quarantined",
     "RecoverReceipt",
+    "RollbackFacts",
     "RollbackIntent",
     "RollbackReceipt",
     "RunInit",
@@ -79,6 +80,7 @@ __all__ = [
     "UndoReceipt",
     "Unknown",
     "Verified",
+    "Words",
     "events_of",
     "find_open_transaction",
     "intents_closed_by",
@@ -221,11 +223,13 @@ class _Schema(type):
 
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: Kind | None = None) -> _Schema:
         fields: dict[str, _Field] = {}
-        for field, annotation in body.get("__annotations__", {}).items() if kind is not None else ():
+        for base in bases:
+            fields |= getattr(base, "FIELDS", {})
+        for field, annotation in body.get("__annotations__", {}).items() if bases else ():
             body[field] = fields[field] = _Field(field, annotation, field not in body)
-        made = super().__new__(mcs, name, bases, {"__slots__": (), **body})
+        made = super().__new__(mcs, name, bases, {"__slots__": (), "FIELDS": fields, **body})
         if kind is not None:
-            made.KIND, made.FIELDS = kind, fields  # type: ignore[attr-defined]
+            made.KIND = kind  # type: ignore[attr-defined]
             EVENTS[kind] = made  # type: ignore[assignment]
         return made
 
@@ -242,7 +246,7 @@ class Event(metaclass=_Schema):
     __slots__ = ("record",)
     KIND: ClassVar[Kind]
     VERSION: ClassVar[int] = 1
-    FIELDS: ClassVar[Mapping[str, Any]] = {}
+    FIELDS: ClassVar[Mapping[str, Any]]
     record: Mapping[str, Any]
 
     def __init__(self, **values: Any) -> None:
@@ -297,6 +301,22 @@ class Event(metaclass=_Schema):
             f"{name}={getattr(self, name)!r}" for name in self.FIELDS if self.FIELDS[name].key in self.record
         )
         return f"{type(self).__name__}({said})"
+
+
+class Words(Event):
+    """What a person said: seen, suspected, done, expected, learnt."""
+
+    text: str = ""
+    symptom: str = ""
+    suspects: tuple[Mapping[str, Any], ...] = ()  # cause, claim, test, verdict
+    action: Mapping[str, Any] | None = None  # verb, changes
+    expect: str = ""
+    rule: str = ""
+    hosts: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    evidence: tuple[Any, ...] = ()  # attached files
+    outcome: Any = None
+    import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
 
 
 class Unknown(Event):
@@ -382,6 +402,7 @@ class LaunchEnd(Event, kind=Kind.LAUNCH_END):
     metrics_from: str | None = None
     latency_tested_ranks: int | None = None
     proposal: str | None = None
+    start_step: int | None = None
     sealed: tuple[Mapping[str, Any], ...] = ()  # path, bytes, sha256 of what the launch wrote
     inferred: bool = False  # written later, because the supervisor was gone
     imported: bool = False
@@ -534,7 +555,7 @@ class Pruned(Event, kind=Kind.PRUNE):
 # --- events and proposals ----------------------------------------------------------------------------------------------
 
 
-class Incident(Event, kind=Kind.INCIDENT):
+class Incident(Words, kind=Kind.INCIDENT):
     """Something went wrong: a detector's event (written again as it develops) or a person's note."""
 
     id: int | None = None  # the detector's number, one per launch
@@ -543,25 +564,22 @@ class Incident(Event, kind=Kind.INCIDENT):
     status: str = ""
     onset_step: int | None = None
     onset_low_step: int | None = None
+    onset_row: int | None = None
+    onset_low_row: int | None = None
     alarm_step: int | None = None
+    alarm_row: int | None = None
     peak_step: int | None = None
+    peak_row: int | None = None
     recovered_step: int | None = None
+    recovered_row: int | None = None
+    channels: tuple[str, ...] = ()
+    cluster: int | None = None
+    launch: int | None = None
     excess: float | None = None
     sigmas: float | None = None
-    channels: tuple[str, ...] = ()
+    interval: float | None = None
     change: str = ""  # opened, changed, closed
     event: Mapping[str, Any] | None = None  # the detector's fields, nested, in older journals
-    evidence: tuple[Any, ...] = ()  # the detector's sentences, or a person's attachments
-    outcome: Any = None
-    text: str = ""
-    symptom: str = ""
-    suspects: tuple[Mapping[str, Any], ...] = ()
-    action: Mapping[str, Any] | None = None
-    expect: str = ""
-    rule: str = ""
-    hosts: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    import_: Mapping[str, Any] | None = None  # the row of an older chronicle
 
 
 class Proposed(Event, kind=Kind.PROPOSAL):
@@ -596,35 +614,15 @@ class Autopilot(Event, kind=Kind.AUTOPILOT):
 # --- transactions ------------------------------------------------------------------------------------------------------
 
 
-class RollbackIntent(Event, kind=Kind.ROLLBACK_INTENT):
-    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
-
-    root: str = ""
-    entry: str = ""
-    contract_path: str | None = None
-    config_paths: tuple[str, ...] = ()
-    parent_attributes: Any = None
-    step: int | None = None
-    launch: int | None = None
-    parent_launch: int | None = None
-    plan: str | None = None
-    lr_ratio: float | None = None
-    force: str | None = None
-
-
-class RollbackReceipt(Event, kind=Kind.ROLLBACK_RECEIPT):
-    """A rollback was done: what was asked, what was changed, and all that its undo needs.
-
-    `files`, `patched`, `pointers`, `copies`, `configs`, `contract`, `directories` and `attributes` are the forms of
-    `rollback`, which writes and reads them. Receipts of imported journals have only the first part.
-    """
+class RollbackFacts(Event):
+    """What was asked of a rollback and what follows from it, the same in its intent and its receipt."""
 
     step: int | None = None
     launch: int | None = None
     parent_launch: int | None = None  # named by the person: beats inference
     plan: str | None = None  # digest of the plan
     lr_ratio: float | None = None
-    lr_scale: float | None = None  # as earlier versions wrote the ratio
+    lr_scale: float | None = None  # the ratio, as earlier versions wrote it
     sets: Mapping[str, Any] = NOTHING  # fields set by hand
     base_lr_before: float | None = None
     base_lr_after: float | None = None
@@ -637,10 +635,28 @@ class RollbackReceipt(Event, kind=Kind.ROLLBACK_RECEIPT):
     reshuffle: bool = False
     experiment: Any = None
     imported: bool = False
+    root: str = ""  # the directory of the checkpoints
+    entry: str = ""  # name of the target in it
+
+
+class RollbackIntent(RollbackFacts, kind=Kind.ROLLBACK_INTENT):
+    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+
+    contract_path: str | None = None
+    config_paths: tuple[str, ...] = ()
+    parent_attributes: Any = None
+    force: str | None = None  # why it was made although the run seemed alive
+
+
+class RollbackReceipt(RollbackFacts, kind=Kind.ROLLBACK_RECEIPT):
+    """A rollback was done: what was asked, what was changed, and all that its undo needs.
+
+    `files`, `patched`, `pointers`, `copies`, `configs`, `contract`, `directories` and `attributes` are forms of the
+    package `rollback`, which writes and reads them. Receipts of imported journals have only what was asked.
+    """
+
     intent: str | None = None
-    root: str = ""
-    entry: str = ""
-    source: str = ""
+    source: str = ""  # where the target lay: in `root`, or among abandoned checkpoints
     displaced: bool = False
     files: tuple[Mapping[str, Any], ...] = ()
     patched: tuple[Mapping[str, Any], ...] = ()
@@ -696,34 +712,12 @@ class RecoverReceipt(Event, kind=Kind.RECOVER_RECEIPT):
 # --- people ------------------------------------------------------------------------------------------------------------
 
 
-class Note(Event, kind=Kind.NOTE):
-    """What a person saw, suspects, did or expects."""
-
-    text: str = ""
-    symptom: str = ""
-    suspects: tuple[Mapping[str, Any], ...] = ()  # cause, claim, test, verdict
-    action: Mapping[str, Any] | None = None  # verb, changes
-    expect: str = ""
-    rule: str = ""
-    hosts: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    evidence: tuple[Mapping[str, Any], ...] = ()
-    outcome: Any = None
-    import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
+class Note(Words, kind=Kind.NOTE):
+    """A person's note."""
 
 
-class Amendment(Event, kind=Kind.AMEND):
-    """A correction of an earlier entry (`refs`); its fields replace those of the entry."""
-
-    text: str = ""
-    symptom: str = ""
-    suspects: tuple[Mapping[str, Any], ...] = ()
-    action: Mapping[str, Any] | None = None
-    expect: str = ""
-    rule: str = ""
-    hosts: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    evidence: tuple[Mapping[str, Any], ...] = ()
+class Amendment(Words, kind=Kind.AMEND):
+    """A correction of an earlier entry (`refs`): its fields replace those of the entry."""
 
 
 class Close(Event, kind=Kind.CLOSE):

@@ -273,6 +273,7 @@ def test_child_forked_while_a_thread_writes_does_not_wait_for_it(paths: RunPaths
     thread.start()
     inside.wait(30)
     try:
+        in_child(writer.close)
         in_child(lambda: writer.append("note", title="child"))
     finally:
         leave.set()
