@@ -220,10 +220,10 @@ def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgre
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with ByteProgress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("verifying", total=total_bytes)
         yield lambda count: bar.advance(task, count)
 
