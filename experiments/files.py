@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from chronicle.paths import RunPaths
 from experiments.errors import StudyError
+from rollback.disk.durable import write_atomic
 
 __all__ = [
     "LEG_RESULT",
@@ -98,12 +98,7 @@ class LegResult:
 
 def write_result(path: Path, result: LegResult) -> None:
     """Write the file whole or not at all, on disk when this returns."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(result.to_json(), file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_atomic(path, json.dumps(result.to_json(), indent=1, sort_keys=True))
 
 
 def read_result(path: Path) -> LegResult:

@@ -9,7 +9,6 @@ Decisions are `history`'s, processes `launching`'s; this file only keeps the slo
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -41,6 +40,7 @@ from experiments.history import (
     list_ready,
     read_history,
 )
+from rollback.disk.durable import write_atomic
 
 __all__ = [
     "ChronicleLauncher",
@@ -233,12 +233,7 @@ class _Keeper:
 
 def _write_plan(paths: StudyPaths, plan: StudyPlan) -> None:
     paths.study_dir.mkdir(parents=True, exist_ok=True)
-    temporary = paths.plan_path.with_name(f".plan.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(plan.to_json(), file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, paths.plan_path)
+    write_atomic(paths.plan_path, json.dumps(plan.to_json(), indent=1, sort_keys=True))
 
 
 # --- Starting one launch

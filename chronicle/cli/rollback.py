@@ -33,7 +33,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
-from rollback.disk.durable import REAL_DISK
+from rollback.disk.durable import write_atomic
 from rollback.disk.reading import read_bounded
 from rollback.errors import PlanRefused
 from rollback.plan.plan import VERSION, WORDS, Plan, plan_digest
@@ -172,10 +172,7 @@ def _sets(texts: list[str] | tuple[str, ...]) -> dict[str, float | int]:
 
 def _write_plan(plan: Plan, path: Path) -> None:
     content: dict[str, Any] = plan.to_json() | {"digest": plan.digest}
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.unlink(missing_ok=True)
-    REAL_DISK.write_new(temporary, jsonlib.dumps(content, indent=1, default=float).encode() + b"\n")
-    REAL_DISK.replace(temporary, path)
+    write_atomic(path, jsonlib.dumps(content, indent=1, default=float) + "\n")
 
 
 # --- chronicle apply

@@ -28,6 +28,7 @@ from chronicle.data.errors import DataError
 from chronicle.data.shards import key_hash
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
+from rollback.disk.durable import write_atomic
 
 T = TypeVar("T")
 
@@ -122,9 +123,7 @@ class Observer:
         with self._keys.open("ab") as stream:
             stream.write(np.array(self._pending, dtype="<u8").tobytes())
         self._pending.clear()
-        half = self._summary.with_suffix(".json.tmp")
-        half.write_text(json.dumps(self.now.to_json()) + "\n", encoding="utf-8")
-        half.replace(self._summary)
+        write_atomic(self._summary, json.dumps(self.now.to_json()) + "\n", durable=False)
         if len(self._new) > self._most_in_a_set:
             self._read = np.union1d(self._read, np.fromiter(self._new, np.uint64, len(self._new)))
             self._new.clear()

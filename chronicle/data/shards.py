@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chronicle.data.errors import DataError, ShardProblem
+from rollback.disk.durable import write_atomic
 
 INDEX_VERSION = 1
 _BLOCK = 512
@@ -74,9 +75,7 @@ def write_index(shard: str, index: ShardIndex) -> None:
     """Write the index beside a local shard, complete or not at all."""
     head = {"v": INDEX_VERSION, "count": len(index), "tar_bytes": index.tar_bytes}
     target = Path(index_path(shard))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_bytes(json.dumps(head).encode() + b"\n" + index.rows.astype("<i8").tobytes())
-    os.replace(temporary, target)
+    write_atomic(target, json.dumps(head).encode() + b"\n" + index.rows.astype("<i8").tobytes(), durable=False)
 
 
 def read_index(shard: str) -> ShardIndex:
@@ -254,9 +253,7 @@ def build_source(directory: Path, source: str, text: bytes, *, origin: str,
         for number, start in enumerate(range(0, len(stretches), per_shard)):
             shards.append(_write_shard(target, f"{split}-{number:06d}.tar", split, start, stretches[start:start + per_shard]))
     manifest = SourceManifest(source=source, origin=origin, digest=hashlib.sha256(text).hexdigest(), shards=tuple(shards))
-    temporary = target / f".{MANIFEST}.{os.getpid()}"
-    temporary.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, target / MANIFEST)
+    write_atomic(target / MANIFEST, json.dumps(manifest.to_json(), indent=1) + "\n", durable=False)
     return manifest
 
 

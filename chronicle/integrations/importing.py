@@ -6,7 +6,6 @@ The digest of the source is part of the first entry, so importing twice changes 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,6 +29,7 @@ from chronicle.metrics.readers import read_log
 from chronicle.metrics.records import read_trainer_state
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
+from rollback.disk.durable import write_atomic
 
 __all__ = [
     "FORMATS",
@@ -119,17 +119,10 @@ def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number:
 def _write_points(path: Path, points: Iterable[Point]) -> None:
     """Like the metrics writer, but a point without a time stays without one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.writelines(_lines(points))
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # a per-step log that is already there is never replaced
+        write_atomic(path, "".join(_lines(points)), may_replace=False)
     except FileExistsError as problem:
         raise ChronicleError(f"per-step log `{path}` is already there: nothing of it was changed") from problem
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _lines(points: Iterable[Point]) -> Iterator[str]:

@@ -1,22 +1,19 @@
-"""Attachments in the run's content-addressed store `objects/<aa>/<sha256>`: written once, never changed."""
+"""Attachments in the run's object store (`rollback.disk.objects`), and the record of evidence that an entry carries."""
 
-import hashlib
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError, JournalError
 from chronicle.paths import RunPaths
+from rollback.disk.objects import ObjectStore, sha256_of
+from rollback.errors import UnreadableFile
 
 __all__ = ["object_path", "store_file"]
-
-CHUNK_BYTES = 1 << 20
 
 
 def object_path(paths: RunPaths, sha256: str) -> Path:
     """Where the object with this digest lies."""
-    return paths.objects_dir / sha256[:2] / sha256
+    return ObjectStore(paths.objects_dir).path(sha256)
 
 
 def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
@@ -24,32 +21,12 @@ def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
     if not source.is_file():
         raise ChronicleError(f"cannot attach `{source}`: not a readable file")
     try:
-        digest, size = _digest(source)
-        target = object_path(paths, digest)
-        if not target.exists():
-            _copy_durably(source, target)
+        digest = sha256_of(source)
+        store = ObjectStore(paths.objects_dir)
+        store.add_file(source, digest)
+        size = store.path(digest).stat().st_size
+    except UnreadableFile as problem:
+        raise JournalError(problem.message, problem.remedy) from problem
     except OSError as problem:
         raise JournalError(f"cannot store `{source}` in `{paths.objects_dir}`: {problem.strerror}") from problem
     return {"kind": "file", "path": source.name, "sha256": digest, "bytes": size}
-
-
-def _digest(source: Path) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    with source.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size
-
-
-def _copy_durably(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with source.open("rb") as reader, temporary.open("xb") as writer:
-            shutil.copyfileobj(reader, writer, CHUNK_BYTES)
-            writer.flush()
-            os.fsync(writer.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -7,11 +7,12 @@ as alive for those on other hosts; on the same host the processes themselves are
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rollback.disk.durable import write_atomic
 
 __all__ = ["FRESH_SECONDS", "INTERVAL_SECONDS", "Heartbeat", "read_heartbeats", "remove_heartbeat", "write_heartbeat"]
 
@@ -75,11 +76,9 @@ def parse_heartbeat(text: str) -> Heartbeat | None:
 def write_heartbeat(directory: Path, beat: Heartbeat) -> OSError | None:
     """Replace this host's file; returns the error instead of raising: a full disk must not end a run."""
     path = directory / f"{beat.host}.json"
-    temporary = directory / f".{beat.host}.{os.getpid()}.tmp"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(beat.to_json()) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(path, json.dumps(beat.to_json()) + "\n", durable=False)
     except OSError as error:
         return error
     return None

@@ -6,15 +6,14 @@ Covers torchrun, accelerate, deepspeed, srun and mpirun. The variable names are 
 from __future__ import annotations
 
 import math
-import os
 import re
-import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.launch.containment import TOKEN_VARIABLE
 from chronicle.paths import RunPaths
+from rollback.disk.durable import write_atomic
 
 __all__ = [
     "REQUESTED_VARIABLE",
@@ -159,18 +158,14 @@ def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
     if known is not None:
         return known
     mine = take()
-    temporary = shared.with_name(f"{shared.name}.{secrets.token_hex(4)}")
-    temporary.write_text(f"{mine}\n", encoding="ascii")
     try:
-        os.link(temporary, shared)
+        write_atomic(shared, f"{mine}\n", durable=False, may_replace=False)
         return mine
     except FileExistsError:
         paths.launch_dir(mine).rmdir()
         number = _read_number(shared)
         assert number is not None, f"`{shared}` was linked into place with its number in it"
         return number
-    finally:
-        temporary.unlink()
 
 
 def _read_number(path: Path) -> int | None:

@@ -4,13 +4,13 @@ Code spans in backticks stay code; all other markup is escaped.
 """
 
 import html
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from chronicle.story.plain import plain
+from rollback.disk.durable import write_atomic
 
 __all__ = [
     "Raw",
@@ -132,9 +132,4 @@ def folded(content: str, title: str = "as a table") -> str:
 def write_page(path: Path, text: str) -> None:
     """Replace the file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomic(path, text, durable=False)

@@ -7,7 +7,6 @@ trainers without the guard this is the only verdict on a restart, so it is journ
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from chronicle.resume.checks.check import Check
 from chronicle.resume.checks.tripwires import NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from chronicle.resume.learning_rate import warmed
 from rollback.detect import Detector, UnknownState
+from rollback.disk.durable import write_atomic
 
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
@@ -340,10 +340,8 @@ class SnapshotKeeper:
         """Whole or not at all; a state is a convenience, so nothing waits for the disk."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{checkpoint}.json"
-        temporary = path.with_suffix(".tmp")
         record = {"v": VERSION, "checkpoint": checkpoint, "folded_to": folded_to, "state": state}
-        temporary.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(path, json.dumps(record), durable=False)
 
 
 def load_snapshot(paths: RunPaths, launches: Iterable[int], before: int) -> tuple[int, Detector] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, EntryKind, scan_entries
+from rollback.disk.durable import write_atomic
 from rollback.disk.reading import open_bounded
 from rollback.errors import UnreadableFile
 from rollback.files.json_file import JsonPart, json_parts, put_part
@@ -188,7 +189,7 @@ def write_manifest(
     digests: bool = True,
     more: Mapping[str, object] | None = None,
 ) -> Manifest:
-    """List every file below `directory` and write the manifest by temp file, fsync, rename, directory fsync."""
+    """List every file below `directory` and write the manifest atomically and durably."""
     files: list[ManifestFile] = []
     for entry in listed_entries(directory):
         sha256, crc32 = digest_file(directory / entry.path) if digests else (None, None)
@@ -208,22 +209,8 @@ def write_manifest(
 
 def replace_manifest(directory: Path, manifest: Manifest) -> None:
     """Write `manifest` into `directory`, replacing the one that is there in one step."""
-    target = directory / MANIFEST_NAME
-    temporary = directory / f".{MANIFEST_NAME}.{os.getpid()}"
     text = json.dumps(manifest.to_json(), indent=1, allow_nan=False, default=float) + "\n"
-    try:
-        with open(temporary, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_atomic(directory / MANIFEST_NAME, text)
 
 
 def listed_entries(directory: Path) -> tuple[DirectoryEntry, ...]:

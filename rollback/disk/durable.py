@@ -1,19 +1,18 @@
 """Filesystem operations that are durable or atomic, one by one; a crash-safe change is made of them.
 
-`Disk` announces every operation to `Disk.point` first, so that the crash tests can stop or fail before each of them.
-Below it: a new file composed of new bytes and ranges of an old one, and mount points, which no rename or hard link
-crosses. Nothing here knows checkpoints.
+`write_atomic` replaces a file in one step, for every package of this project. The methods of `Disk` announce each
+operation to `Disk.point` first, so that the crash tests can stop or fail before each one. Below: a new file composed
+of new bytes and ranges of an old one, and mount points, which no rename or hard link crosses. Nothing here knows
+checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -90,16 +89,41 @@ class Disk:
             directory.mkdir(exist_ok=True)
             self.sync_directory(directory.parent)
 
-    def write_new(self, path: Path, content: bytes) -> None:
-        """Create `path`, which must not exist, with `content`, on disk when this returns."""
+    def write_new(self, path: Path, content: bytes, *, durable: bool = True) -> None:
+        """Create `path`, which must not exist, with `content`; with `durable` on disk when this returns."""
         self.point("open", path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             self.write_all(descriptor, content, path)
-            self.point("fsync", path)
-            os.fsync(descriptor)
+            if durable:
+                self.point("fsync", path)
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def write_atomic(
+        self, path: Path, content: bytes | str, *, durable: bool = True, may_replace: bool = True
+    ) -> None:
+        """Give the file `path` this content in one step: a reader sees what was there before, or all of it.
+
+        Text is written as UTF-8. The bytes go to a temporary file in the same directory, which is then renamed.
+        With `durable` both the bytes and the new name are on disk when this returns. Without `may_replace` a file
+        that is there already is left alone and `FileExistsError` is raised. Raises `OSError`; the directory must exist.
+        """
+        temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")  # unique across hosts too
+        try:
+            self.write_new(temporary, content.encode() if isinstance(content, str) else content, durable=durable)
+            if may_replace:
+                self.replace(temporary, path)
+            else:
+                self.link(temporary, path)
+                self.unlink(temporary)
+        except (Exception, KeyboardInterrupt):
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        if durable:
+            self.sync_directory(path.parent)
 
     def write_all(self, descriptor: int, content: bytes, path: Path) -> None:
         """Write everything; a short write is continued."""
@@ -131,7 +155,9 @@ class Disk:
         self.point("open", target)
         with source.open("rb") as reader, target.open("xb") as writer:
             self.point("write", target)
-            if not _reflink(reader.fileno(), writer.fileno()):
+            if not reflink(reader.fileno(), writer.fileno()):
+                import shutil  # 3 ms that a journal writer does not need
+
                 shutil.copyfileobj(reader, writer, _CHUNK_BYTES)
             writer.flush()
             self.point("fsync", target)
@@ -213,7 +239,7 @@ class Disk:
             probe.write_bytes(b"\0" * 4096)  # need not last
         try:
             with one.open("rb") as source, other.open("r+b") as target:
-                return _reflink(source.fileno(), target.fileno())
+                return reflink(source.fileno(), target.fileno())
         finally:
             one.unlink()
             other.unlink()
@@ -251,6 +277,7 @@ class Disk:
 
 
 REAL_DISK = Disk()
+write_atomic = REAL_DISK.write_atomic
 
 
 @functools.cache
@@ -288,8 +315,9 @@ def _chown_if_permitted(path: Path, attributes: Attributes) -> None:
         os.chown(path, attributes.uid, attributes.gid, follow_symlinks=False)
 
 
-def _reflink(source: int, target: int) -> bool:
-    """Share the blocks of one file with another (btrfs, xfs); False where the filesystem cannot."""
+def reflink(source: int, target: int) -> bool:
+    """Let file descriptor `target` share the blocks of `source` (btrfs, xfs); False where the filesystem cannot."""
+
     import fcntl
 
     ficlone = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -302,8 +330,6 @@ def _reflink(source: int, target: int) -> bool:
 
 # --- A new file from new bytes and ranges of an old one
 
-FICLONE = 0x40049409
-
 Piece = bytes | range  # new bytes, or a range of bytes copied from the old file
 
 
@@ -313,7 +339,7 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
     fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(fd, mode)
-        cloned = source_fd >= 0 and _clone(source_fd, fd)
+        cloned = source_fd >= 0 and reflink(source_fd, fd)
         at = 0
         for piece in pieces:
             if isinstance(piece, bytes):
@@ -327,15 +353,6 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _clone(source_fd: int, fd: int) -> bool:
-    """Share the source's blocks where the filesystem can (btrfs, xfs); ext4 and most others cannot."""
-    try:
-        fcntl.ioctl(fd, FICLONE, source_fd)
-    except OSError:
-        return False
-    return True
 
 
 def _write_all(fd: int, data: bytes, at: int) -> None:

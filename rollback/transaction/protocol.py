@@ -236,10 +236,7 @@ def _is_begun(prepared: Prepared) -> bool:
 
 
 def _publish_ready(prepared: Prepared, workspace: Path, disk: Disk) -> None:
-    temporary = workspace / f"{READY}.part"
-    disk.write_new(temporary, json.dumps(prepared.to_json(), indent=1).encode())
-    disk.replace(temporary, workspace / READY)
-    disk.sync_directory(workspace)
+    disk.write_atomic(workspace / READY, json.dumps(prepared.to_json(), indent=1))
 
 
 def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> Receipt:

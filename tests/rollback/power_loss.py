@@ -66,7 +66,7 @@ class RecordingDisk(Disk):
             self._names((directory, _inode(directory)))
             self.sync_directory(directory.parent)
 
-    def write_new(self, path: Path, content: bytes) -> None:
+    def write_new(self, path: Path, content: bytes, *, durable: bool = True) -> None:
         super().write_new(path, content)
         self._file(path)
 
