@@ -1,21 +1,25 @@
 # make demo   the product's main job on a real trainer (about 5 minutes after the install)
-# make test   what the tests need, and the tests
+# make test   what the tests need, and the tests, on all cores
+# make test-fast   pure parts, command line, one real rollback: a minute
 # make check  lint, types, import contracts and the tests: what .ci/run runs
 #
-# TORCH=torch==2.13.0   another torch          TORCH_INDEX=URL   another index for it (CPU box: PyTorch's CPU index)
-# PYTHON=python3.12     another interpreter    ACCEPT_CUDA=1     CUDA packages on a box without a GPU
-# LAUNCHER=deepspeed    the demo under DeepSpeed ZeRO-2 (a C++ compiler; its first build takes minutes)
+# No variable is needed. TORCH=torch==2.12.0 another torch     TORCH_INDEX=URL    another index for it
+# DEVICE=cpu|cuda       another build than the fitting one     INSTALLER=uv|pip   another installer than the one found
+# PYTHON=python3.12     another interpreter                    LAUNCHER=deepspeed the demo under DeepSpeed ZeRO-2 (needs a C++ compiler)
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
-ACCEPT_CUDA ?=
+DEVICE ?=
+INSTALLER ?=
 LAUNCHER ?= torchrun
 BIN := $(VENV)/bin
-INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" --accept-cuda "$(ACCEPT_CUDA)"
+INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" --device "$(DEVICE)" \
+	--installer "$(INSTALLER)"
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+EVERY_CORE = -n auto --dist loadgroup
 
-.PHONY: help demo test test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -29,10 +33,13 @@ demo: install
 	@$(BIN)/python examples/demo.py --launcher $(LAUNCHER)
 
 test: install
-	$(PYTEST) -m "not slow or sample"
+	$(PYTEST) $(EVERY_CORE) -m "not slow or sample"
+
+test-fast: install
+	$(PYTEST) $(EVERY_CORE) -m "not slow" $(FAST)
 
 test-all: install
-	$(PYTEST)
+	$(PYTEST) $(EVERY_CORE)
 
 lint: install
 	$(BIN)/ruff check .
