@@ -17,6 +17,7 @@ from chronicle.audit.rank import VERSION
 from chronicle.journal import Entry, Journal, compute_lineage
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
+from rollback.channels import Role, value_of
 
 __all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
 
@@ -99,7 +100,7 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
     try:
         for point in read_metrics(paths.metrics_path(number)) if metrics else ():
             steps.append(point.step)
-            loss = point.values.get("loss")
+            loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:
                 losses.append(loss)
     except OSError:

@@ -18,10 +18,10 @@ from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
 from chronicle.story import read_story
-from chronicle.story.assemble import loss_of
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_when, plain, plain_block
 from chronicle.story.read import BRIEF_KINDS, points_until, read_brief_story
+from rollback.channels import Role, value_of
 
 __all__ = [
     "log",
@@ -142,7 +142,7 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
 def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
     def loss_at(launch: int, step: int) -> float | None:
         for point in reversed(points_until(paths.metrics_path(launch), step)):
-            loss = loss_of(point.values)
+            loss = value_of(point.values, Role.LOSS)
             if loss is not None:
                 return loss
         return None

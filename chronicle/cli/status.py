@@ -20,11 +20,11 @@ from chronicle.story.plain import format_age, format_factor, format_number, plai
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from chronicle.verified import CheckpointVerdict, describe_verdict, find_verdict
+from rollback.channels import Role, find_channel
 
 __all__ = ["status"]
 
 SHOWN = 3  # open matters on the screen; the rest is counted
-NEXT_TO_LOSS = ("lr", "grad_norm")
 
 
 def status(
@@ -89,13 +89,13 @@ def _values(head: Headline) -> Iterator[str]:
     if head.loss is not None:
         where = "" if head.measured_step == head.step else f"  (measured at step {head.measured_step})"
         yield _row("loss", format_number(head.loss) + where)
-    for name in NEXT_TO_LOSS[1:]:
-        if name in head.values:
-            yield _row(name, format_number(head.values[name]))
+    norm = find_channel(head.values, Role.NORM)
+    if norm is not None:
+        yield _row(norm, format_number(head.values[norm]))
 
 
 def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
-    value = story.headline.values.get("lr")
+    value = story.headline.lr
     factors = story.lr_path
     if value is None and len(factors) < 2:
         return

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from chronicle.launch.output import split_lines
 from chronicle.metrics.lines import parse_log_line
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
+from rollback.channels import HINTS
 
 __all__ = [
     "LiveDetector",
@@ -28,7 +29,7 @@ __all__ = [
 
 HOLD_SECONDS = 10.0
 REPEATS = 50  # as many lines in a row with steps that were there already: not a slow rank any more
-MARKS = (b"loss", b"Loss", b"trl", b"lr", b"LR", b"norm")
+MARKS = tuple(hint.encode() for hint in HINTS)
 
 
 class _Step(NamedTuple):

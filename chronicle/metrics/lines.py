@@ -21,10 +21,11 @@ import datetime
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from chronicle.metrics.log import Point
+from rollback.channels import EVAL_WORDS, HINTS, TELLING, canonical_name, canonical_of, printed_names
 
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 STEP = re.compile(
@@ -32,21 +33,13 @@ STEP = re.compile(
     re.IGNORECASE,
 )
 FIELD = re.compile(
-    r"(?<![\w/])(?P<name>loss[ _]scale|per_token_loss|lm[ _]loss|train(?:ing)?[_ /]loss|z[_-]loss|loss(?:[/.][\w-]+)?|trl"
-    r"|grad(?:ient)?[_ ]norm|norm|learning[_ ]rate|lr|tps|tok/sec)(?![\w/-])\s*[:=]?\s*\[?\s*"
-    rf"(?P<value>{NUMBER})(?!\w)",
+    rf"(?<![\w/])(?P<name>{printed_names()})(?![\w/-])\s*[:=]?\s*\[?\s*(?P<value>{NUMBER})(?!\w)",
     re.IGNORECASE,
 )
-NAMES: Mapping[str, str] = {
-    "per_token_loss": "loss", "lm_loss": "loss", "train_loss": "loss", "training_loss": "loss", "train/loss": "loss",
-    "trl": "loss", "gradient_norm": "grad_norm", "norm": "grad_norm", "learning_rate": "lr", "z-loss": "z_loss",
-    "tok/sec": "tokens_per_second", "tps": "tokens_per_second",
-}  # fmt: skip
-TELLING = frozenset(("loss", "grad_norm", "lr"))
-OTHER_LOSS = re.compile(r"\b(?:val|valid|validation|eval|test)\w*[_ /]*loss\b|\bvl:|\btel:", re.IGNORECASE)
+TELLING_NAMES = frozenset(canonical_of(role) for role in TELLING)
+OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /]*loss\b|\bvl:|\btel:", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
-HINTS = ("loss", "trl", "lr", "norm", "LR", "Loss")
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Point]:
@@ -85,15 +78,9 @@ def parse_log_line(line: str, counted: int = 0) -> Point | None:
         name = canonical_name(field["name"])
         if name not in values:
             values[name] = float(field["value"].replace(",", ""))
-    if not TELLING & values.keys():
+    if not TELLING_NAMES & values.keys():
         return None
     return Point(0, int(step[1].replace(",", "")), _time(line), values)
-
-
-def canonical_name(name: str) -> str:
-    """The name we use for what a trainer calls so: `lm loss`, `per_token_loss` and `train_loss` are `loss`."""
-    lowered = name.lower().replace(" ", "_")
-    return NAMES.get(lowered, lowered)
 
 
 def _parse_dictionary(line: str, counted: int) -> Point | None:

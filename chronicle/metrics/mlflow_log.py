@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from chronicle.errors import ChronicleError
-from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
+from rollback.channels import canonical_name
 
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for

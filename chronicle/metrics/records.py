@@ -15,15 +15,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.lines import canonical_name, log_lines
+from chronicle.metrics.lines import log_lines
 from chronicle.metrics.log import NON_FINITE, Point
+from rollback.channels import LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, canonical_name
 
-STEP_NAMES = (
-    "step", "global_step", "_step", "iteration", "iter", "train/global_step", "trainer/global_step", "steps", "iterations",
-    "train_step", "training_step", "num_updates", "update",
-)  # fmt: skip
-TIME_NAMES = ("t", "time", "wall_time", "_timestamp", "timestamp", "wall time")
-LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
 HEAD_LINES = 50  # blank lines and comments that may stand above the header
 LOOK_ROWS = 512  # how far one looks ahead to learn what "nan" means in a column
@@ -213,9 +208,6 @@ def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
 
 # --- JSON records
 
-RECORD_STEP_NAMES = ("train/global_step", "trainer/global_step", "global_step", "step", "iteration", "iter", "_step", "train/step")
-RECORD_TIME_NAMES = ("t", "time", "_timestamp", "timestamp", "wall_time", "created_at")
-RECORD_LAUNCH_NAMES = ("launch", "session")
 SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean of the run, not a point of it
 
 
@@ -256,12 +248,12 @@ def _points_of_records(records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
     row = 0
     for record in records:
         flat = dict(_flatten(record))
-        step = next((flat[name] for name in RECORD_STEP_NAMES if name in flat), None)
+        step = next((flat[name] for name in STEP_NAMES if name in flat), None)
         if step is None or not math.isfinite(step) or step != int(step):
             continue
-        time = next((flat[name] for name in RECORD_TIME_NAMES if name in flat), None)
-        launch = next((int(flat[name]) for name in RECORD_LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
-        skip = {*RECORD_STEP_NAMES, *RECORD_TIME_NAMES, *RECORD_LAUNCH_NAMES, "epoch"}
+        time = next((flat[name] for name in TIME_NAMES if name in flat), None)
+        launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
+        skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, "epoch"}
         values = {canonical_name(name): value for name, value in flat.items() if name not in skip}
         if values:
             yield Point(row, int(step), time, values, launch)

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from chronicle.metrics.lines import canonical_name
 from chronicle.metrics.log import Point
+from rollback.channels import canonical_name
 
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
 MAX_FRAME_BYTES = 1 << 28

@@ -136,7 +136,7 @@ def page_header(story: Story) -> str:
     head, last = story.headline, story.last_launch
     if last is None:
         return '<p class="soft">No launch stands in this journal, so there is no life of a run to draw.</p>' + _problems(story)
-    facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.values.get("lr")))]
+    facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
     if line is not None:
         facts.append(("of the first LR", format_factor(line.factor)))
@@ -223,7 +223,7 @@ def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _channels(data: Mapping[str, Any]) -> Iterator[str]:
-    rest = [name for name in data["channels"] if name not in (data["loss"], "lr")]
+    rest = [name for name in data["channels"] if name not in (data["loss"], data["lr"])]
     if rest:
         chooser = '<p><label>channel <select id="channel"></select></label></p>'
         keys = ("channel", "before", "after", "sigmas")

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chronicle.story.assemble import LaunchStory, Story, loss_of
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
+from rollback.channels import Role, find_channel, role_of
 
 __all__ = ["PALETTE", "draw_lineage"]
 
@@ -75,8 +76,8 @@ def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path
     with matplotlib.rc_context(RC):
         panels = _panels(Figure, min(max(len(story.launches), 2), 40))
         _curves(panels, story, series)
-        _scale(panels.loss, story, series, _loss_name(series))
-        _scale(panels.lr, story, series, "lr")
+        _scale(panels.loss, story, series, _name(series, Role.LOSS))
+        _scale(panels.lr, story, series, _name(series, Role.LR))
         _tree(panels, story)
         _marks(panels, story)
         _words(panels, story)
@@ -116,7 +117,8 @@ def _curves(panels: _Panels, story: Story, series: Sequence[LaunchSeries]) -> No
     buckets = BUCKETS if count <= LABELS else max(2, BUCKETS * LABELS // count)
     for one in series:
         launch = story.launch(one.launch)
-        for axes, name in ((panels.lr, "lr"), (panels.loss, _loss_name([one]))):
+        for axes, role in ((panels.lr, Role.LR), (panels.loss, Role.LOSS)):
+            name = find_channel(one.channels, role)
             curve = one.channels.get(name) if name else None
             if curve is not None and launch is not None:
                 _curve(strokes, axes, launch, curve, buckets, dots=dots)
@@ -139,13 +141,8 @@ def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: Curve, buck
             strokes.add(axes, drift.steps, drift.values, color=_colour(launch), linewidth=1.7, zorder=4)
 
 
-def _loss_name(series: Sequence[LaunchSeries]) -> str | None:
-    names = {name: 0.0 for launch in series for name in launch.channels}
-    if loss_of(names) is None:
-        return None
-    from chronicle.story.assemble import LOSS_NAMES
-
-    return next(name for name in LOSS_NAMES if name in names)
+def _name(series: Sequence[LaunchSeries], role: Role) -> str | None:
+    return find_channel((name for launch in series for name in launch.channels), role)
 
 
 def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | None) -> None:
@@ -159,7 +156,7 @@ def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | 
         for step, value in zip(curve.steps, curve.values, strict=True):
             parts[step > limit].append(value)
     everything = [*parts[0], *parts[1]]
-    if name == "lr":
+    if role_of(name) is Role.LR:
         top = max((v for v in everything if math.isfinite(v)), default=1.0)
         axes.set_ylim(0, top * 1.25 or 1.0)
         return

@@ -280,8 +280,8 @@ def _front(story: Story, picture: bool) -> Iterator[str]:
     head = story.headline
     place = f"Step **{head.step}**" + (f" of launch {head.launch}" if head.launch else "")
     values = [f"loss {format_number(head.loss)}"] if head.loss is not None else []
-    if "lr" in head.values:
-        values.append(f"LR {format_number(head.values['lr'])}")
+    if head.lr is not None:
+        values.append(f"LR {format_number(head.lr)}")
     yield ", ".join([place, *values]) + "."
     factors = story.lr_path
     if len(factors) > 1:

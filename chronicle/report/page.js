@@ -91,9 +91,9 @@ if (chooser) {
     option.value = option.textContent = name;
     chooser.append(option);
   }
-  const known = [data.loss, "lr"]; // what a rollback itself changes is no news
+  const known = [data.loss, data.lr]; // what a rollback itself changes is no news
   const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => !known.includes(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
-  chooser.value = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== "lr") || data.channels[0];
+  chooser.value = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== data.lr) || data.channels[0];
   add(byId("plot-channel"), (element) => channel(element, chooser.value));
   chooser.addEventListener("change", redraw);
   numbers(byId("plot-channel"));

@@ -7,7 +7,7 @@ from typing import Any
 from chronicle.journal import Entry
 from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
-from chronicle.story.assemble import LOSS_NAMES, LaunchStory, Story
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tell_progress, would_have_resumed_at
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import format_factor, plain
@@ -21,6 +21,7 @@ from chronicle.story.series import (
     tell_clocks,
     thin,
 )
+from rollback.channels import Role, find_channel, is_health, role_of
 
 __all__ = [
     "MANY",
@@ -67,7 +68,7 @@ def _channel(matter: Matter, channels: Mapping[str, Curve]) -> str | None:
     """The first channel that the detector named and somebody logged; else the loss."""
     named = event_of(matter.entry).get("channels")
     wanted = [str(name) for name in named] if isinstance(named, list | tuple) else []
-    return next((name for name in (*wanted, *LOSS_NAMES) if name in channels), None)
+    return next((name for name in wanted if name in channels), None) or find_channel(channels, Role.LOSS)
 
 
 def incident_row(matter: Matter) -> dict[str, Any]:
@@ -155,7 +156,6 @@ def _thinned(curves: Mapping[int, Curve], total: int) -> dict[int, Curve]:
 CHANNELS = 40
 MOST_BRANCHES = 1_000  # of the launch graph: several a pixel already; of more launches every nth is drawn
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
-HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 
 
 def build_page_data(
@@ -170,7 +170,8 @@ def build_page_data(
         "v": 1,
         "run": plain(story.run),
         "head": {"step": story.headline.step, "launch": story.headline.launch},
-        "loss": next((n for n in LOSS_NAMES if n in names), None),
+        "loss": find_channel(names, Role.LOSS),
+        "lr": find_channel(names, Role.LR),
         "channels": names,
         "launches": [_launch(story, launch) for launch in story.launches],
         "every": math.ceil(len(story.launches) / MOST_BRANCHES) or 1,
@@ -208,7 +209,7 @@ def _names(series: Sequence[LaunchSeries]) -> list[str]:
     for launch in series:
         for name, curve in launch.channels.items():
             counted[name] = counted.get(name, 0) + len(curve.steps)
-    first = [n for n in (*LOSS_NAMES, "lr") if n in counted]
+    first = [n for role in (Role.LOSS, Role.LR) if (n := find_channel(counted, role)) is not None]
     rest = sorted((n for n in counted if n not in first), key=lambda n: (-counted[n], n))
     return (first + rest)[:CHANNELS]
 
@@ -244,7 +245,7 @@ def _clock(clock: Clock) -> dict[str, Any]:
 def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
     parts = cut(story, series, name).values()
     kept, gone = ([v for both in parts for v in both[side].values] for side in (0, 1))
-    if name == "lr":  # an abandoned LR was often the reason: never clipped
+    if role_of(name) is Role.LR:  # an abandoned LR was often the reason: never clipped
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]
     return list(shown_range(kept, gone))
@@ -297,7 +298,7 @@ def _sources(names: Sequence[str]) -> list[str]:
 
 
 def _health(names: Sequence[str]) -> list[str]:
-    return [name for name in names if any(word in name.lower() for word in HEALTH_WORDS) and name not in _sources(names)]
+    return [name for name in names if is_health(name) and name not in _sources(names)]
 
 
 def _progress(progress: Progress) -> dict[str, Any]:

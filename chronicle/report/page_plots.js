@@ -41,7 +41,7 @@ function marks() {
 function lineage(element) {
   const loss = data.loss, n = Math.max(2, data.launches.length);
   const traces = [
-    ...lines("lr", { xaxis: "x", yaxis: "y3" }),
+    ...lines(data.lr, { xaxis: "x", yaxis: "y3" }),
     ...(loss ? lines(loss, { xaxis: "x", yaxis: "y2" }, { legend: true }) : []),
   ];
   const rows = new Map(data.launches.map((l, row) => [l.number, row]));
@@ -82,7 +82,7 @@ function lineage(element) {
     xaxis: { title: { text: AXES[state.axis] }, anchor: "y" },
     yaxis: { domain: [0, tree], range: [n - 0.4, -0.6], tickvals: data.launches.map((_, i) => i).slice(0, 40), ticktext: data.launches.map((l) => `${l.number} ${l.lr}`).slice(0, 40) },
     yaxis2: { domain: [tree + 0.04, 0.76], title: { text: escape(loss || "") }, range: loss ? data.ranges[loss] : undefined },
-    yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges.lr, exponentformat: "e" },
+    yaxis3: { domain: [0.8, 1], title: { text: "LR" }, range: data.ranges[data.lr], exponentformat: "e" },
     yaxis4: { domain: [tree + 0.04, 0.76], overlaying: "y2", range: [0, 1], visible: false, fixedrange: true },
     shapes: marks(),
   });

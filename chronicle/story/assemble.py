@@ -22,6 +22,7 @@ from chronicle.story.matters import (
     open_intent,
 )
 from chronicle.story.plain import plain
+from rollback.channels import Role, value_of
 
 __all__ = [
     "Headline",
@@ -29,7 +30,6 @@ __all__ = [
     "SavedCheckpoint",
     "Story",
     "assemble",
-    "loss_of",
     "saved_checkpoint",
     "tell_launches",
     "with_checkpoint",
@@ -162,7 +162,6 @@ def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint
 # --- The whole run
 
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
-LOSS_NAMES = ("loss", "train_loss", "lm_loss", "train/loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +176,13 @@ class Headline:
 
     @property
     def loss(self) -> float | None:
-        """The training loss, by its usual names."""
-        return loss_of(self.values)
+        """The training loss, under whatever name it is logged."""
+        return value_of(self.values, Role.LOSS)
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate, under whatever name it is logged."""
+        return value_of(self.values, Role.LR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,11 +300,6 @@ def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
                 time=points[-1].time,
             )
     return Headline(step=lineage.head_step, launch=lineage.head_launch)
-
-
-def loss_of(values: Mapping[str, float]) -> float | None:
-    """The training loss among channels, by its usual names."""
-    return next((values[name] for name in LOSS_NAMES if name in values), None)
 
 
 def _tagged(entry: Entry, tag: str) -> bool:

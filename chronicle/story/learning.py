@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from chronicle.story.assemble import LOSS_NAMES, LaunchStory, Story
+from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.series import Curve, LaunchSeries
+from rollback.channels import Role, find_channel
 
 __all__ = [
     "MOST_WINDOWS",
@@ -61,7 +62,7 @@ def canonical(story: Story, series: Sequence[LaunchSeries], channel: str) -> tup
 
 def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
     """Nothing is claimed from fewer than twelve bins."""
-    name = next((n for n in LOSS_NAMES if any(n in s.channels for s in series)), None)
+    name = find_channel((name for s in series for name in s.channels), Role.LOSS)
     if name is None:
         return Progress()
     steps, values = canonical(story, series, name)
@@ -179,7 +180,7 @@ def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number:
 def _window(
     number: int, start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]]
 ) -> ResumeWindow | None:
-    name = next((n for n in LOSS_NAMES if n in own), None)
+    name = find_channel(own, Role.LOSS)
     if name is None or len(before[name]) < LEAST_POINTS:
         return None
     after = _finite(own[name].between(start + 1, start + WINDOW_STEPS))

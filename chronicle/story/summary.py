@@ -15,6 +15,7 @@ from chronicle.story.matters import Matter
 from chronicle.story.plain import format_factor
 from chronicle.story.read import points_until
 from chronicle.verified import CheckpointVerdict
+from rollback.channels import Role, value_of
 
 __all__ = [
     "LrCheck",
@@ -89,7 +90,7 @@ def _compare(
 
 def _lrs(paths: RunPaths, launch: int, first: int, last: int) -> dict[int, float]:
     points = points_until(paths.metrics_path(launch), last)
-    return {p.step: p.values["lr"] for p in points if p.step >= first and "lr" in p.values}
+    return {p.step: lr for p in points if p.step >= first and (lr := value_of(p.values, Role.LR)) is not None}
 
 
 def _round(value: float) -> float:
@@ -128,7 +129,7 @@ def summarize(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None = Non
 def _lr(story: Story, lr: LrCheck) -> dict[str, Any]:
     line = story.ledger.line(story.headline.launch)
     return {
-        "value": story.headline.values.get("lr"),
+        "value": story.headline.lr,
         "factor": None if line is None else line.factor,
         "pending_factor": story.ledger.pending,
         "ledger": [

@@ -19,6 +19,7 @@ from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
 from chronicle.watch.restart import LogRestart
+from rollback.channels import Role, find_channel
 from rollback.detect import Detector, Event
 
 
@@ -49,7 +50,9 @@ class Follower:
         """Where the log is now."""
         if self.last is None:
             return "no points yet"
-        shown = [f"{name} {self.last.values[name]:.5g}" for name in ("loss", "lr", "grad_norm") if name in self.last.values]
+        values = self.last.values
+        names = (find_channel(values, role) for role in (Role.LOSS, Role.LR, Role.NORM))
+        shown = [f"{name} {values[name]:.5g}" for name in names if name is not None]
         return f"step {self.last.step}  {'  '.join(shown)}"
 
 

@@ -21,6 +21,7 @@ from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
 from chronicle.resume.checks.tripwires import NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from chronicle.resume.learning_rate import warmed
+from rollback.channels import EXPECTED_LR, Role, value_of
 from rollback.detect import Detector, UnknownState
 from rollback.disk.durable import write_atomic
 
@@ -169,8 +170,6 @@ class LiveRestart:
 
 # --- LRs that the rollback promised for the next steps
 
-LR_NAMES = ("lr", "learning_rate")
-CHANNEL = "lr/expected"
 NEAR_STEPS = 1000  # the first logged step may lie that far behind the checkpoint
 
 
@@ -183,13 +182,13 @@ class LrPromise:
 
     def add_to(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
         """Return the values with the promised LR beside the logged one, while the promise lasts."""
-        found = next((values[name] for name in LR_NAMES if name in values), None)
+        found = value_of(values, Role.LR)
         at = step - self._first
         near = self._lrs[at : at + 2] if at >= 0 else ()
         near = (*near, *(warmed(lr, at + index, self._warmups) for index, lr in enumerate(near)))
         if found is None or not near:
             return values
-        return {CHANNEL: min(near, key=lambda lr: abs(lr - found)), **values}
+        return {EXPECTED_LR: min(near, key=lambda lr: abs(lr - found)), **values}
 
 
 def read_promise(path: Path, first_step: int) -> LrPromise:

@@ -24,13 +24,13 @@ from chronicle.metrics.readers import read_log
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates, collect_history, find_checkpoint_roots
 from chronicle.watch.two_processes import fold_in_two, is_long
+from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Tier
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72
 BAND_POINTS = 600
 Slice = tuple[int, float, float]
-LOSS_NAMES = ("loss", "train_loss", "lm loss")
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
     "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster",
@@ -107,7 +107,7 @@ class Trace:
     def note(self, point: Point) -> None:
         self.last_step = point.step
         self.rows = max(self.rows, point.row)
-        loss = next((point.values[name] for name in LOSS_NAMES if name in point.values), None)
+        loss = value_of(point.values, Role.LOSS)
         if loss is not None:
             self.band.feed(self.rows, loss)
         self.rows += 1

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from rollback.channels import Role, role_of
+from rollback.channels import EXPECTED_LR, Role, role_of
 from rollback.detect.channel import Channel
 from rollback.detect.channel_events import SCALARS
 from rollback.detect.config import ChannelConfig
@@ -184,7 +184,7 @@ class Detector:
     ) -> None:  # fmt: skip
         age = row - self._segment_row
         finding = self._lr.feed(
-            value, values.get("lr/expected"), step=step, fresh=age < FRESH_ROWS, rewound=self._rewound and age == 0
+            value, values.get(EXPECTED_LR), step=step, fresh=age < FRESH_ROWS, rewound=self._rewound and age == 0
         )
         if finding is None:
             return

@@ -16,6 +16,7 @@ from chronicle.resume.contract import Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
+from rollback.channels import Role, canonical_name, canonical_of
 
 __all__ = ["ChronicleCallback"]
 
@@ -67,9 +68,10 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
         """One line in the launch's per-step log."""
         if state.is_world_process_zero:
-            values = {RENAMED.get(k, k): v for k, v in (logs or {}).items()}
-            if "lr" in values and (used := self.session.carrying.used_lr) is not None:
-                values["lr"] = used
+            lr = canonical_of(Role.LR)
+            values = {lr if canonical_name(name) == lr else name: value for name, value in (logs or {}).items()}
+            if lr in values and (used := self.session.carrying.used_lr) is not None:
+                values[lr] = used
             self._log.write(state.global_step, values)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -99,9 +101,6 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             loaders=() if loader is None else (loader,),
             reading=loader,
         )
-
-
-RENAMED = {"learning_rate": "lr"}
 
 
 def _sharding(args: Any) -> str:

@@ -14,6 +14,7 @@ from statistics import median
 from chronicle.resume.checks.check import Check, failed, other_world
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import Memory
+from rollback.channels import Role, canonical_of, value_of
 
 __all__ = [
     "NUM_AFTER",
@@ -131,16 +132,13 @@ LR_JUMP = 1.5  # factor between neighbouring logged LRs that no schedule of a he
 LoggedRow = tuple[int, Mapping[str, float]]  # step, values
 
 
-NAMES = {"lr": ("lr", "learning_rate"), "loss": ("loss", "train_loss", "lm loss")}
-
-
 def logged_row(step: int, values: Mapping[str, float]) -> LoggedRow | None:
     """LR and loss of one logged step under whatever name; None where it has neither."""
     row = {}
-    for name, others in NAMES.items():
-        value = next((values[other] for other in others if other in values), None)
+    for role in (Role.LR, Role.LOSS):
+        value = value_of(values, role)
         if value is not None and math.isfinite(value):
-            row[name] = value
+            row[canonical_of(role)] = value
     return (step, row) if row else None
 
 
