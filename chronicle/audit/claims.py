@@ -27,11 +27,11 @@ __all__ = [
     "recheck_claims",
 ]
 
-IDLE_BELOW = 0.05  # a device that was busy less than this between two samples was idle
+IDLE_BELOW = 0.05  # a device busy for less than this fraction between two samples was idle
 IDLE_SHARE = 0.9
 KNOWN_BYTES = {"wikitext103": 540_000_000, "enwik8": 100_000_000, "text8": 100_000_000, "thepile": 825_000_000_000}
 CORPUS_FRACTION = 0.01
-FEW_SAMPLES = 1000  # no corpus of that name is as small (seed 000: five)
+FEW_SAMPLES = 1000  # a known corpus has more samples (seed 000: five)
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}
 WRAPPERS = {
     "fsdp": ("fullyshardeddataparallel", "fsdp", "fsdp2", "fsdpmodule"),
@@ -44,7 +44,7 @@ WRAPPERS = {
 
 
 class ClaimVerdict(Enum):
-    """`UNSUPPORTED`: nobody recorded anything that could tell."""
+    """Answer to one statement. `UNSUPPORTED`: no record can confirm or contradict it."""
 
     SUPPORTED = "SUPPORTED"
     CONTRADICTED = "CONTRADICTED"
@@ -53,7 +53,7 @@ class ClaimVerdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The answer to one statement, with the evidence it rests on."""
+    """The verdict on one statement, with references to its evidence."""
 
     statement: Statement
     verdict: ClaimVerdict
@@ -61,7 +61,7 @@ class Judgement:
     evidence: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For the journal and `--json`."""
+        """Return plain values for the journal and `--json`."""
         return {
             "statement": self.statement.text,
             "kind": self.statement.kind.value,
@@ -72,7 +72,7 @@ class Judgement:
 
 
 def judge_claim(sentence: str, evidence: RunEvidence) -> tuple[Judgement, ...]:
-    """One judgement per statement; a sentence without any statement gives none."""
+    """Judge every statement of a sentence; a sentence without statements gives an empty tuple."""
     return tuple(_judge(statement, evidence) for statement in parse_claim(sentence))
 
 
@@ -80,9 +80,9 @@ def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
     if statement.kind is Topic.INTENT:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "a plan or a target is not an event")
     if statement.kind is Topic.DENIAL:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done, not what was not; say what was done")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done; a denial cannot be verified")
     if statement.kind is Topic.OTHER:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "nothing that is recorded can answer this number")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no record can confirm or contradict this number")
     if statement.kind is Topic.DURATION:
         return _judge_duration(statement, evidence)
     if statement.kind in (Topic.STEPS, Topic.TRAINED):
@@ -116,7 +116,7 @@ def _judge_parameters(statement: Statement, launch: LaunchEvidence) -> Judgement
 
 
 def _whole(one: Observation) -> int | None:
-    """The model's own size: counted before wrapping, or by formula; a rank's own part is not it."""
+    """Return the size of the full model: counted before wrapping, or by formula. A rank's part does not count."""
     value = one.fields.get("counted")
     value = one.fields.get("logical") if value is None else value
     return value if isinstance(value, int) else None
@@ -125,7 +125,7 @@ def _whole(one: Observation) -> int | None:
 def _share_of(statement: Statement, count: int, ranks: int) -> str:
     for size in sorted({ranks, 2, 4, 8, 16, 32, 64} - {0, 1}):
         if statement.admits(math.ceil(count / size)):
-            return f"; the claim is 1/{size} of it: what one rank holds after sharding"
+            return f"; the claim is 1/{size} of it: the part of one rank after sharding"
     return ""
 
 
@@ -163,7 +163,7 @@ def _device(one: Observation) -> Mapping[str, Any]:
 
 
 def _idle_ranks(launch: LaunchEvidence) -> dict[int, float]:
-    """Ranks whose device was idle in nearly every sample, with that share; samples name a rank or a device."""
+    """Return ranks whose device was idle in more than IDLE_SHARE of its samples, with that share."""
     rank_by_device = {str(_device(one).get("id")): rank for rank, one in launch.newest("process").items()}
     samples: dict[int, list[float]] = {}
     for one in launch.of_kind("device"):
@@ -247,7 +247,7 @@ def _judge_steps(statement: Statement, evidence: RunEvidence) -> Judgement:
 
 
 def _judge_duration(statement: Statement, evidence: RunEvidence) -> Judgement:
-    """Wall time of the launches of the lineage, as their supervisors measured it."""
+    """Judge the wall time of the lineage's launches, as their supervisors measured it."""
     wanted = {launch.launch for launch in evidence.scope}
     ends = [one for one in evidence.entries if one.kind == "launch.end" and one.launch in wanted]
     seconds = {one.launch: one.data["duration_seconds"] for one in ends if one.data.get("duration_seconds") is not None}
@@ -268,11 +268,12 @@ def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:
     assert last is not None
     message = f"last logged {last:.4g}, best {best:.4g}"
     agrees = statement.admits(last) or statement.admits(best)
-    return _answer(statement, ClaimVerdict.SUPPORTED if agrees else ClaimVerdict.CONTRADICTED, message, with_loss[-1].metrics_ref)
+    verdict = ClaimVerdict.SUPPORTED if agrees else ClaimVerdict.CONTRADICTED
+    return _answer(statement, verdict, message, with_loss[-1].metrics_ref)
 
 
 def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:
-    """Samples, tokens or bytes summed over ranks and launches of the lineage, as counted in the loaders."""
+    """Judge samples, tokens or bytes: counted in the loaders, summed over ranks and launches of the lineage."""
     key = statement.kind.value
     records = [one for launch in evidence.scope for one in launch.newest("data").values()]
     counted = [one for one in records if isinstance(one.fields.get(key), int)]
@@ -309,29 +310,30 @@ JUDGES: Mapping[Topic, Callable[[Statement, LaunchEvidence], Judgement]] = {
 
 # --- Claims judged again, and numbers in notes
 
-LONGEST_NOTE = 4000  # characters looked at: a note with a pasted log is still written at once
+LONGEST_NOTE = 4000  # characters parsed, so that a note with a pasted log is not slow
 FROM_RANKS = frozenset(
     (Topic.PARAMETERS, Topic.DEVICES, Topic.RANKS, Topic.HOSTS, Topic.DATASET, Topic.PRECISION, Topic.WRAPPER)
 )
 
 
 def recheck_claims(evidence: RunEvidence) -> Iterator[tuple[str, str]]:
-    """(entry id, sentence) for every claim that is contradicted now, or answered otherwise than when it was made."""
+    """Yield (entry id, sentence) for every claim that is contradicted now or whose verdict has changed."""
     for entry in evidence.entries:
         text = entry.data.get("text") if entry.kind == "claim" else None
         if not isinstance(text, str):
             continue
         verdicts = {one.verdict for one in judge_claim(text, evidence)}
-        now = next((one for one in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED) if one in verdicts), ClaimVerdict.SUPPORTED)
+        failing = (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED)
+        now = next((one for one in failing if one in verdicts), ClaimVerdict.SUPPORTED)
         before = entry.data.get("verdict")
         if now.value != before:
             yield entry.id, f"claim `{text}` was {before} and is {now.value} now"
         elif now is ClaimVerdict.CONTRADICTED:
-            yield entry.id, f"claim `{text}` is contradicted by what ranks recorded"
+            yield entry.id, f"claim `{text}` is contradicted by the ranks' records"
 
 
 def lint_note(paths: RunPaths, text: str) -> tuple[str, ...]:
-    """Warnings about numbers in a note that the ranks' own records contradict; empty for nearly every note."""
+    """Return warnings about statements in a note that the ranks' records contradict."""
     text = text[:LONGEST_NOTE]
     if not any(one.kind in FROM_RANKS for one in parse_claim(text)) or not paths.launches_dir.is_dir():
         return ()

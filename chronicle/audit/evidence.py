@@ -1,7 +1,7 @@
-"""Read back what ranks recorded, and what journal and metrics say beside it, as one value that claims are judged on.
+"""Read the evidence of a run: the records of its ranks, its journal and its per-step logs. Claims are judged on it.
 
-Each observation keeps where it stands (`launches/0003/evidence/rank-0.jsonl:2`, or a journal entry's id): a verdict names
-its evidence. Lines that are torn or of another version are passed over; less evidence is not other evidence.
+Each observation keeps its place (`launches/0003/evidence/rank-0.jsonl:2`, or a journal entry's id), so that a verdict can
+name its evidence. Partial lines and lines of another version are skipped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rollback.channels import Role, value_of
 __all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
 
 EVIDENCE_FILE = re.compile(r"(rank-\d+|host-[\w.-]+)\.jsonl")
-HOST = -1  # the "rank" of what the supervisor of a host recorded
+HOST = -1  # rank of records written by a host's supervisor
 LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One line a rank wrote (rank −1: a host's supervisor). `ref` is file and line below the run directory, from 1."""
+    """One line that a rank wrote (rank −1: a host's supervisor). `ref`: file below the run directory, and line from 1."""
 
     ref: str
     rank: int
@@ -38,7 +38,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEvidence:
-    """What is known of one launch from inside it. `losses` are (step, loss) of its per-step log."""
+    """Evidence of one launch: observations of its ranks, and steps and losses of its per-step log."""
 
     launch: int
     observations: tuple[Observation, ...] = ()
@@ -49,17 +49,17 @@ class LaunchEvidence:
     metrics_ref: str = ""
 
     def of_kind(self, kind: str) -> tuple[Observation, ...]:
-        """Observations of one kind, rank by rank in the order written."""
+        """Return the observations of one kind, rank by rank in the order written."""
         return tuple(one for one in self.observations if one.kind == kind)
 
     def newest(self, kind: str) -> dict[int, Observation]:
-        """The last observation of a kind by rank."""
+        """Return the last observation of a kind for each rank."""
         return {one.rank: one for one in self.of_kind(kind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvidence:
-    """All launches of a run. `kept` are those that hold steps of the lineage; `head_step` is its last step."""
+    """Evidence of all launches of a run. `kept`: launches with steps in the lineage; `head_step`: its last step."""
 
     run: str
     launches: tuple[LaunchEvidence, ...] = ()
@@ -69,13 +69,13 @@ class RunEvidence:
 
     @property
     def scope(self) -> tuple[LaunchEvidence, ...]:
-        """Launches a sentence about the run is about: those of the lineage, or all when there is no lineage yet."""
+        """Return the launches that a claim refers to: those of the lineage, or all when there is no lineage yet."""
         chosen = tuple(one for one in self.launches if one.launch in self.kept)
         return chosen or self.launches
 
 
 def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
-    """Everything on disk about this run's launches; without `metrics` only what ranks recorded, in milliseconds."""
+    """Read the evidence of all launches. Without `metrics` only the ranks' records are read, which takes milliseconds."""
     launches = tuple(_read_launch(paths, number, metrics) for number in _launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
@@ -104,7 +104,7 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
             if loss is not None and loss == loss:
                 losses.append(loss)
     except OSError:
-        pass  # no metrics: nothing is known of steps and loss
+        pass  # no per-step log: steps and loss are unknown
     return LaunchEvidence(
         launch=number,
         observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence")),

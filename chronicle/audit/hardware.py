@@ -32,7 +32,7 @@ ISO = re.compile(
 INSTANCE = re.compile(r"on instance: (?P<host>[\w.-]+)")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# (meaning, whether the work of this launch can no longer be trusted)
+# (meaning, whether results of this launch can no longer be trusted)
 XIDS: dict[int, tuple[str, bool]] = {
     13: ("graphics engine exception: often the program's own fault", False),
     31: ("GPU memory page fault: often the program's own fault", False),
@@ -55,7 +55,7 @@ XIDS: dict[int, tuple[str, bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareEvent:
-    """One event. `time` is local to the log, `xid` None for what is no Xid, `serious`: the device should not go on."""
+    """One hardware event. `time` is as in the log; `xid` is None for other events; `serious`: the device should not be used."""
 
     kind: str  # "xid", "ecc", "remapped-rows"
     host: str | None
@@ -68,18 +68,18 @@ class HardwareEvent:
 
     @property
     def title(self) -> str:
-        """One line for the journal."""
+        """Return one line for the journal."""
         name = f"Xid {self.xid}" if self.xid is not None else self.kind
         where = f" on {self.host}" if self.host else ""
         return f"{name}{where}: {self.text}"
 
     @property
     def key(self) -> str:
-        """Same event read twice gives the same key."""
+        """Return a key that is equal when the same event is read twice."""
         return f"{self.kind}|{self.host}|{self.device}|{self.xid}|{self.line.strip()}"
 
     def to_json(self) -> dict[str, Any]:
-        """The `data` of a `hardware` entry."""
+        """Return the data of a `hardware` entry."""
         return {
             "event": self.kind,
             "host": self.host,
@@ -94,7 +94,7 @@ class HardwareEvent:
 
 
 def parse_kernel_log(lines: Iterable[str], *, year: int, host: str | None = None) -> list[HardwareEvent]:
-    """Xid lines of a kernel log or of a mail quoting one, in order; `host` is for lines that name none."""
+    """Parse the Xid lines of a kernel log, or of a mail quoting one, in order. `host` is used for lines without one."""
     return [event for line in lines if (event := _parse_xid(line, year, host)) is not None]
 
 
@@ -105,7 +105,7 @@ def _parse_xid(line: str, year: int, host: str | None) -> HardwareEvent | None:
     number = int(match["xid"])
     known = XIDS.get(number)
     detail = (match["detail"] or "").strip(" .,")
-    text = known[0] if known else "not in this program's list"
+    text = known[0] if known else "unknown Xid"
     return HardwareEvent(
         kind="xid",
         host=_host(line) or host,
@@ -139,7 +139,7 @@ def _time(line: str, year: int) -> datetime | None:
 
 
 def parse_nvidia_smi(text: str, *, host: str | None = None) -> list[HardwareEvent]:
-    """Uncorrected ECC errors and remapped rows out of `nvidia-smi -q`; corrected errors alone are no event."""
+    """Parse uncorrected ECC errors and remapped rows from `nvidia-smi -q`. Corrected errors are not reported."""
     events: list[HardwareEvent] = []
     device: str | None = None
     section = ""
@@ -181,7 +181,7 @@ NUMBER = re.compile(r"\d{4,}")
 
 
 def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
-    """(launch, last step logged before `moment`) of the launch that was running; None outside every launch."""
+    """Return (launch, last step logged before `moment`) of the launch that was running; None when none was."""
     when = _seconds(moment)
     for number in _launches(paths):
         before = None
@@ -200,7 +200,7 @@ def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
 
 
 def guess_year(paths: RunPaths, now: datetime) -> int:
-    """The year a syslog line of this run belongs to: that of the run's first logged step, else this year."""
+    """Return the year for syslog lines of this run: that of the first logged step, else this year."""
     for number in _launches(paths):
         try:
             for point in read_metrics(paths.metrics_path(number)):
@@ -218,5 +218,5 @@ def _launches(paths: RunPaths) -> list[int]:
 
 
 def _seconds(moment: datetime) -> float:
-    """Kernel logs are written in UTC unless they say otherwise."""
+    """Return seconds since the epoch; a time without a zone is read as UTC."""
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -25,54 +25,61 @@ __all__ = [
 ]
 
 CHANNEL = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*(-?\d+(?:\.\d+)?)\b")
+REACHED = (
+    (LineKind.STEP, "stepped"),
+    (LineKind.LOOP, "entered the training loop"),
+    (LineKind.CREATED, "created its model"),
+)
+ENDINGS = (LineKind.ENDED, LineKind.ERROR, LineKind.MEMORY)
 BEGINNINGS = (LineKind.TARGET, LineKind.CONFIG, LineKind.HARDWARE)
-SAME_START = timedelta(seconds=5)  # the lines a program prints while it starts
+SAME_START = timedelta(seconds=5)  # duration of a program's start-up lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferredLaunch:
-    """One start of a program as its log shows it."""
+    """One start of a program, inferred from its log."""
 
     number: int
     source: str
     observations: tuple[Observed, ...]
 
     def first(self, kind: LineKind) -> Observed | None:
-        """The first observation of a kind."""
+        """Return the first observation of a kind."""
         return next((one for one in self.observations if one.kind is kind), None)
 
     def number_of(self, kind: LineKind, name: str) -> float | None:
-        """A number of the first observation of a kind."""
+        """Return a number of the first observation of a kind."""
         found = self.first(kind)
         return None if found is None else found.numbers.get(name)
 
     @property
     def started(self) -> datetime | None:
-        """The first time written in it."""
+        """Return the first time written in its lines."""
         return next((one.time for one in self.observations if one.time is not None), None)
 
     @property
     def reached(self) -> str:
-        """How far it provably came: planned < created < training loop < stepped."""
-        order = ((LineKind.STEP, "stepped"), (LineKind.LOOP, "entered the training loop"), (LineKind.CREATED, "created its model"))
-        return next((word for kind, word in order if self.first(kind) is not None), "only planned, as far as is written")
+        """Return how far it came according to its lines: planned < created < training loop < stepped."""
+        return next((word for kind, word in REACHED if self.first(kind) is not None), "only planned, according to its lines")
 
     @property
     def ending(self) -> Observed | None:
-        """The line that ends it, if any is written."""
-        return next((one for one in reversed(self.observations) if one.kind in (LineKind.ENDED, LineKind.ERROR, LineKind.MEMORY)), None)
+        """Return the line that ends it; None when there is none."""
+        return next((one for one in reversed(self.observations) if one.kind in ENDINGS), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """Two things that cannot both be meant as written, or a reading that the numbers forbid."""
+    """A contradiction between lines, or an interpretation that the numbers exclude."""
 
     text: str
     follows_from: tuple[str, ...]
 
 
 def infer_launches(observations: Iterable[Observed]) -> tuple[InferredLaunch, ...]:
-    """Group the lines of each log into launches, in order of time where it is known."""
+    """Group the lines of each log into launches, in order of time where it is known.
+
+    A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases."""
     by_source: dict[str, list[Observed]] = {}
     for one in observations:
         if one.kind is not LineKind.PROCESS:
@@ -99,7 +106,7 @@ def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
 
 
 def _begins_again(group: Sequence[Observed], one: Observed) -> bool:
-    """A start-up line after the start-up is over: of a kind already seen, or later than start-ups take."""
+    """Return whether a start-up line begins a new launch: its kind was seen already, or the start-up is over."""
     if one.kind not in BEGINNINGS:
         return False
     if any(earlier.kind is one.kind for earlier in group):
@@ -111,7 +118,7 @@ def _begins_again(group: Sequence[Observed], one: Observed) -> bool:
 def find_contradictions(
     launches: Sequence[InferredLaunch], observations: Sequence[Observed], scripts: Sequence[tuple[str, str]] = ()
 ) -> tuple[Contradiction, ...]:
-    """Everything that does not fit together. `scripts` are (path, line) of telling lines in source files."""
+    """Find all contradictions. `scripts` are (path, line) of relevant lines in source files."""
     found = [
         *_targets_against_models(launches),
         *_changed_targets(launches),
@@ -187,8 +194,8 @@ def _ends_without_a_word(launches: Sequence[InferredLaunch]) -> Iterable[Contrad
         for earlier, later in pairwise(own):
             if earlier.ending is None:
                 text = (
-                    f"launch {later.number} begins in the same log although launch {earlier.number} never says "
-                    "that it ended: a silent restart"
+                    f"launch {later.number} begins in the same log, but no line says that launch {earlier.number} "
+                    "ended: a silent restart"
                 )
                 places = (_place(earlier.observations[-1]), _place(later.observations[0]))
                 yield Contradiction(text=text, follows_from=places)
@@ -207,20 +214,20 @@ def _processes_older_than_launches(
         assert first.time is not None
         text = (
             f"{len(old)} listed processes are older than the last launch (the oldest of {first.time:%H:%M:%S}, "
-            f"the launch of {latest:%H:%M:%S}): left by an earlier one, not made by it"
+            f"the launch of {latest:%H:%M:%S}): left by an earlier launch"
         )
         yield Contradiction(text=text, follows_from=tuple(_place(one) for one in old[:3]))
 
 
 def _dead_channels(launches: Sequence[InferredLaunch]) -> Iterable[Contradiction]:
-    """`K=0.000` in every step line: something that is said to be measured and is not."""
+    """Find channels that are 0 in every step line (`K=0.000`): logged but not measured."""
     for launch in launches:
         steps = [one for one in launch.observations if one.kind is LineKind.STEP]
         rows = [dict(CHANNEL.findall(one.text)) for one in steps]
         dead = [name for name in rows[0] if all(float(row.get(name, "nan")) == 0 for row in rows)] if len(rows) >= 3 else []
         if dead:
             named = ", ".join(f"{name}={rows[0][name]}" for name in dead)
-            text = f"launch {launch.number}: {named} in all {len(rows)} step lines: logged and not measured"
+            text = f"launch {launch.number}: {named} in all {len(rows)} step lines: logged but not measured"
             yield Contradiction(text=text, follows_from=(_place(steps[0]), _place(steps[-1])))
 
 
@@ -228,12 +235,12 @@ def _devices_in_scripts(launches: Sequence[InferredLaunch], scripts: Sequence[tu
     claimed = max((launch.number_of(LineKind.HARDWARE, "devices") or 0 for launch in launches), default=0)
     for path, line in scripts:
         if "device_ids=[0]" in line.replace(" ", ""):
-            said = f"logs speak of {claimed:.0f} devices; " if claimed > 1 else ""
+            said = f"logs name {claimed:.0f} devices; " if claimed > 1 else ""
             yield Contradiction(text=f"{said}`{path}` uses one: `{line.strip()[:120]}`", follows_from=(path,))
 
 
 def list_unknowns(launches: Sequence[InferredLaunch]) -> tuple[str, ...]:
-    """What the files do not tell; each is a question, not an answer."""
+    """List what the files do not show."""
     unknown = []
     for launch in launches:
         if launch.first(LineKind.STEP) is None:
@@ -241,7 +248,7 @@ def list_unknowns(launches: Sequence[InferredLaunch]) -> tuple[str, ...]:
         if launch.ending is None:
             unknown.append(f"launch {launch.number}: how and when it ended")
     if not any(launch.first(LineKind.SAVED) for launch in launches):
-        unknown.append("whether anything was saved: no line says so, and that proves nothing")
+        unknown.append("whether anything was saved: no line says so, which does not prove that nothing was")
     return tuple(unknown)
 
 
@@ -251,14 +258,14 @@ def _place(one: Observed) -> str:
 
 # --- Timeline and draft
 
-MOST_ALIKE = 3  # step lines, and listed processes, shown in a row
+MOST_ALIKE = 3  # similar lines in a row that are shown
 MOST_FILES = 20
 MOST_SCRIPT_LINES = 20
 LEADING_LEVEL = re.compile(r"^[\s,.:|\d-]*(?=\S)")
 
 
 def list_timeline(scan: DirectoryScan, launches: Sequence[InferredLaunch]) -> list[tuple[datetime, str, str]]:
-    """(time, place, what) in order of time; times without a year are put into the year of the launches."""
+    """Return (time, place, text) in order of time. Times without a year get the year of the first dated launch."""
     year = next((launch.started.year for launch in launches if launch.started), datetime.min.year)
     rows = [
         (one.time.replace(year=year) if one.time.year == 1900 else one.time, f"{one.source}:{one.line}", text)
@@ -275,7 +282,7 @@ def list_timeline(scan: DirectoryScan, launches: Sequence[InferredLaunch]) -> li
 
 
 def _shown(observations: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
-    """Each observation with its text, the time taken off; of many steps or processes in a row the first and the last."""
+    """Yield each observation with its text without time; of many steps or processes in a row only the first and last."""
     alike: list[Observed] = []
     for one in [*observations, None]:
         same = one is not None and alike and (one.kind, one.source) == (alike[-1].kind, alike[-1].source)
@@ -297,7 +304,7 @@ def _few(alike: Sequence[Observed]) -> Iterator[tuple[Observed, str]]:
 
 
 def _without_time(text: str) -> str:
-    """The line without the time that stands before it in the draft."""
+    """Return the line without its time, which the draft shows in front."""
     for stamp in (STAMP, CLOCK):
         match = stamp.search(text)
         if match is not None and match.end() < len(text):
@@ -311,15 +318,15 @@ def write_draft(
     contradictions: Sequence[Contradiction],
     unknowns: Sequence[str],
 ) -> str:
-    """The draft; a person writes causes and decisions into it."""
+    """Return the Markdown draft. A person adds causes and decisions."""
     lines = [f"# Post-mortem draft: `{scan.directory}`", ""]
     zone = datetime.now().astimezone().tzname()
-    lines += ["## Observed", "", f"Lines, files and processes as they are; times of lines as written, of files in {zone}.", ""]
+    lines += ["## Observed", "", f"Lines, files and processes. Times of lines are as written, of files in {zone}.", ""]
     lines += [f"- {time:%Y-%m-%d %H:%M:%S} · {what} · `{place}`" for time, place, what in list_timeline(scan, launches)]
     untimed = [(one, text) for one, text in _shown(scan.observations) if one.time is None]
     lines += ["", "### Without a time", ""] if untimed else []
     lines += [f"- {text} · `{one.source}:{one.line}`" for one, text in untimed]
-    lines += ["", "### What scripts ask for", ""] if scan.scripts else []
+    lines += ["", "### Devices and loaders in scripts", ""] if scan.scripts else []
     lines += [f"- {line.strip()[:160]} · `{place}`" for place, line in scan.scripts[:MOST_SCRIPT_LINES]]
     lines += ["", "## Inferred", ""]
     lines += [f"- launch {one.number} ({one.source}): {_when(one)}; {one.reached}{_last_word(one)}" for one in launches] or [
@@ -328,15 +335,15 @@ def write_draft(
     lines += ["", "### Contradictions", ""]
     lines += [f"- {one.text} · from {_refs(one)}" for one in contradictions] or ["- none found"]
     lines += ["", "## Unknown", ""]
-    lines += [f"- {text}" for text in unknowns] or ["- nothing that was looked for"]
+    lines += [f"- {text}" for text in unknowns] or ["- nothing that is checked for"]
     lines += [f"- {text}" for text in scan.left_out]
-    lines += ["", "## Cause", "", "_Not decided by this draft: what is above does not name one by itself._", ""]
+    lines += ["", "## Cause", "", "_Not determined by this draft._", ""]
     return "\n".join(lines)
 
 
 def _last_word(launch: InferredLaunch) -> str:
     ending = launch.ending
-    return "" if ending is None else f"; its last word: {_without_time(ending.text)[:160]} (`{ending.source}:{ending.line}`)"
+    return "" if ending is None else f"; last line: {_without_time(ending.text)[:160]} (`{ending.source}:{ending.line}`)"
 
 
 def _when(launch: InferredLaunch) -> str:

@@ -41,19 +41,19 @@ VERSION = 1
 
 
 def open_evidence(environ: Mapping[str, str] = os.environ, *, rank: int | None = None) -> RankEvidence:
-    """The evidence file of this rank; one that writes nothing when no launch directory is known."""
+    """Return the evidence file of this rank. Without a launch directory it writes nothing."""
     number = rank if rank is not None else rank_of(environ) or 0
     directory = environ.get("CHRONICLE_LAUNCH_DIR")
     return RankEvidence(Path(directory) / "evidence" / f"rank-{number}.jsonl" if directory else None, number)
 
 
 def digest_json(value: Any) -> str:
-    """sha256 of a JSON value with sorted keys: the same configuration gives the same digest in every rank."""
+    """Return the sha256 of a JSON value with sorted keys, so that equal configurations give equal digests."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 class RankEvidence:
-    """Appends facts of one rank. Every method may be called any number of times; a later line is a later observation."""
+    """Appends facts of one rank. Every method may be called repeatedly; the newest line counts."""
 
     def __init__(self, path: Path | None, rank: int) -> None:
         self.path = path
@@ -71,9 +71,10 @@ class RankEvidence:
         precision: str | None = None,
         world_sizes_seen: Mapping[str, int] | None = None,
     ) -> None:
-        """Who this rank is. `device` as `describe_device` returns it, `wrapper` the class around the model.
+        """Record this process. `device` is what `describe_device` returns; `wrapper` is the class around the model.
 
-        `world_sizes_seen` names who says which size (launcher, torch, accelerate): where they differ, ranks train apart.
+        `world_sizes_seen` maps launcher, torch and accelerate to the world size each reports. When they differ, ranks
+        train independently.
         """
         me = read_process(os.getpid())
         self._write(
@@ -99,7 +100,7 @@ class RankEvidence:
         config: Mapping[str, Any] | None = None,
         method: str = "numel once per storage",
     ) -> None:
-        """Three parameter counts: by formula, counted before wrapping, and held by this rank after wrapping."""
+        """Record three parameter counts: by formula, counted before wrapping, and held by this rank after wrapping."""
         digest = None if config is None else digest_json(config)
         self._write(
             "model", logical=logical, counted=counted, local=local, method=method, config=config, config_digest=digest
@@ -118,7 +119,7 @@ class RankEvidence:
         distinct_samples: int | None = None,
         shards: Sequence[str] = (),
     ) -> None:
-        """What this rank has read so far, counted in its loader; `shards` are the data shards it has opened."""
+        """Record what this rank has read so far, counted in its loader. `shards` are the data shards it has opened."""
         self._write(
             "data",
             step=step,
@@ -135,15 +136,15 @@ class RankEvidence:
     def device(
         self, *, step: int, busy_fraction: float | None, memory_bytes: int | None, device: str | None = None
     ) -> None:
-        """A sample of the device at this step: fraction of time busy since the last sample, memory in use."""
+        """Record a sample of the device: fraction of time busy since the last sample, and memory in use."""
         self._write("device", step=step, busy_fraction=busy_fraction, memory_bytes=memory_bytes, device=device)
 
     def telemetry(self, *, step: int, values: Mapping[str, float]) -> None:
-        """Values a trainer says it measures; a channel that never changes is a dead one."""
+        """Record values that the trainer measures."""
         self._write("telemetry", step=step, values=dict(values))
 
     def end(self, *, step: int, reason: str = "completed") -> None:
-        """The last word of this rank: the step it completed and why it ends."""
+        """Record the end of this rank: the last completed step and the reason."""
         self._write("end", step=step, reason=reason)
 
     def _write(self, kind: str, **fields: Any) -> None:
@@ -159,7 +160,7 @@ class RankEvidence:
                 raise OSError("short write")
         except OSError as error:
             self._broken = True
-            print(f"chronicle: no more evidence of rank {self.rank}: {error.strerror or error}", file=sys.stderr)
+            print(f"chronicle: evidence of rank {self.rank} is no longer written: {error.strerror or error}", file=sys.stderr)
 
 
 # --- Parameter counts and devices of any torch module
@@ -167,7 +168,7 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCounts:
-    """`local`: elements this process holds. `whole`: what they stand for where shards say it, else the same."""
+    """Parameter counts of a model. `local`: held by this process; `whole`: of the full model, where shards state it."""
 
     local: int
     whole: int
@@ -176,7 +177,10 @@ class ParameterCounts:
 
 
 def count_parameters(model: Any) -> ParameterCounts:
-    """Count a module's parameters, each storage once. `by_module` has the top-level children in order."""
+    """Count a torch module's parameters, each storage once, without importing torch. `by_module`: top-level children in order.
+
+    Tied weights share one storage and count once. A ZeRO-3 parameter has no elements of its own and states its size in
+    `ds_numel` (transformers#22193: 0 counted)."""
     seen: dict[Any, str] = {}
     local = whole = trainable = 0
     by_module: dict[str, int] = {}
@@ -196,9 +200,9 @@ def count_parameters(model: Any) -> ParameterCounts:
 
 
 def describe_device(device: Any) -> dict[str, Any]:
-    """What a device is, so that two ranks on one device look the same and two devices never do.
+    """Describe a device with an id that is equal for ranks sharing one device and different for different devices.
 
-    CUDA: the UUID. CPU: host and pid, because every rank is its own process there.
+    CUDA: the UUID. CPU: host and pid, because each rank is a process of its own.
     """
     kind = str(getattr(device, "type", device)).partition(":")[0]
     host = socket.gethostname().split(".")[0]
@@ -211,13 +215,13 @@ def describe_device(device: Any) -> dict[str, Any]:
 
 
 def _local_of(parameter: Any) -> Any:
-    """A DTensor's own part; everything else is itself."""
+    """Return the local part of a DTensor; any other parameter unchanged."""
     part = getattr(parameter, "_local_tensor", None)
     return parameter if part is None else part
 
 
 def _storage_key(parameter: Any) -> Any:
-    """Same storage and same place in it: a tied weight. Tensors without memory (meta device) are themselves."""
+    """Return a key equal for tied weights (same storage, offset and shape). A tensor without memory (meta device) is unique."""
     tensor = _local_of(parameter)
     try:
         pointer = tensor.untyped_storage().data_ptr()

@@ -46,13 +46,13 @@ BETWEEN = re.compile(rf"\bbetween\s+((?:{DIGITS})\s?(?:{UNIT})?)\s+and\s+(?={DIG
 
 
 def normalise(sentence: str) -> str:
-    """The sentence with counts in digits and ranges with a dash: `two GPUs` is `2 GPUs`, `between 1 and 2` is `1–2`."""
+    """Return the sentence with counts as digits and ranges with a dash: `two GPUs` -> `2 GPUs`, `between 1 and 2` -> `1–2`."""
     written = WRITTEN_OUT.sub(lambda match: str(WORDS[match[1].lower()]), sentence)
     return BETWEEN.sub(r"\1–", written)
 
 
 def quantity(match: re.Match[str]) -> tuple[float, float]:
-    """The interval of a match of NUMBER or SUFFIXED."""
+    """Return the interval (low, high) of a match of NUMBER or SUFFIXED."""
     groups = match.groupdict()
     bound = "over" if groups.get("plus") else groups.get("bound")
     scale, upper = groups.get("scale"), groups.get("upper")
@@ -64,7 +64,11 @@ def quantity(match: re.Match[str]) -> tuple[float, float]:
 
 
 def parse_number(digits: str, scale: str | None, bound: str | None = None) -> tuple[float, float]:
-    """The interval a written number stands for, as (low, high)."""
+    """Return the interval (low, high) that a written number stands for.
+
+    The tolerance is half a unit of the last digit, and at most 5 % without decimals ("1B" stands for 1.0B, not 0.77B) or
+    10 % with them. "~" allows 10 %; "over" and "1B+" are lower bounds, "under" is an upper bound, "700-800M" is both.
+    Whole counts are exact."""
     mantissa, _, exponent = digits.replace(",", "").replace("_", "").lower().partition("e")
     factor = SCALES.get((scale or "").lower(), 1.0) * 10.0 ** int(exponent or 0)
     value = float(mantissa) * factor
@@ -125,12 +129,12 @@ class Topic(Enum):
     TRAINED = "trained"
     INTENT = "intent"
     DENIAL = "denial"
-    OTHER = "other"  # a number nothing recorded can answer
+    OTHER = "other"  # a number that no record can answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One checkable piece. `low..high` bound a number; `word` is what a non-number says."""
+    """One statement of a claim. `low..high` bound a number; `word` is the value of a statement without number."""
 
     kind: Topic
     text: str
@@ -139,12 +143,12 @@ class Statement:
     word: str = ""
 
     def admits(self, value: float) -> bool:
-        """Whether a measured value agrees with the number as written."""
+        """Return whether a measured value agrees with the number as written."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
 
 def parse_claim(sentence: str) -> tuple[Statement, ...]:
-    """Every statement found, clause by clause; an empty tuple when there is no number and nothing else to check."""
+    """Return every statement found, clause by clause; an empty tuple when there is nothing to check."""
     found: list[Statement] = []
     for clause in filter(str.strip, CLAUSE.split(normalise(sentence))):
         if INTENT.search(clause):
@@ -189,7 +193,7 @@ def _numbers(clause: str) -> Iterator[Statement]:
             low, high = quantity(match)
             if kind is Topic.DURATION:
                 low, high = low * SECONDS[match["unit"]], high * SECONDS[match["unit"]]
-                low, high = low - 0.05 * low, high + 0.05 * high  # nobody writes a duration to the second
+                low, high = low - 0.05 * low, high + 0.05 * high  # durations are written with 5 % tolerance
             yield Statement(kind=kind, text=match.group().strip(), low=low, high=high)
     for match in LEFT.finditer(clause):
         if not any(match.start() < last and first < match.end("digits") for first, last in taken):

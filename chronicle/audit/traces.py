@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 class LineKind(Enum):
-    """What a line is evidence of."""
+    """What a log line is evidence of. Planned, created and stepped differ: seed 001 confused them."""
 
-    TARGET = "target"  # an intention
-    HARDWARE = "hardware"  # what a program says about the machine
+    TARGET = "target"  # only an intention
+    HARDWARE = "hardware"  # a program's statement about the machine
     CONFIG = "configuration"
     CREATED = "model created"
     LOOP = "training loop entered"
@@ -46,7 +46,7 @@ class LineKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One observation with its place. `time` is as written (no zone is invented), None when the line has none."""
+    """One observation with its place. `time` is as written, without a zone; None when the line has none."""
 
     kind: LineKind
     source: str
@@ -65,7 +65,7 @@ GROUPED = r"(\d{1,3}(?:,\d{3})+|\d{4,})"
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 LONGEST_LINE = 2000
-# every pattern below needs one of these words: most lines of a log are passed over with one look
+# every pattern below needs one of these words, so most lines are skipped after one search
 TELLING = re.compile(
     r"param|gpu|worker|memory|oom-kill|killed|training|loss|checkpoint|error|exception|traceback|critical|configuration"
     r"|exits|signal",
@@ -99,7 +99,7 @@ LINE_PATTERNS: tuple[tuple[LineKind, re.Pattern[str], tuple[str, ...]], ...] = (
 
 
 def observe_line(text: str, source: str, line: int) -> Observed | None:
-    """The observation in a line, or None when it says nothing that is looked for; only its first 2,000 characters count."""
+    """Return the observation in a line, or None when no pattern matches. Only the first 2,000 characters are searched."""
     text = text[:LONGEST_LINE].rstrip()
     listed = PROCESS.fullmatch(text)
     if listed is not None:
@@ -119,7 +119,7 @@ def observe_line(text: str, source: str, line: int) -> Observed | None:
 
 
 def parse_time(text: str) -> datetime | None:
-    """The first time written in a line; a year that is not written is 1900 and only orders."""
+    """Return the first time written in a line; a missing year is 1900."""
     match = STAMP.search(text)
     if match is not None:
         written = f"{match[1]} {match[2]}"
@@ -143,7 +143,7 @@ def _safe(make: Callable[[], datetime]) -> datetime | None:
 
 
 def _configuration(text: str) -> dict[str, float]:
-    """`'d_model': 2048` pairs of a printed configuration."""
+    """Return the `'d_model': 2048` pairs of a printed configuration."""
     pairs = re.findall(r"['\"]?(\w+)['\"]?\s*[:=]\s*(\d+(?:\.\d+)?)\b", text.partition(":")[2])
     return {name: float(value) for name, value in pairs if not re.fullmatch(r"\d+", name)}
 
@@ -165,7 +165,7 @@ TELLING_SOURCE = ("device_ids", "DataParallel", "num_shards", "nproc_per_node", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """One file: time of last change, in the machine's own clock."""
+    """One file, with its modification time in the machine's local time."""
 
     path: str
     size_bytes: int
@@ -174,7 +174,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundProcess:
-    """A process that is alive now and looks like training, with its start time."""
+    """A living process that looks like training, with its start time."""
 
     pid: int
     parent: int
@@ -185,7 +185,7 @@ class FoundProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryScan:
-    """Everything found. `left_out` says what was not read."""
+    """Everything found in a directory. `left_out` lists what was not read."""
 
     directory: str
     files: tuple[FoundFile, ...]
@@ -196,7 +196,7 @@ class DirectoryScan:
 
 
 def scan_directory(directory: Path) -> DirectoryScan:
-    """Look at a directory tree and at the processes of this machine."""
+    """Scan a directory tree and the processes of this machine."""
     files: list[FoundFile] = []
     observations: list[Observed] = []
     scripts: list[tuple[str, str]] = []
@@ -234,7 +234,7 @@ def _walk(directory: Path, left_out: list[str]) -> Iterator[Path]:
                 continue
             count += 1
             if count > MAX_FILES:
-                left_out.append(f"more than {MAX_FILES} files: the rest was not looked at")
+                left_out.append(f"more than {MAX_FILES} files: the rest was not read")
                 return
             yield path
 
@@ -253,9 +253,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def find_training_processes(directory: Path) -> Iterator[FoundProcess]:
-    """Living processes that work in the directory, name it, or are training left without a parent; never touched.
+    """Yield this user's living processes that work in the directory, name it, or are orphaned ranks.
 
-    Training of others on this machine is none of this directory's business.
+    Other training processes of this machine are left out.
     """
     me = os.getpid()
     booted = _boot_time()

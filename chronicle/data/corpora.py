@@ -1,8 +1,8 @@
-"""Real text without a hub: what Python carries, Debian packages that are installed or at hand, folders of text.
+"""Read text corpora from this machine: Python's own sources, Debian packages, and folders of text.
 
 `code` is the standard library's own sources (PSF licence), `reference` the language reference in reST inside it (PSF),
 `gcide` the GNU Collaborative International Dictionary of English from Debian's `dict-gcide` (GPL), `python-doc` the
-documentation sources of a `python3.*-doc` package (PSF). Nothing is ever downloaded.
+documentation sources of a `python3.*-doc` package (PSF). Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
         return _read_deb(path)
     if path.is_dir():
         return read_folder(path)
-    raise DataError(f"corpus `{corpus}` is neither one of {', '.join(sorted({*_READERS, *_PACKAGES}))} nor a .deb nor a folder")
+    known = ", ".join(sorted({*_READERS, *_PACKAGES}))
+    raise DataError(f"corpus `{corpus}` is not known: expected one of {known}, a .deb, or a folder")
 
 
 def read_folder(folder: Path) -> bytes:
@@ -49,7 +50,7 @@ def read_folder(folder: Path) -> bytes:
 
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
-    """Return the files behind the paths, sorted: a text under two names would stand in training and held out alike."""
+    """Return the resolved files, sorted, each once: a text under two names could be in training and held-out data."""
     return sorted({path.resolve() for path in paths})
 
 
@@ -59,7 +60,7 @@ def _checked(path: Path) -> bytes:
         content.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise DataError(f"`{path}` is not UTF-8: byte {content[problem.start]:#04x} at offset {problem.start}",
-                        "convert it to UTF-8 or take it out of the folder") from problem
+                        "convert it to UTF-8 or remove it from the folder") from problem
     return content
 
 
@@ -98,7 +99,7 @@ def _python_doc(root: Path) -> bytes:
 
 def _read_deb(path: Path) -> bytes:
     if not path.is_file():
-        raise CorpusMissing(f"package `{path}` is not there", "apt-get download dict-gcide")
+        raise CorpusMissing(f"package `{path}` does not exist", "apt-get download dict-gcide")
     with tempfile.TemporaryDirectory() as scratch:
         for name, content in _ar_members(path):
             if name.startswith("data.tar"):

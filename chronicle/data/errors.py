@@ -10,7 +10,7 @@ from chronicle.errors import ChronicleError
 
 
 class DataError(ChronicleError):
-    """Base of everything raised on purpose here."""
+    """Base of the errors of `chronicle.data`."""
 
 
 class PlanChanged(DataError):

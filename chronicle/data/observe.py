@@ -1,12 +1,12 @@
-"""The same accounting for loaders that are not ours: watch what they yield, count repeats and ratios after the fact.
+"""Count repeats and source ratios of any data loader, by observing the samples it yields.
 
     for sample in observe(loader, key=lambda s: s["__key__"], source=lambda s: s["__url__"].split("/")[-2]):
 
-Stock WebDataset reshuffles at every start and knows nothing of what was read before; Hugging Face's iterable datasets lose
-what their shuffle buffer held. `observe` passes every sample through unchanged, appends the hash of its key to
-`keys-<launch>-rank-<r>.bin` and remembers the share of each source. After a restart it counts what came again and raises an
-alarm while a source's share in the first samples lies outside the band of the launches before (the image-to-text dip of seed
-003): one line on stderr and one journal entry, unless `alarm` is given. `chronicle data usage` tells the accounts of a run.
+WebDataset reshuffles at every start and does not know what was read before; Hugging Face's iterable datasets lose the
+content of their shuffle buffer. `observe` passes every sample through unchanged, appends the hash of its key to
+`keys-<launch>-rank-<r>.bin` and counts the samples of each source. After a restart it counts repeated samples. When the
+share of a source in the first samples is outside the band of earlier launches (seed 003: the image-to-text dip), it writes
+one line to stderr and one journal entry, unless `alarm` is given. `chronicle data usage` shows the counts of a run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CHECK_EVERY = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioAlarm:
-    """A source's share right after a start lies outside the band of the launches before."""
+    """A source's share after a start is outside the band of earlier launches."""
 
     source: str
     samples: int
@@ -50,13 +50,13 @@ class RatioAlarm:
 
     def text(self) -> str:
         """Return the sentence for the journal."""
-        return (f"share of `{self.source}` is {self.share:.3f} over the first {self.samples} samples of this launch, "
-                f"{self.expected:.3f} ± {self.band:.3f} before")
+        return (f"share of `{self.source}` is {self.share:.3f} over the first {self.samples} samples of this launch: "
+                f"expected {self.expected:.3f} ± {self.band:.3f}")
 
 
 @dataclass(slots=True, kw_only=True)
 class SampleCounts:
-    """Counts of one launch; `repeats` came in an earlier launch or earlier in this one."""
+    """Counts of one launch. `repeats`: samples that were read before, in an earlier launch or in this one."""
 
     launch: int
     samples: int = 0
@@ -65,7 +65,7 @@ class SampleCounts:
     alarms: list[RatioAlarm] = field(default_factory=list)
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """Take in what `to_json` wrote."""
+        """Add counts that `to_json` wrote."""
         self.samples += int(counts["samples"])
         self.repeats += int(counts["repeats"])
         self.by_source.update({str(name): int(count) for name, count in counts["by_source"].items()})
@@ -81,10 +81,10 @@ class SampleCounts:
 
 
 class Observer:
-    """Keeps the accounts of one rank in one launch, in a directory that all ranks and launches of the run share.
+    """Counts the samples of one rank in one launch, in a directory shared by all ranks and launches of the run.
 
-    A second observer of the same rank and launch (another epoch) goes on counting where the first one ended. Above
-    `most_in_a_set` the keys of this launch join those of the others in a sorted array, eight bytes each.
+    A second observer of the same rank and launch (another epoch) continues the first one's counts. Above `most_in_a_set`
+    keys, those of this launch are merged into a sorted array with eight bytes per key.
     """
 
     def __init__(self, directory: Path, *, launch: int, rank: int = 0, watch_samples: int = 2048,
@@ -119,7 +119,7 @@ class Observer:
             self._check()
 
     def flush(self) -> None:
-        """Bring the accounts to disk; called by itself every 512 samples and at the end."""
+        """Write the counts to disk. `take` does this every 512 samples, `observe` at the end."""
         with self._keys.open("ab") as stream:
             stream.write(np.array(self._pending, dtype="<u8").tobytes())
         self._pending.clear()
@@ -151,15 +151,15 @@ class Observer:
 def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: Callable[[T], str],
             source: Callable[[T], str], launch: int | None = None, rank: int | None = None,
             environ: Mapping[str, str] = os.environ, **options: Any) -> Iterator[T]:
-    """Yield every sample of `iterable` unchanged, keeping the accounts in `directory`.
+    """Yield every sample of `iterable` unchanged and write the counts to `directory`.
 
-    Under `chronicle run` directory, launch and rank are known. Elsewhere name the directory; the launch is one more than the
-    last that this rank left there. Raises DataError where no directory is known.
+    Under `chronicle run` directory, launch and rank are known. Elsewhere name the directory; the launch is then one more
+    than this rank's last one there. Raises DataError when no directory is known.
     """
     run = RunPaths(Path(environ["CHRONICLE_RUN_DIR"])) if environ.get("CHRONICLE_RUN_DIR") else None
     if directory is None:
         if run is None:
-            raise DataError("observe does not know where to keep its accounts",
+            raise DataError("observe has no directory for its counts",
                             "name a directory, or start with `chronicle run`")
         directory = run.observed_dir
     place = Path(directory)
@@ -171,7 +171,7 @@ def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: 
 
 
 def read_accounts(directory: Path) -> list[SampleCounts]:
-    """Return what was observed, a launch at a time, all ranks together; nothing where nothing was."""
+    """Return the counts per launch, summed over ranks; an empty list when there are none."""
     found: dict[int, SampleCounts] = {}
     for path in sorted(directory.glob("observed-*-rank-*.json")):
         launch = int(path.name.split("-")[1])
@@ -208,4 +208,4 @@ def _journal(run: RunPaths, launch: int | None, kind: str, text: str) -> None:
 
 def _read_keys(path: Path) -> NDArray[np.uint64]:
     content = path.read_bytes()
-    return np.frombuffer(content[:len(content) // 8 * 8], dtype="<u8").astype(np.uint64)  # a crash may leave half a key
+    return np.frombuffer(content[:len(content) // 8 * 8], dtype="<u8").astype(np.uint64)  # a crash may leave a partial key

@@ -34,7 +34,10 @@ def derive_key(*parts: object) -> int:
 
 
 def permute(positions: Ids, n: int, key: int) -> Ids:
-    """Map positions in [0, n) through the permutation of `key`; shape is kept. Raises ValueError outside [0, n)."""
+    """Map positions in [0, n) through the permutation of `key`; the shape is kept. Raises ValueError outside [0, n).
+
+    Constant memory, any position in constant time. A balanced Feistel network over the smallest even number of bits that
+    holds n, repeated until the value is below n. For shuffling, not for secrecy."""
     if n < 1:
         raise ValueError(f"permutation of {n} elements")
     if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
@@ -43,19 +46,19 @@ def permute(positions: Ids, n: int, key: int) -> Ids:
 
 
 def permute_rows(n: int, keys: Sequence[int]) -> Ids:
-    """Return the whole permutation of [0, n) for each key, one a row: what `permute` of 0 … n − 1 gives, all at once."""
+    """Return the whole permutation of [0, n) for each key, one per row: the result of `permute` for 0 … n − 1."""
     rows = np.repeat(np.arange(n, dtype=np.uint64)[None], len(keys), axis=0)
     round_keys = [np.broadcast_to(column[:, None], rows.shape).ravel() for column in _round_keys(keys)]
     return _walk(rows.ravel(), n, round_keys).reshape(rows.shape)
 
 
 def _round_keys(keys: Sequence[int]) -> list[NDArray[np.uint64]]:
-    """One array a round, one entry a key."""
+    """Return one array per round, with one entry per key."""
     return [np.array([derive_key(key, number) for key in keys], dtype=np.uint64) for number in range(_ROUNDS)]
 
 
 def _walk(values: NDArray[np.uint64], n: int, round_keys: list[NDArray[np.uint64]]) -> Ids:
-    """Encrypt until every value lies below n; round keys have one entry for all values, or one for each."""
+    """Encrypt until every value is below n. Round keys have one entry for all values, or one per value."""
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     values = _encrypt(values, half_bits, round_keys)
     outside = values >= np.uint64(n)
@@ -81,7 +84,9 @@ def _encrypt(values: NDArray[np.uint64], half_bits: int, round_keys: list[NDArra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """From optimizer step `step` on, batch number `position + (s - step)` is read at step s."""
+    """From optimizer step `step` on, batch number `position + (s - step)` is read at step s.
+
+    A rollback that skips k batches adds a segment with position + k; a reshuffle adds one with generation + 1."""
 
     step: int
     position: int
@@ -94,7 +99,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """The whole history of positions of one lineage, oldest first."""
+    """All segments of one lineage, oldest first. A run without incidents has one segment (0, 0, 0).
+
+    They are saved with every checkpoint and are not removed: a later resume without them would read skipped data after all
+    (skips of microsoft/Megatron-DeepSpeed are relative and are not stored)."""
 
     items: tuple[Segment, ...] = (Segment(step=0, position=0, generation=0),)
 
@@ -107,7 +115,7 @@ class Segments:
                 raise DataError(f"data segments go backwards: {before} then {after}")
 
     def at(self, step: int) -> Segment:
-        """Return the segment that governs `step`: the last one that begins at or before it."""
+        """Return the segment that applies at `step`: the last one that begins at or before it."""
         return [segment for segment in self.items if segment.step <= step][-1]
 
     def position(self, step: int) -> int:
@@ -155,7 +163,7 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """One source of the mixture: how many samples it holds, what they are (digest), its integer weight."""
+    """One source of the mixture: number of samples, digest of their content, integer weight."""
 
     name: str
     num_samples: int
@@ -164,14 +172,14 @@ class SourceSpec:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise DataError(f"source `{self.name}` is empty", "build it again or take it out of the mixture")
+            raise DataError(f"source `{self.name}` is empty", "build it again, or remove it from the mixture")
         if self.weight < 1:
             raise DataError(f"source `{self.name}` has weight {self.weight}, expected a whole number above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlan:
-    """Everything that decides the order of the data; `plan_hash` names it."""
+    """Everything that determines the order of the data. `plan_hash` identifies it."""
 
     seed: int
     batch_size: int
@@ -218,17 +226,17 @@ class DataPlan:
         return batch
 
     def block_ids(self, first_step: int, count: int, segments: Segments = Segments()) -> Ids:
-        """Return the global batches of `count` steps at once, shape (count, batch_size, 2): many times faster than singly."""
+        """Return the global batches of `count` steps, shape (count, batch_size, 2). Faster than one call per step."""
         cuts = sorted({first_step, first_step + count, *(segment.step for segment in segments.items
                                                          if first_step < segment.step < first_step + count)})
         return np.concatenate([self._run_ids(first, end - first, segments) for first, end in itertools.pairwise(cuts)])
 
     def _run_ids(self, first_step: int, count: int, segments: Segments) -> Ids:
-        """The batches of steps within one segment, whose positions run on."""
+        """Return the batches of steps within one segment, whose positions are contiguous."""
         position, starts = segments.position(first_step), segments.generation_starts(first_step)
         drawn = np.array([self.drawn_before(position + t) for t in range(count + 1)], dtype=np.int64)
         counts = np.diff(drawn, axis=0)  # (count, sources)
-        slots = np.cumsum(counts, axis=1) - counts  # where each source begins in its batch, before the batch is shuffled
+        slots = np.cumsum(counts, axis=1) - counts  # start of each source in its batch, before shuffling
         batches = np.empty((count, self.batch_size, 2), dtype=np.int64)
         for number, source in enumerate(self.sources):
             draws = np.arange(drawn[0, number], drawn[-1, number], dtype=np.int64)
@@ -252,7 +260,7 @@ class DataPlan:
         return self.batch_ids(step, segments)[rank * share:(rank + 1) * share]
 
     def require_same(self, stored: Mapping[str, Any]) -> None:
-        """Raise PlanChanged, naming every field that differs, unless `stored` is this plan."""
+        """Raise PlanChanged, naming every field that differs, when `stored` is not this plan."""
         present = self.to_json()
         if present != dict(stored):
             raise PlanChanged("the data plan changed since the checkpoint: " + "; ".join(_differences(stored, present)),
@@ -264,7 +272,7 @@ def sample_indices(draws: Ids, num_samples: int, key: tuple[object, ...],
     """Map a source's draw numbers (0, 1, 2, … over all epochs) to sample indices.
 
     `begun` holds (generation, draw at which it began), oldest first. A generation that begins inside an epoch permutes
-    only what that epoch had not drawn yet, so nothing repeats; later epochs take a fresh permutation.
+    only the samples that the epoch had not drawn yet, so none repeats; later epochs use a new permutation.
     """
     indices = np.empty_like(draws)
     epochs = draws // num_samples
@@ -279,7 +287,7 @@ def _epoch_indices(offsets: Ids, num_samples: int, key: tuple[object, ...], epoc
     base = max([generation for generation, draw in begun if draw <= epoch * num_samples], default=0)
     inside = [(generation, draw - epoch * num_samples) for generation, draw in begun
               if epoch * num_samples < draw < (epoch + 1) * num_samples]
-    for generation, start in reversed(inside):  # newest first: each moves an offset within the remainder it found
+    for generation, start in reversed(inside):  # newest first: each permutes the remainder at its start
         later = offsets >= start
         moved = permute(offsets[later] - start, num_samples - start, derive_key(*key, epoch, generation, "rest"))
         offsets = offsets.copy()

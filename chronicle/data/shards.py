@@ -33,7 +33,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """Where each sample of a shard lies. `rows` is (n, 3): offset, size, key hash."""
+    """Positions of the samples of a shard. `rows` is (n, 3): offset, size, key hash."""
 
     tar_bytes: int
     rows: NDArray[np.int64]
@@ -43,17 +43,17 @@ class ShardIndex:
 
 
 def key_hash(key: str) -> int:
-    """Return 63 bits of a key, the same on every machine."""
+    """Return a 63-bit hash of a key, equal on every machine."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def index_path(shard: str) -> str:
-    """Return where the index of a shard lies: beside it."""
+    """Return the path of a shard's index, beside the shard."""
     return f"{shard}.idx"
 
 
 def scan_tar(shard: str) -> ShardIndex:
-    """Read a tar's headers once. Raises ShardProblem where it is missing, truncated or no tar."""
+    """Read the headers of a tar. Raises ShardProblem when it is missing, truncated or not a tar."""
     size = shard_bytes(shard)
     rows = []
     end = 0
@@ -72,7 +72,7 @@ def scan_tar(shard: str) -> ShardIndex:
 
 
 def write_index(shard: str, index: ShardIndex) -> None:
-    """Write the index beside a local shard, complete or not at all."""
+    """Write the index beside a local shard, atomically."""
     head = {"v": INDEX_VERSION, "count": len(index), "tar_bytes": index.tar_bytes}
     target = Path(index_path(shard))
     write_atomic(target, json.dumps(head).encode() + b"\n" + index.rows.astype("<i8").tobytes(), durable=False)
@@ -91,10 +91,10 @@ def read_index(shard: str) -> ShardIndex:
         fields = json.loads(head)
         rows = np.frombuffer(body, dtype="<i8").reshape(-1, 3).astype(np.int64)
     except ValueError as problem:
-        raise ShardProblem(f"index `{path}` cannot be read: {problem}", "delete it; it is made again") from problem
+        raise ShardProblem(f"index `{path}` cannot be read: {problem}", "delete it: the tar is then scanned again") from problem
     if fields.get("v") != INDEX_VERSION or fields.get("count") != len(rows):
         raise ShardProblem(f"index `{path}` has version {fields.get('v')} and {len(rows)} rows, expected version "
-                           f"{INDEX_VERSION} and {fields.get('count')} rows", "delete it; it is made again")
+                           f"{INDEX_VERSION} and {fields.get('count')} rows", "delete it: the tar is then scanned again")
     size = shard_bytes(shard)
     if fields["tar_bytes"] != size:
         raise ShardProblem(f"shard `{shard}` has {size} bytes, its index was made for {fields['tar_bytes']}",
@@ -103,19 +103,19 @@ def read_index(shard: str) -> ShardIndex:
 
 
 def is_remote(shard: str) -> bool:
-    """Whether a shard is named by a URL that fsspec reads (`s3://…`, `memory://…`)."""
+    """Return whether a shard is a URL that fsspec reads (`s3://…`, `memory://…`)."""
     return "://" in shard
 
 
 @contextmanager
 def open_shard(shard: str) -> Iterator[IO[bytes]]:
-    """Open a shard for reading. Raises ShardProblem where it is not there."""
+    """Open a shard for reading. Raises ShardProblem when it cannot be opened."""
     try:
         if is_remote(shard):
             filesystem, path = _filesystem(shard)
             opened = filesystem.open(path, "rb")
         else:
-            opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller is done
+            opened = open(shard, "rb")  # noqa: SIM115 closed below, after the caller's block
     except OSError as problem:
         raise ShardProblem(f"shard `{shard}` cannot be opened: {_reason(problem)}",
                            "build it with `chronicle data build`, or correct the path") from problem
@@ -136,7 +136,7 @@ def shard_bytes(shard: str) -> int:
 
 
 class ShardReader:
-    """Reads parts of one shard by offset; the descriptor is opened at the first read, in the process that reads."""
+    """Reads parts of one shard by offset. Each process opens its own descriptor at its first read."""
 
     def __init__(self, shard: str) -> None:
         self.shard = shard
@@ -144,7 +144,7 @@ class ShardReader:
         self._process = 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`. Raises ShardProblem where the shard ends before."""
+        """Return `size` bytes from `offset`. Raises ShardProblem when the shard is shorter."""
         if is_remote(self.shard):
             filesystem, path = _filesystem(self.shard)
             try:
@@ -152,7 +152,7 @@ class ShardReader:
             except OSError as problem:
                 raise ShardProblem(f"shard `{self.shard}` cannot be read: {_reason(problem)}") from problem
         else:
-            if self._descriptor < 0 or self._process != os.getpid():  # a forked worker opens its own
+            if self._descriptor < 0 or self._process != os.getpid():  # a forked worker opens its own descriptor
                 try:
                     self._descriptor, self._process = os.open(self.shard, os.O_RDONLY), os.getpid()
                 except OSError as problem:
@@ -160,12 +160,12 @@ class ShardReader:
             content = os.pread(self._descriptor, size, offset)
         if len(content) != size:
             raise ShardProblem(f"shard `{self.shard}` ends at byte {offset + len(content)}, expected {offset + size}",
-                               "it was truncated while training; verify the data")
+                               "the file was truncated during training: run `chronicle data verify`")
         return content
 
 
 def _reason(problem: OSError) -> str:
-    """What the system said; fsspec calls everything "not found", and what it was about is the error behind it."""
+    """Return the system's message. fsspec reports every failure as "not found" and keeps the real error as the cause."""
     return str(problem.__cause__ or problem.strerror or problem)
 
 
@@ -176,9 +176,9 @@ def _filesystem(url: str) -> tuple[Any, str]:
         raise ShardProblem(f"remote shard `{url}` needs fsspec", "pip install fsspec") from problem
     try:
         filesystem, path = url_to_fs(url)
-    except (ImportError, ValueError) as problem:  # the package for this protocol is missing, or there is no such protocol
+    except (ImportError, ValueError) as problem:  # the protocol is unknown, or its package is missing
         raise ShardProblem(f"remote shard `{url}` cannot be opened: {problem}",
-                           "install what fsspec names, or correct the address") from problem
+                           "install the package that fsspec names, or correct the URL") from problem
     return filesystem, path
 
 
@@ -186,7 +186,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 MANIFEST_VERSION = 1
 MANIFEST = "manifest.json"
-SPLITS = ("train", "held_out")
 STRETCH_BYTES = 16_384
 HELD_OUT_EVERY = 20
 
@@ -205,7 +204,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceManifest:
-    """What a built source consists of; `digest` names its text, whatever the shard size."""
+    """Content of a built source. `digest` identifies its text and does not depend on the shard size."""
 
     source: str
     origin: str
@@ -231,7 +230,7 @@ class SourceManifest:
 
 
 def split_text(text: bytes) -> dict[str, list[bytes]]:
-    """Cut text into stretches of 16 KiB and hold out every twentieth. Raises DataError where that leaves none."""
+    """Cut text into stretches of 16 KiB and hold out every twentieth. Raises DataError when there are fewer than twenty."""
     stretches = [text[start:start + STRETCH_BYTES] for start in range(0, len(text), STRETCH_BYTES)]
     if len(stretches) < HELD_OUT_EVERY:
         raise DataError(f"{len(text)} bytes of text, expected {(HELD_OUT_EVERY - 1) * STRETCH_BYTES + 1} or more",
@@ -242,10 +241,10 @@ def split_text(text: bytes) -> dict[str, list[bytes]]:
 
 def build_source(directory: Path, source: str, text: bytes, *, origin: str,
                  shard_size_bytes: int = 4_000_000) -> SourceManifest:
-    """Write shards, indexes and, last, the manifest. Raises DataError where the directory holds another source."""
+    """Write shards, indexes and, last, the manifest. Raises DataError when the directory is not empty."""
     target = directory / source
     if target.exists() and any(target.iterdir()):
-        raise DataError(f"`{target}` is not empty", "name another directory, or remove what lies there")
+        raise DataError(f"`{target}` is not empty", "name another directory, or remove its content")
     target.mkdir(parents=True, exist_ok=True)
     shards = []
     for split, stretches in split_text(text).items():
@@ -274,7 +273,7 @@ def read_source_manifest(location: str) -> SourceManifest:
 
 
 def verify_source(location: str) -> Iterator[str]:
-    """Yield one sentence for each thing that is not as the manifest says: missing, truncated, changed, unlisted."""
+    """Yield one sentence for each shard that is missing, truncated, changed, or not in the manifest."""
     manifest = read_source_manifest(location)
     for shard in manifest.shards:
         path = _join(location, shard.name)

@@ -59,7 +59,7 @@ class RestartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceUse:
-    """One source over the lineage: samples drawn, different ones among them, and the share of the source not yet seen."""
+    """Use of one source over the lineage: samples drawn, distinct ones among them, and the fraction not yet seen."""
 
     name: str
     num_samples: int
@@ -70,12 +70,12 @@ class SourceUse:
 
     @property
     def repeats(self) -> int:
-        """How often a sample came that had come before."""
+        """Return how many draws repeated an earlier sample."""
         return self.drawn - self.distinct
 
 
 def keep_lineage(readings: Sequence[Reading]) -> list[Reading]:
-    """Return the steps that the present weights descend from: later launches cut the earlier ones."""
+    """Return the readings of the steps that the present weights descend from: later launches cut earlier ones."""
     kept: list[Reading] = []
     for reading in readings:
         kept = [_until(old, reading.first_step) for old in kept if old.first_step < reading.first_step]
@@ -108,7 +108,7 @@ def restart_lines(plan: DataPlan, readings: Sequence[Reading]) -> list[RestartLi
 
 
 def source_use(plan: DataPlan, readings: Sequence[Reading]) -> list[SourceUse]:
-    """Walk the lineage's draws, one bit a sample, and count exactly."""
+    """Count the lineage's draws of each source exactly; needs one byte of memory per sample."""
     drawn = [0] * len(plan.sources)
     seen = [np.zeros(source.num_samples, dtype=bool) for source in plan.sources]
     for reading in keep_lineage(readings):
@@ -141,7 +141,7 @@ def _until(reading: Reading, step: int) -> Reading:
 
 
 def _stretches(reading: Reading) -> list[tuple[int, int]]:
-    """Cut a reading at its segments, so that positions run on within each part."""
+    """Cut a reading at its segments, so that positions are contiguous within each part."""
     inner = {segment.step for segment in reading.segments.items if reading.first_step < segment.step < reading.end_step}
     cuts = sorted({reading.first_step, reading.end_step, *inner})
     return [(first, end) for first, end in itertools.pairwise(cuts) if end > first]
@@ -153,16 +153,16 @@ KIND = "data.start"
 
 
 def has_plan(paths: RunPaths) -> bool:
-    """Whether some launch told its data plan."""
+    """Return whether a launch recorded its data plan."""
     return bool(list(read_journal(paths).of_kind(KIND)))
 
 
 def read_readings(paths: RunPaths) -> tuple[DataPlan, list[Reading]]:
-    """Return the plan and what each launch read, oldest first. Raises DataError where no launch told its plan."""
+    """Return the plan and what each launch read, oldest first. Raises DataError when no launch recorded its plan."""
     entries = list(read_journal(paths).of_kind(KIND))
     if not entries:
         raise DataError(f"run `{paths.run}` has no data plan in its journal",
-                        "launches of bit_transformer and of `chronicle.data` tell theirs, `chronicle.data.observe` others")
+                        "bit_transformer records its plan; for other loaders use `chronicle.data.observe`")
     readings = []
     for entry in entries:
         first = int(entry.data["first_step"])
@@ -173,7 +173,7 @@ def read_readings(paths: RunPaths) -> tuple[DataPlan, list[Reading]]:
 
 
 def write_start(paths: RunPaths, plan: DataPlan, segments: Segments, *, first_step: int, launch: int) -> str:
-    """Append this launch's entry and return its sentence: from where it reads and what the restart cost."""
+    """Append the `data.start` entry of this launch and return its title: start position, re-reads and skips."""
     now = Reading(launch=launch, first_step=first_step, end_step=first_step, segments=segments)
     try:
         known, before = read_readings(paths)

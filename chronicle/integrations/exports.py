@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 class Row(NamedTuple):
-    """One logged point; `kept` = the present weights descend from it."""
+    """One logged point. `kept`: the present weights descend from it."""
 
     step: int
     launch: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False) -> Iterator[Row]:
-    """Rows in step order along the lineage; with `abandoned`, every launch in its own order, kept or not."""
+    """Yield rows in step order along the lineage; with `abandoned`, all rows of every launch in its own order."""
     if abandoned:
         for span in lineage.launches:
             limit = span.last_step if span.abandoned_after is None else span.abandoned_after
@@ -53,7 +53,7 @@ def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False
 
 
 def channel_names(rows: Iterator[Row]) -> list[str]:
-    """Every channel once, in the order in which they first came."""
+    """Return every channel name once, in order of first appearance."""
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row.values))
@@ -65,7 +65,7 @@ def _rows(paths: RunPaths, launch: int) -> Iterator[Row]:
         for point in read_metrics(paths.metrics_path(launch)):
             yield Row(point.step, launch, point.time, True, point.values)
     except FileNotFoundError:
-        return  # a launch that died before its first step
+        return  # a launch that ended before its first step
 
 
 # --- Tables
@@ -75,7 +75,9 @@ PARQUET_ROWS = 1 << 16
 
 
 def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
-    """A header and one line a row; a channel whose name spreadsheets would run as a formula is quoted with an apostrophe."""
+    """Write a header and one line per row; return the number of rows. An empty cell means not recorded.
+
+    A channel name that a spreadsheet would execute as a formula gets an apostrophe in front."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*LEADING, *(f"'{name}" if name[:1] in "=+-@" else name for name in channels)])
     count = 0
@@ -87,7 +89,7 @@ def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int
 
 
 def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
-    """One object a row, like `metrics.jsonl` with `launch` and `kept`."""
+    """Write one JSON object per row, like `metrics.jsonl` with `launch` and `kept`; return the number of rows."""
     count = 0
     for row in rows:
         file.write(_object(row, channels) + "\n")
@@ -96,7 +98,7 @@ def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> i
 
 
 def write_json(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
-    """One array of the objects that `write_jsonl` writes, one a line."""
+    """Write one JSON array of the objects that `write_jsonl` writes; return the number of rows."""
     count = 0
     file.write("[")
     for count, row in enumerate(rows, start=1):
@@ -114,12 +116,14 @@ def _object(row: Row, channels: Sequence[str]) -> str:
 
 
 def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> int:
-    """Columns step, launch, time, kept and one float64 a channel, written in row groups; needs pyarrow."""
+    """Write columns step, launch, time, kept and one float64 per channel; return the number of rows.
+
+    Raises `ChronicleError` when pyarrow is not installed."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ModuleNotFoundError as problem:
-        raise ChronicleError("pyarrow is not installed: Parquet cannot be written", "pip install pyarrow") from problem
+        raise ChronicleError("cannot write Parquet: pyarrow is not installed", "pip install pyarrow") from problem
     types = [("step", pyarrow.int64()), ("launch", pyarrow.int32()), ("time", pyarrow.float64()), ("kept", pyarrow.bool_())]
     schema = pyarrow.schema([*types, *((name, pyarrow.float64()) for name in channels)])
     count = 0
@@ -165,7 +169,10 @@ SESSION_START = b"\x08\x01"  # SessionLog{status: START}
 
 
 def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) -> int:
-    """Write every launch, abandoned parts included: the markers purge them as TensorBoard reads. Returns the number of rows."""
+    """Write one event file per launch, abandoned parts included; return the number of rows.
+
+    Each file begins with SessionLog.START at the first step of its launch. TensorBoard then drops points of earlier files
+    from that step on, so the lineage remains."""
     directory.mkdir(parents=True, exist_ok=True)
     starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
     count, current, file = 0, None, None
@@ -186,7 +193,7 @@ def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) ->
 
 
 def _begin(directory: Path, row: Row, start: int) -> BinaryIO:
-    # TensorBoard sorts files by name and takes the first number as seconds: a counter keeps them in order.
+    # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
     file = (directory / f"events.out.tfevents.{row.launch:010d}.chronicle").open("wb")
     _write(file, _double(1, row.time or 0.0) + _bytes(3, FILE_VERSION))
     _write(file, _event(row.time or 0.0, start, b"") + _bytes(7, SESSION_START))
@@ -199,7 +206,7 @@ def _scalars(row: Row) -> Iterator[bytes]:
 
 
 def _single(value: float) -> float:
-    """TensorBoard keeps single precision; what does not fit is infinite there too."""
+    """Return the value, or infinity when it exceeds single precision, which is what TensorBoard stores."""
     try:
         struct.pack("<f", value)
     except OverflowError:

@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An entry before it has an id. `moment` None = the source gives no date."""
+    """An entry that is not written yet. `moment` is None when the source gives no date."""
 
     kind: str
     title: str = ""
@@ -44,7 +44,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedLaunch:
-    """Points of one start of a process, in the order in which they were logged."""
+    """Points of one launch, in the order in which they were logged."""
 
     points: Sequence[Point]
     name: str = ""
@@ -52,7 +52,7 @@ class ImportedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One source. `launches` are only cut here; their numbers are given when they are written."""
+    """Everything read from one source. Launches get their numbers when they are written."""
 
     format: str
     drafts: tuple[Draft, ...] = ()
@@ -60,9 +60,9 @@ class Import:
 
 
 def cut_into_launches(points: Iterable[Point], name: str = "") -> tuple[ImportedLaunch, ...]:
-    """A step before the last one, or another launch number, begins a new launch: that is a restart.
+    """Cut points into launches where the step decreases or the launch number changes.
 
-    The same step again does not: several lines a step, and curves read off plots, look like that too.
+    A repeated step does not begin a launch: logs with several lines per step, and curves read from plots, repeat steps.
     """
     launches: list[list[Point]] = []
     last: Point | None = None
@@ -75,7 +75,7 @@ def cut_into_launches(points: Iterable[Point], name: str = "") -> tuple[Imported
 
 
 def parse_moment(text: str) -> datetime | None:
-    """A date or a time with offset; a date without time is its midnight in UTC."""
+    """Parse a date or time; without an offset it is UTC. Return None for other text."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -92,7 +92,10 @@ ROLLBACK = re.compile(r"\broll(?:ed|ing)?[ -]?back\s+to\s+(?:step\s+|iteration\s
 
 
 def read_chronicle(path: Path) -> Import:
-    """One draft a section; what stands before the first heading is the first entry."""
+    """Read a `chronicles.md`: one draft per `## heading (date)`; text before the first heading is the first draft.
+
+    Taken are the date of the heading, images, and a rollback target where exactly one is named ("rolled back to 16250").
+    Launch, onset and cause stay unknown."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return Import(format="chronicle", drafts=tuple(_markdown_drafts(lines)))
 
@@ -136,7 +139,7 @@ WHOLE = re.compile(r"\d+")
 
 
 def read_events(path: Path, run: str | None = None) -> Import:
-    """Rows of this run, or all of them; a cell that is no number is kept as the text that it is."""
+    """Read a CSV of incidents, one draft per row; with `run`, the rows of that run only. Other cells are kept as text."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         rows = list(csv.DictReader(file))
     chosen = [row for row in rows if run is None or row.get("run", run) == run]
@@ -164,18 +167,21 @@ def _fields(cells: Mapping[str, str]) -> Iterator[tuple[str, object]]:
         yield "kind", cells["kind"]
     if "source" in cells:
         yield "evidence", [{"kind": "link", "path": cells["source"]}]
-    yield "status", "closed"  # a table of the past asks nobody for an outcome
+    yield "status", "closed"  # incidents of the past need no outcome
 
 
 # --- Entries as JSON lines
 
-ENVELOPE = ("date", "kind", "title", "step")  # fields of ours; everything else is kept in `data`, or in `data.import`
-ORIGIN = ("n", "prev", "run", "seg", "seq", "title_run", "v", "writer", "date")  # bookkeeping of the other journal
+ENVELOPE = ("date", "kind", "title", "step")  # fields of an entry; all others go to `data` or `data.import`
+ORIGIN = ("n", "prev", "run", "seg", "seq", "title_run", "v", "writer", "date")  # kept in `data.import`
 FACTOR = re.compile(r"x([0-9.]+)")
 
 
 def read_entries(path: Path) -> Import:
-    """All lines of the file as drafts; raises `ChronicleError` naming the line that is no object."""
+    """Read entries of another journal, one JSON object per line; raises `ChronicleError` naming a line that is no object.
+
+    Rollbacks, restarts and LR factors also become launches and receipts, marked `imported`, so that lineage and LR ledger
+    of an old run can be computed. Last steps and base LRs that the source does not give stay unknown."""
     records = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -211,7 +217,7 @@ def _drafts(records: Sequence[Mapping[str, Any]]) -> Iterator[Draft]:
         segment = record.get("seg")
         moment = parse_moment(str(record.get("date", "")))
         target, changed = _target(record), _factor(record, factor)
-        # The other journal writes an action into the entry that explains it: the action comes first, then its launch.
+        # The other journal writes an action into the entry that explains it: here the action comes first, then its launch.
         if isinstance(segment, str) and segment not in seen:
             if target is not None and _verb(record) == "rollback":
                 facts: dict[str, Any] = {"imported": True}
@@ -232,7 +238,7 @@ def _entry_draft(record: Mapping[str, Any], launch: int | None) -> Draft:
             data["step"] = step
         step = None
     kind = str(record["kind"])
-    if kind == "segment":  # its facts are a launch of ours; its words stay a note
+    if kind == "segment":  # its facts become a launch; its text stays a note
         kind, origin["kind_there"] = "note", "segment"
     return Draft(
         kind=kind,
@@ -244,18 +250,20 @@ def _entry_draft(record: Mapping[str, Any], launch: int | None) -> Draft:
     )
 
 
-def _launch_drafts(number: int, segment: str, segments: Mapping[str, int | None], start: int | None, moment: Any) -> Iterator[Draft]:
+def _launch_drafts(
+    number: int, segment: str, segments: Mapping[str, int | None], start: int | None, moment: datetime | None
+) -> Iterator[Draft]:
     data = {"imported": True, "start_step": start or 0, "segment": segment}
     yield Draft(kind="launch.start", title=f"launch {number} ({segment})", moment=moment, launch=number, data=data)
     last = segments.get(segment)
     if last is not None and last > (start or 0):
-        # Not the end itself: the furthest step that the source says this launch had reached.
+        # Not the end itself: the furthest step that this launch reached according to the source.
         end = {"imported": True, "last_step": last, "at_least": True}
         yield Draft(kind="launch.end", title="", moment=moment, launch=number, step=last, data=end)
 
 
 def _segments(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
-    """Segment -> the furthest step it must have reached: one named in its entries, or one that was gone back to later."""
+    """Return segment -> furthest step it reached: a step named in its entries, or a later rollback's target."""
     reached: dict[str, int | None] = {}
     order: list[str] = []
     starts: dict[str, int] = {}
@@ -273,7 +281,7 @@ def _segments(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         if isinstance(step, int) and _verb(record) != "rollback":
             _raise(reached, segment, step)
         elif isinstance(step, int) and len(order) > 1:
-            _raise(reached, order[-2], step)  # the step at which the launch was given up
+            _raise(reached, order[-2], step)  # the step at which the launch was abandoned
     return {segment: last for segment, last in reached.items() if last is None or last > starts[segment]}
 
 
@@ -293,7 +301,7 @@ def _target(record: Mapping[str, Any]) -> int | None:
 
 
 def _factor(record: Mapping[str, Any], now: float) -> float | None:
-    """The cumulative LR factor after this entry, where it says so (`x0.375`); the present one where it changes none."""
+    """Return the cumulative LR factor after this entry: the stated one (`x0.375`), else `now` when no LR changed, else None."""
     action = record.get("action")
     changes = action.get("changes") if isinstance(action, Mapping) else None
     fields = {str(c.get("field")): c for c in changes or () if isinstance(c, Mapping)}

@@ -43,7 +43,7 @@ NON_FINITE_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What was written; `entry_id` None = this source was imported before."""
+    """What was written. `entry_id` is None when this source was imported before."""
 
     entry_id: str | None
     entries: int = 0
@@ -52,7 +52,7 @@ class Imported:
 
 
 def write_import(paths: RunPaths, found: Import, source: Path | str) -> Imported:
-    """Append everything; `source` is a path, or the name of something that is no file. Launch numbers go on."""
+    """Append entries and launches. `source` is a path, or the name of something that is no file. Launch numbers continue."""
     journal = read_journal(paths)
     digest = _digest(source) if isinstance(source, Path) else hashlib.sha256(source.encode()).hexdigest()
     name = source.name if isinstance(source, Path) else source
@@ -75,7 +75,7 @@ def write_import(paths: RunPaths, found: Import, source: Path | str) -> Imported
 
 
 class _Clock:
-    """The source's own dates; where it gives none, the last one known. Never now: that is not when it happened."""
+    """Clock of an import: the source's own dates, or the last known one where it gives none."""
 
     def __init__(self, moment: datetime | None) -> None:
         self.moment = moment or datetime.now(UTC)
@@ -117,12 +117,12 @@ def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number:
 
 
 def _write_points(path: Path, points: Iterable[Point]) -> None:
-    """Like the metrics writer, but a point without a time stays without one."""
+    """Write a per-step log. Unlike the metrics writer, a point without a time stays without one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_atomic(path, "".join(_lines(points)), may_replace=False)
     except FileExistsError as problem:
-        raise ChronicleError(f"per-step log `{path}` is already there: nothing of it was changed") from problem
+        raise ChronicleError(f"per-step log `{path}` exists already: expected none; it was not changed") from problem
 
 
 def _lines(points: Iterable[Point]) -> Iterator[str]:
@@ -165,8 +165,8 @@ FORMATS: Mapping[str, Callable[[Path], Import]] = {
 
 
 def read_source(path: Path, format_name: str | None = None) -> Import:
-    """Read a file or directory; raises `ChronicleError` when it is missing, empty of sense, or of no known kind."""
-    if not Path(str(path).partition("#")[0]).exists():  # `mlflow.db#RUN` names a run of a store
+    """Read a file or directory. Raises `ChronicleError` when it is missing, empty, or of an unknown format."""
+    if not Path(str(path).partition("#")[0]).exists():  # `mlflow.db#RUN` names one run of a store
         raise ChronicleError(f"cannot import `{path}`: no such file or directory")
     name = format_name or _recognise(path)
     if name not in FORMATS:
@@ -176,7 +176,8 @@ def read_source(path: Path, format_name: str | None = None) -> Import:
     except UnicodeDecodeError as problem:
         raise ChronicleError(f"`{path}` is not UTF-8 text: {problem.reason} at byte {problem.start}") from problem
     if not found.drafts and not any(launch.points for launch in found.launches):
-        raise ChronicleError(f"nothing found in `{path}` (read as {name})", f"say what it is with --as {'|'.join(FORMATS)}")
+        hint = f"name its format with --as {'|'.join(FORMATS)}"
+        raise ChronicleError(f"nothing to import in `{path}` (read as {name})", hint)
     return found
 
 

@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 EXPERIMENT = "chronicle"
-BATCH = 1000  # MLflow's own limit of metrics a request
+BATCH = 1000  # MLflow's limit of metrics per request
 CHUNK_BYTES = 1 << 20
-QUIET = {  # a server that is down must not hold anybody for minutes
+QUIET = {  # do not wait minutes for a server that is down
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
@@ -44,7 +44,7 @@ QUIET = {  # a server that is down must not hold anybody for minutes
 
 
 class Projection:
-    """One run in one MLflow store. `feed` is idempotent: tags in MLflow say how many bytes of each log it has."""
+    """Sends one run to one MLflow store. `feed` is idempotent: tags in MLflow record how many bytes of each log it has."""
 
     def __init__(self, paths: RunPaths, uri: str) -> None:
         self.paths = paths
@@ -54,11 +54,11 @@ class Projection:
         self._experiment: str | None = None
         self._parent: str | None = None
         self._nested: dict[int, str] = {}
-        self._done: dict[int, int] = {}  # launch -> bytes of its per-step log that MLflow has
+        self._done: dict[int, int] = {}  # launch -> bytes of its per-step log already in MLflow
         self._said: dict[str, dict[str, str]] = {}  # run id -> tags as last written
 
     def close(self) -> None:
-        """Let the next process have its turn."""
+        """Release the lock, so that another process can send this run."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
@@ -67,10 +67,10 @@ class Projection:
         self.close()
 
     def feed(self) -> int:
-        """Send what is new; returns how many metric values went out. Raises `ChronicleError` when the store does not answer.
+        """Send new data; return the number of metric values sent. Raises `ChronicleError` when the store does not answer.
 
-        One process at a time feeds a run from a machine: the mirror of the last launch may still be at its last pass
-        when the next one begins, and what it has sent must be known before anything is sent again.
+        One process per machine sends a run at a time: the process of the previous launch may still be in its last pass
+        when the next launch begins, and data must not be sent twice.
         """
         self._wait_for_turn()
         try:
@@ -79,19 +79,19 @@ class Projection:
             raise
         except Exception as problem:
             raise ChronicleError(
-                f"mlflow store `{_without_password(self.uri)}` does not take data: {_first_line(problem)}",
-                "training goes on; `chronicle mlflow sync` sends everything later",
+                f"mlflow store `{_without_password(self.uri)}` does not accept data: {_first_line(problem)}",
+                "training continues; send everything later with `chronicle mlflow sync`",
             ) from problem
 
     def _wait_for_turn(self) -> None:
-        """Held until this process ends; where the filesystem knows no locks, the store itself drops equal rows."""
+        """Take the lock and keep it. On a filesystem without locks the store itself drops equal rows."""
         if self._lock is not None or not self.paths.run_dir.is_dir():
             return
         try:
             self._lock = (self.paths.run_dir / "mlflow.lock").open("a")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError:
-            pass  # a read-only or strange filesystem
+            pass  # read-only, or a filesystem without locks
 
     def _feed(self) -> int:
         story = read_story(self.paths)
@@ -108,7 +108,7 @@ class Projection:
         return sent
 
     def attach_pages(self) -> None:
-        """The rendered pages as artifacts of the parent run."""
+        """Upload the rendered pages as artifacts of the parent run."""
         for path in (self.paths.chronicle_md, self.paths.report_html):
             if path.exists():
                 self._client.log_artifact(self._need_parent(), str(path))
@@ -122,7 +122,7 @@ class Projection:
             self._experiment = client.create_experiment(EXPERIMENT, artifact_location=self._artifacts())
         else:
             self._experiment = experiment.experiment_id
-        identity = story.entries[0].id  # two runs of one name are two runs
+        identity = story.entries[0].id  # runs are identified by their first entry, not by their name
         self._parent = self._find(f"tags.`chronicle.id` = '{identity}' and tags.`chronicle.role` = 'run'")
         if self._parent is None:
             tags = {"chronicle.id": identity, "chronicle.role": "run", "chronicle.run": story.run, "mlflow.runName": story.run}
@@ -134,7 +134,7 @@ class Projection:
             self._done[number] = int(found.data.tags.get("chronicle.metrics_bytes", "0"))
 
     def _artifacts(self) -> str | None:
-        """Beside the database for a local store; a server decides for itself."""
+        """Return the artifact directory beside a local database; None for a server, which has its own."""
         local = self.uri.startswith("sqlite:")
         return (self.paths.run_dir.parent.absolute() / "mlflow-artifacts").as_uri() if local else None
 
@@ -213,7 +213,7 @@ def _client(uri: str) -> Any:
 
 
 def _new_points(path: Path, offset: int) -> Iterator[tuple[list[Point], int]]:
-    """Whole lines behind `offset`, in chunks, each with the offset behind its last line."""
+    """Yield the points of complete lines after `offset`, in chunks, each with the offset after its last line."""
     try:
         with path.open("rb") as file:
             while True:
@@ -247,12 +247,12 @@ def _without_password(uri: str) -> str:
 
 # --- Parameters, tags and the note (pure)
 
-VALUE_CHARACTERS = 500  # parameters and tags: the smallest limit of the servers in use
+VALUE_CHARACTERS = 500  # parameters and tags: the smallest limit of known servers
 NOTE_CHARACTERS = 5000
 
 
 def launch_params(launch: LaunchStory) -> dict[str, str]:
-    """Facts of its start; an MLflow parameter never changes."""
+    """Return facts of the launch's start. An MLflow parameter cannot be changed later."""
     params = {"launch": str(launch.number), "argv": " ".join(launch.argv), "host": launch.host, "git_commit": launch.git_commit}
     if launch.lr is not None:
         params["lr_factor"] = "unknown" if launch.lr.factor is None else f"{launch.lr.factor:g}"
@@ -260,7 +260,7 @@ def launch_params(launch: LaunchStory) -> dict[str, str]:
 
 
 def launch_tags(launch: LaunchStory) -> dict[str, str]:
-    """Where it began and where it was given up; an empty `abandoned_after` takes a tag back."""
+    """Return where the launch started and where it was abandoned. An empty `abandoned_after` clears an earlier tag."""
     span = launch.span
     tags = {
         "chronicle.start_step": span.start_step,
@@ -274,7 +274,7 @@ def launch_tags(launch: LaunchStory) -> dict[str, str]:
 
 
 def run_tags(story: Story) -> dict[str, str]:
-    """What the lineage says: MLflow has no curve on the parent, so no abandoned point can become a headline."""
+    """Return the lineage's state as tags. The parent run has no curve, so no abandoned point can become its headline."""
     head = story.headline
     tags = {"lineage.step": str(head.step), "lineage.launch": str(head.launch or "")}
     tags |= {f"lineage.{metric_key(name)}": f"{value:.6g}" for name, value in head.values.items()}
@@ -285,7 +285,7 @@ def run_tags(story: Story) -> dict[str, str]:
 
 
 def metric_key(name: str) -> str:
-    """MLflow's alphabet for names."""
+    """Replace characters that MLflow does not allow in metric names; cut to 250."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)[:250]
 
 
@@ -293,7 +293,10 @@ def metric_key(name: str) -> str:
 
 
 def read_mlflow(uri: str, run_id: str) -> Import:
-    """All metrics of a run and of the runs nested under it; raises `ChronicleError` when the store has no such run."""
+    """Read all metrics of a run and of the runs nested under it, through the MLflow client.
+
+    A run that was resumed holds both timelines in one history; the timestamps separate them. Raises `ChronicleError` when
+    the store has no such run."""
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as problem:

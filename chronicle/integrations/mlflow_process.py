@@ -1,4 +1,7 @@
-"""The process that feeds MLflow while a launch runs, and how `chronicle run` starts and ends it. Imports no mlflow."""
+"""The process that sends a run to MLflow while a launch runs, and how `chronicle run` starts and stops it.
+
+mlflow is imported in that process only. It sends new data every two seconds until its stdin ends, then once more.
+"""
 
 import argparse
 import importlib.util
@@ -17,29 +20,29 @@ from chronicle.paths import RunPaths
 
 __all__ = ["MLFLOW_OFF", "MirrorHandle", "default_uri", "feed_until_stdin_ends", "start_mirror"]
 
-MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is fed
+MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is sent
 LAST_PASS_SECONDS = 300
 INTERVAL_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
 
 
 def default_uri(paths: RunPaths) -> str:
-    """`sqlite:///…/logs/mlflow.db`, beside the runs."""
+    """Return `sqlite:///…/logs/mlflow.db`, in the directory that holds the runs."""
     return f"sqlite:///{(paths.run_dir.parent / 'mlflow.db').absolute()}"
 
 
 @dataclass(slots=True)
 class MirrorHandle:
-    """The feeding process, if there is one; `stop` lets it finish its last batch."""
+    """Handle of the MLflow process; `pid` is None when there is none."""
 
     pid: int | None = None
-    stdin_fd: int | None = None  # its end is the sign to finish
+    stdin_fd: int | None = None  # closing it tells the process to finish
 
     def stop(self, timeout_seconds: float = 3.0) -> bool:
-        """Ask it to end after a last pass; whether it did in time. Never raises.
+        """Tell the process to end after a last pass; return whether it ended in time.
 
-        It is never killed: MLflow may be creating its tables, and half of them would make the store unusable. It ends
-        by itself, at the latest LAST_PASS_SECONDS from now.
+        The process is not killed: MLflow may be creating its tables, and a partial set makes the store unusable. It ends
+        by itself, at the latest after LAST_PASS_SECONDS.
         """
         pid, stdin_fd, self.pid, self.stdin_fd = self.pid, self.stdin_fd, None, None
         if pid is None or stdin_fd is None:
@@ -48,7 +51,7 @@ class MirrorHandle:
             process = os.pidfd_open(pid)
         except OSError:
             os.close(stdin_fd)
-            return True  # it is gone already
+            return True  # it has ended already
         os.close(stdin_fd)
         try:
             return bool(select.select([process], [], [], timeout_seconds)[0])
@@ -63,13 +66,13 @@ def start_mirror(
     environ: Mapping[str, str] | None = None,
     talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> MirrorHandle:
-    """Feed MLflow from another process while a launch runs. Never raises, never waits, says at most one line.
+    """Start the process that sends this run to MLflow. Failures are reported in one line and do not raise.
 
-    The process is nobody's child here (forked twice), so that a supervisor which ends everything below it, or waits for
-    it, leaves it alone; it ends by itself when our end of its stdin closes, that is also when we are killed.
+    The process is forked twice, so it is not our child: a supervisor that ends or waits for its descendants leaves it
+    alone. It ends when our end of its stdin closes, which also happens when we are killed.
     """
     if importlib.util.find_spec("mlflow") is None:
-        talk("mlflow is not installed: nothing is mirrored (pip install 'chronicle-ml[mlflow]')")
+        talk("mlflow is not installed: nothing is sent to MLflow (pip install 'chronicle-ml[mlflow]')")
         return MirrorHandle()
     words = [sys.executable, "-m", "chronicle.integrations.mlflow_process", "--run-dir", str(paths.run_dir.absolute())]
     words += ["--uri", uri or default_uri(paths)]
@@ -92,7 +95,7 @@ def start_mirror(
         pid = int(os.read(told, 32))
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         os.close(stdin_fd)
-        talk(f"mlflow is not fed: {problem}; `chronicle mlflow sync` does it later")
+        talk(f"cannot start the mlflow process: {problem}; send the run later with `chronicle mlflow sync`")
         return MirrorHandle()
     finally:
         for fd in (told, tell, stdin):
@@ -101,7 +104,7 @@ def start_mirror(
 
 
 def feed_until_stdin_ends(arguments: list[str] | None = None) -> int:
-    """Feed until stdin ends (the supervisor closed it, or is gone), then once more."""
+    """Send new data until stdin ends (the supervisor closed it or has ended), then once more."""
     from chronicle.integrations.mlflow import Projection
 
     parser = argparse.ArgumentParser(prog="chronicle.integrations.mlflow_process")

@@ -40,7 +40,9 @@ READMIT = "readmit-node"
 
 
 def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
-    """Excluded nodes in the order they were excluded, each with its reason."""
+    """Return the excluded nodes with their reasons, in the order they were excluded.
+
+    Seed 003, exp3: Xid 64 returned because the faulty node had not been removed from the pool."""
     excluded: dict[str, str] = {}
     for entry in entries:
         if entry.kind != "hardware":
@@ -60,16 +62,16 @@ RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
 
 
 class LaunchRefused(Refusal):
-    """`chronicle run` did not start anything."""
+    """`chronicle run` started nothing."""
 
     exit_code = 125
 
 
 @contextmanager
 def hold_admission(paths: RunPaths, *, wait_seconds: float = 10.0) -> Iterator[None]:
-    """Keep every other launch and rollback of this run out until this one stands in the journal.
+    """Hold the run's lock, so that no other launch or rollback starts until this launch is in the journal.
 
-    Raises `LaunchRefused` when somebody else stays inside. A disk that takes no lock keeps nobody from starting.
+    Raises `LaunchRefused` when the lock is not free within `wait_seconds`. A filesystem without locks is accepted.
     """
     deadline = time.monotonic() + wait_seconds
     with ExitStack() as stack:
@@ -89,12 +91,12 @@ def hold_admission(paths: RunPaths, *, wait_seconds: float = 10.0) -> Iterator[N
 def ensure_startable(
     paths: RunPaths, journal: Journal, *, now: float, force: str | None = None, own: int | None = None
 ) -> None:
-    """Raise `LaunchRefused` with what is in the way; `force` (a reason) overrides a launch that seems alive elsewhere.
+    """Raise `LaunchRefused` when a launch may not start; `force` (a reason) overrides a launch that seems alive elsewhere.
 
     `own` is the number of a launch over several nodes that this process joins.
     """
     for problem in journal.problems:
-        if problem.check == "unreadable" and force is None:  # an open rollback could stand in what cannot be read
+        if problem.check == "unreadable" and force is None:  # an unreadable file may contain an open rollback
             raise LaunchRefused(f"cannot read `{problem.path}`: {problem.message}", "make the journal readable first")
     intent = find_open_intent(journal.entries)
     if intent is not None:
@@ -109,7 +111,7 @@ def ensure_startable(
 
 
 def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
-    """Raise `LaunchRefused` on a node that was excluded from this run. Rollbacks may be made there all the same."""
+    """Raise `LaunchRefused` on a node that was excluded from this run. Rollbacks are allowed there."""
     excluded = find_excluded(journal.entries)
     if force is None and host_name() in excluded:
         raise LaunchRefused(
@@ -125,18 +127,18 @@ def find_open_intent(entries: Sequence[Entry]) -> Entry | None:
 
 
 def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter) -> list[int]:
-    """Write the missing end of launches of this machine whose supervisor is gone; returns their numbers."""
+    """Write a `launch.end` for launches of this machine whose supervisor is gone; return their numbers."""
     closed = []
     for facts in list_launches(journal.entries):
         if facts.ended or facts.host != host_name() or facts.supervisor_alive(read_boot_id()):
             continue
         data = {"exit_code": None, "signal": None, "host": facts.host, "inferred": True}
-        title = f"launch {facts.number} ended without a word: its supervisor is gone"
+        title = f"launch {facts.number} ended without an entry: its supervisor is gone"
         writer.append("launch.end", launch=facts.number, title=title, data=data)
         closed.append(facts.number)
         group = open_group(facts.cgroup)
         if group is not None:
-            group.remove()  # only an empty one can be removed: `sweep` ends what is in it
+            group.remove()  # succeeds for an empty cgroup; `sweep` ends processes in it
     return closed
 
 
@@ -165,7 +167,7 @@ def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], no
             continue
         raise LaunchRefused(
             f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
-            f'it counts as ended after {FRESH_SECONDS:.0f} s without one; or say `--force "why it is not"`',
+            f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',
         )
 
 
@@ -175,7 +177,7 @@ NUMBER = re.compile(r"\d{4,}")
 
 
 def take_number(paths: RunPaths) -> int:
-    """The next launch number, taken by creating its directory: two launches never share one."""
+    """Take the next launch number by creating its directory, so that two launches cannot share one."""
     try:
         paths.launches_dir.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in paths.launches_dir.iterdir() if NUMBER.fullmatch(p.name)]

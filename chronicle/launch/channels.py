@@ -34,7 +34,10 @@ REST_OF_LINE = re.compile(rb"([0-9a-f]{8,64})\r?\n")
 
 
 class LatencyTest:
-    """Marks that are expected, and how late they came. `late` maps a rank to seconds, None while it has not come."""
+    """Times the marked line of each rank. `late` maps a rank to its delay in seconds, None while the line is missing.
+
+    A rank prints one marked line without flushing it and announces it over the socket. Seed 003 lost days to a relay that
+    held lines back for 10 to 20 minutes. Marked lines are removed from the output."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -46,7 +49,7 @@ class LatencyTest:
         self.tested: set[int] = set()
 
     def expect(self, rank: int, mark: str) -> None:
-        """This rank has just printed the mark."""
+        """Record that this rank has just printed the mark."""
         self.tested.add(rank)
         if mark.encode() in self._early:
             self._early.discard(mark.encode())
@@ -54,7 +57,7 @@ class LatencyTest:
             self._waiting[mark.encode()] = (rank, self._clock())
 
     def take(self, data: bytes, stream: int) -> bytes:
-        """The data without marked lines; a mark cut in two by the reader's block waits for its other half."""
+        """Return the data without marked lines. An incomplete mark at the end is held back until its rest arrives."""
         data = self._held.pop(stream, b"") + data
         if MARK not in data:
             return data
@@ -65,7 +68,7 @@ class LatencyTest:
         return self._take_out(data)
 
     def _take_out(self, data: bytes) -> bytes:
-        """Whole marked lines taken out, by plain search: a trainer may print megabytes without an end of line."""
+        """Remove complete marked lines by plain search, because a trainer may print megabytes without an end of line."""
         kept, done, start = [], 0, data.find(ANNOUNCED)
         while start >= 0:
             match = REST_OF_LINE.match(data, start + len(ANNOUNCED))
@@ -77,19 +80,19 @@ class LatencyTest:
         return b"".join([*kept, data[done:]])
 
     def check(self, say: Callable[[str], None]) -> None:
-        """Once per rank: say that its output is buffered."""
+        """Report once per rank that its output is buffered."""
         for rank, printed_at in self._waiting.values():
             if rank not in self._said and self._clock() - printed_at > LIMIT_SECONDS:
                 self._said.add(rank)
                 self.late[rank] = None
                 say(
-                    f"buffered: a line that rank {rank} printed has not arrived within {LIMIT_SECONDS:g} s; "
-                    "something between the trainer and here holds output back"
+                    f"output of rank {rank} is buffered: a line it printed has not arrived within {LIMIT_SECONDS:g} s; "
+                    "look for a program between trainer and supervisor that buffers output"
                 )
 
     def _arrived(self, mark: bytes) -> None:
         if mark not in self._waiting:
-            self._early.add(mark)  # the line can be faster than the word that announces it
+            self._early.add(mark)  # the line can arrive before its announcement
             return
         rank, printed_at = self._waiting.pop(mark)
         if rank in self._said:
@@ -105,14 +108,14 @@ SRUN_PREFIX = re.compile(rb" *(\d+): ")
 
 
 def rank_prefix_of(command: Sequence[str]) -> re.Pattern[bytes] | None:
-    """How lines of this launcher name their rank, where they do; anything else would be a guess."""
+    """Return the pattern of the rank prefix that this launcher writes; None when it writes none."""
     if Path(command[0]).name == "srun":
         return SRUN_PREFIX
     return TEE_PREFIX if any(word == "--tee" or word.startswith("--tee=") for word in command) else None
 
 
 class Channels:
-    """Pipes of the launcher and sockets of its ranks, read in the supervisor's loop."""
+    """Pipes of the launcher and sockets of its ranks, read by the supervisor's loop."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Channels:
         self._listener: socket.socket | None = None
 
     def open_pipes(self) -> tuple[int, int]:
-        """Write ends for the launcher's stdout and stderr; one pipe for both where they go to one place anyway."""
+        """Return write ends for the launcher's stdout and stderr: one pipe for both when both views are the same file."""
         write_ends = []
         for view in dict.fromkeys(self._views):
             read_end, write_end = os.pipe()
@@ -160,7 +163,7 @@ class Channels:
         return write_ends[0], write_ends[-1]
 
     def listen(self, name: str) -> str | None:
-        """Wait for ranks on an abstract socket; returns its address, or None where that is not possible."""
+        """Listen for ranks on an abstract socket; return its address, or None where the system has none."""
         try:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             listener.bind(f"\0{name}")
@@ -172,7 +175,7 @@ class Channels:
         return f"@{name}"
 
     def drain(self) -> None:
-        """Read what is still in pipes and sockets after the last process ended."""
+        """Read the remaining bytes of all pipes and sockets after the last process ended."""
         for read in list(self._open.values()):
             read()
         for fd in list(self._open):
@@ -180,29 +183,29 @@ class Channels:
         self.flush_views()
 
     def flush_views(self) -> None:
-        """Give the live views what they take now."""
+        """Write buffered bytes to the live views without blocking."""
         for view in dict.fromkeys(self._views):
             if view.pending:
                 view.flush()
 
     @property
     def waiting_views(self) -> list[LiveView]:
-        """Live views with bytes left to show."""
+        """Return the live views that still have buffered bytes."""
         return [view for view in dict.fromkeys(self._views) if view.pending]
 
     @property
     def lost_bytes(self) -> int:
-        """Bytes that no log took."""
+        """Return the number of bytes that could not be written to a log."""
         return self.log.lost_bytes + sum(log.lost_bytes for log in self.rank_logs.values())
 
     def say(self, text: str) -> None:
-        """A line of our own, in the live view and in the log."""
+        """Write a line of chronicle itself to the live view and to the log."""
         data = f"chronicle: {text}\n".encode("utf-8", "replace")
         self._views[1].show(data)
         self.log.write(data, ours=True)
 
     def close(self) -> None:
-        """Release everything."""
+        """Close listener and logs."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -305,9 +308,9 @@ class Channels:
             rank, pid = int(hello["rank"]), int(hello["pid"])
             self._several_ranks |= rank > 0 or int(hello.get("world_size") or 1) > 1
         except (ValueError, KeyError, TypeError):
-            return 0, data  # not our protocol: keep the bytes rather than judge them
+            return 0, data  # not our protocol: treat the bytes as output of rank 0
         if hello.get("redirect", True):
-            self._rank_log(rank).write(b"")  # a rank that prints nothing has an empty log, not none
+            self._rank_log(rank).write(b"")  # create the log, so that a rank that prints nothing has an empty one
         if isinstance(hello.get("latency"), str):
             self.latency.expect(rank, hello["latency"])
         self._on_rank(rank, pid)
@@ -323,7 +326,7 @@ class Channels:
 
 
 def _read(fd: int) -> bytes | None:
-    """Bytes, b"" at the end, None when there is nothing now."""
+    """Read once: bytes, b"" at the end of the stream, None when nothing is available now."""
     try:
         return os.read(fd, READ_BYTES)
     except BlockingIOError:

@@ -46,13 +46,13 @@ PREFIX = "chronicle-"
 
 
 class ControlGroup:
-    """A directory below our own group. Everything here may fail quietly: the other holds remain."""
+    """A cgroup directory below our own. Failures here are ignored, because subreaper and token still apply."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def joining(self, then: Callable[[], None]) -> Callable[[], None]:
-        """What a new child runs before exec: enter the group, then the rest."""
+        """Return the function a new child runs before exec: it enters the cgroup, then calls `then`."""
         procs = os.fsencode(self.path / "cgroup.procs")
 
         def prepare() -> None:
@@ -61,13 +61,13 @@ class ControlGroup:
                 os.write(handle, b"0")
                 os.close(handle)
             except OSError:
-                pass  # said by the supervisor, which looks where the launcher is
+                pass  # the supervisor checks with `holds` and reports it
             then()
 
         return prepare
 
     def holds(self, pid: int) -> bool:
-        """Whether this process is in the group or below it."""
+        """Return whether this process is in the cgroup or in one below it."""
         try:
             lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -76,19 +76,19 @@ class ControlGroup:
         return any(f"/{self.path.name}/" in f"{path}/" for path in mine)
 
     def processes(self) -> list[Process]:
-        """Everything alive in it."""
+        """Return the living processes of the cgroup."""
         found = (read_process(pid) for pid in self._pids())
         return [process for process in found if process is not None and process.alive]
 
     def kill(self) -> None:
-        """End everything in it in one stroke, forks in progress included."""
+        """Kill every process of the cgroup at once, including processes that are forking."""
         try:
             (self.path / "cgroup.kill").write_text("1", encoding="ascii")
         except OSError:
-            pass  # before Linux 5.14: processes are ended one by one
+            pass  # Linux before 5.14 has no cgroup.kill: processes are killed one by one
 
     def remove(self) -> bool:
-        """Remove the group once it is empty; False while something is in it."""
+        """Remove the cgroup; False while processes are still in it."""
         try:
             for directory, _, _ in os.walk(self.path, topdown=False):
                 os.rmdir(directory)
@@ -106,7 +106,7 @@ class ControlGroup:
 
 
 def make_group(token: str, environ: Mapping[str, str]) -> ControlGroup | None:
-    """A new group below ours, named by the launch's token; None where that is not ours to do."""
+    """Create a cgroup below ours, named after the launch's token; None inside SLURM or where cgroups are not writable."""
     if environ.get("SLURM_JOB_ID"):
         return None
     own = _own_directory()
@@ -124,20 +124,20 @@ def make_group(token: str, environ: Mapping[str, str]) -> ControlGroup | None:
 
 
 def open_group(path: str | None) -> ControlGroup | None:
-    """The group a launch was started in, while it exists; only ever one that we named."""
+    """Return the cgroup of a launch while it exists; None for a path whose name is not one of ours."""
     if not path or not Path(path).name.startswith(PREFIX) or not Path(path, "cgroup.procs").is_file():
         return None
     return ControlGroup(Path(path))
 
 
 def _own_directory() -> Path | None:
-    """Our own group of version 2 as a directory, through the mount that shows it."""
+    """Return the directory of our own version 2 cgroup, found through the mount table."""
     try:
         own = next((line[3:] for line in OWN.read_text(encoding="utf-8").splitlines() if line.startswith("0::")), None)
         mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
-    if own is None or "/.." in own:  # outside of what our namespace shows
+    if own is None or "/.." in own:  # outside our cgroup namespace
         return None
     for words in mounts:
         if "-" in words and words[words.index("-") + 1] == "cgroup2":
@@ -157,7 +157,7 @@ KILL_ROUNDS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndReport:
-    """What ending a set of processes took; `left` is what is still alive, uninterruptible in the kernel."""
+    """Result of ending processes. `left`: processes still alive, in an uninterruptible system call."""
 
     terminated: int
     killed: int
@@ -170,7 +170,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Adopt orphaned descendants from now on; False where the kernel has no such thing."""
+    """Make this process the subreaper of its descendants; False where the kernel does not support it."""
     try:
         return _prctl(PR_SET_CHILD_SUBREAPER, 1)
     except (OSError, AttributeError):
@@ -178,20 +178,20 @@ def become_subreaper() -> bool:
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
-    """Return what a new child runs before exec, so that it gets `number` when the thread that started it dies."""
+    """Return the function a new child runs before exec, so that it receives `number` when the parent thread ends."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and prctl
+        if os.getppid() != parent:  # the parent died between fork and prctl
             os.kill(os.getpid(), number)
 
     return prepare
 
 
 def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> str:
-    """Which holds are in force, for the journal, the exit report and `chronicle ps`."""
+    """Describe the mechanisms in force, for the journal, the exit report and `chronicle ps`."""
     named = ["cgroup"] if group is not None else []
     named += ["subreaper"] if subreaper else []
     holds = [" + ".join([*named, "token"])] if named else ["token only (no cgroup, no subreaper: orphans go to pid 1)"]
@@ -207,7 +207,7 @@ def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> 
 
 
 def list_tagged(token: str, table: Iterable[Process] | None = None) -> list[Process]:
-    """Living processes whose environment carries this token, ourselves left out."""
+    """List living processes whose environment has this token, except this process."""
     me = os.getpid()
     found = []
     for process in list_processes() if table is None else table:
@@ -219,7 +219,7 @@ def list_tagged(token: str, table: Iterable[Process] | None = None) -> list[Proc
 
 
 def find_contained(token: str, group: ControlGroup | None = None) -> list[Process]:
-    """Living processes of a launch: in its group, below this process in the tree, or carrying its token anywhere."""
+    """List living processes of a launch: in its cgroup, below this process, or with its token in their environment."""
     table = list_processes()
     found = {process.key: process for process in list_descendants(os.getpid(), table) if process.alive}
     found.update((process.key, process) for process in list_tagged(token, table))
@@ -233,17 +233,16 @@ def end_processes(
     term_seconds: float,
     reap: Callable[[], None] = lambda: None,
     kill_all: Callable[[], None] = lambda: None,
-    spare: Callable[[Process], bool] = lambda process: False,
 ) -> EndReport:
-    """TERM everything `find` returns, wait up to `term_seconds`, then KILL in rounds until it returns nothing.
+    """Send TERM to all processes that `find` returns, wait up to `term_seconds`, then send KILL until `find` returns none.
 
-    `find` is asked again each round, because a dying process can still fork. Processes for which `spare` is true
-    are neither signalled nor waited for. `kill_all` ends a whole group in one stroke, before each round.
+    `find` is called again each round, because a dying process can still fork. `kill_all` kills a whole cgroup at once,
+    before each KILL round.
     """
 
     def remaining() -> list[Process]:
         reap()
-        return [process for process in find() if not spare(process)]
+        return find()
 
     seen: set[tuple[int, int]] = set()
     deadline = time.monotonic() + term_seconds

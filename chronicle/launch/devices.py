@@ -1,7 +1,7 @@
-"""How busy the GPUs of this host are, asked of `nvidia-smi` now and then, without waiting for it.
+"""Sample the utilisation of this host's GPUs with `nvidia-smi`, without blocking the supervisor.
 
-One line per device into `launches/<nnnn>/evidence/host-<host>.jsonl`; a claim about devices counts only those that work.
-Without a driver nothing is started and nothing is written: utilisation stays unknown. The supervisor reaps the query.
+Each sample adds one line per device to `launches/<nnnn>/evidence/host-<host>.jsonl`; claims about devices use it to leave
+out idle ones. Without `nvidia-smi` nothing is started or written, and utilisation stays unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 def parse_sample(text: str) -> list[tuple[str, float, int]]:
-    """(UUID, busy fraction, bytes in use) of each device that says all three."""
+    """Parse the output of `nvidia-smi`: (UUID, busy fraction, bytes in use) of each device that reports all three."""
     rows = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]
@@ -31,7 +31,7 @@ def parse_sample(text: str) -> list[tuple[str, float, int]]:
 
 
 class DeviceSampler:
-    """`sample()` starts a query; its answer is written when it arrives through the selector."""
+    """Starts queries; each answer is written when it arrives through the selector."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class DeviceSampler:
         self._answer = b""
 
     def sample(self) -> None:
-        """Ask, unless the last question is still open or there is nobody to ask."""
+        """Start a query, unless one is still running or `nvidia-smi` is missing."""
         if self._program is None or self._pipe is not None:
             return
         read_end, write_end = os.pipe()
         try:
             child = subprocess.Popen([self._program, *QUERY], stdout=write_end, stderr=subprocess.DEVNULL)
-            child.returncode = 0  # reaped by the supervisor, with everything else
+            child.returncode = 0  # the supervisor reaps it
         except OSError:
             self._program = None
             os.close(read_end)
@@ -70,7 +70,7 @@ class DeviceSampler:
         self._selector.register(read_end, selectors.EVENT_READ, self._read)
 
     def close(self) -> None:
-        """Drop a question that was not answered in time."""
+        """Drop a query that has not been answered."""
         if self._pipe is not None:
             self._selector.unregister(self._pipe)
             os.close(self._pipe)
@@ -104,4 +104,4 @@ class DeviceSampler:
             with open(self._path, "ab") as file:
                 file.write(lines.encode())
         except OSError:
-            self._program = None  # evidence that is not there is UNSUPPORTED later; the run goes on
+            self._program = None  # missing evidence makes a claim UNSUPPORTED later; the run goes on

@@ -1,13 +1,12 @@
-"""`<run>/heartbeats/<host>.json`: the supervisor on this host is alive, and these are its processes.
+"""Heartbeats: `<run>/heartbeats/<host>.json` says that the supervisor on this host is alive and lists its processes.
 
-Rewritten every 30 s, removed at the end. A launch without an end whose heartbeat is younger than three minutes counts
-as alive for those on other hosts; on the same host the processes themselves are looked at. Writing it never raises.
+The file is rewritten every 30 s and removed at the end. Other hosts count a launch as alive while its heartbeat is younger
+than three minutes; on the same host the processes themselves are checked. An error while writing is returned, not raised.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One host's sign of life. `processes` are (pid, start time in ticks) of the launch on that host."""
+    """One host's heartbeat. `processes` are (pid, start time in ticks) of the launch on that host."""
 
     host: str
     launch: int
@@ -35,7 +34,7 @@ class Heartbeat:
     processes: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The file's form."""
+        """Return the content of the file."""
         return {
             "v": VERSION,
             "host": self.host,
@@ -49,12 +48,12 @@ class Heartbeat:
         }
 
     def age(self, now: float) -> float:
-        """Seconds since it was written, by its own clock; a clock that runs ahead counts as fresh."""
+        """Return the seconds since it was written, by the writer's clock; 0 when that clock is ahead."""
         return max(0.0, now - self.time)
 
 
 def parse_heartbeat(text: str) -> Heartbeat | None:
-    """None for a file of another version, torn, or not ours: no sign of life is read out of it."""
+    """Parse a heartbeat; None for another version, a partial file, or one that is not a heartbeat."""
     try:
         data = json.loads(text)
         if data["v"] != VERSION:
@@ -74,7 +73,7 @@ def parse_heartbeat(text: str) -> Heartbeat | None:
 
 
 def write_heartbeat(directory: Path, beat: Heartbeat) -> OSError | None:
-    """Replace this host's file; returns the error instead of raising: a full disk must not end a run."""
+    """Replace this host's file. Returns the error instead of raising it: a full disk must not end a run."""
     path = directory / f"{beat.host}.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -85,24 +84,24 @@ def write_heartbeat(directory: Path, beat: Heartbeat) -> OSError | None:
 
 
 def remove_heartbeat(directory: Path, beat: Heartbeat) -> None:
-    """Remove this host's file if it is still this supervisor's."""
+    """Remove this host's file if this supervisor wrote it."""
     path = directory / f"{beat.host}.json"
     try:
         mine = parse_heartbeat(path.read_text(encoding="utf-8"))
         if mine is not None and (mine.pid, mine.start_ticks) == (beat.pid, beat.start_ticks):
             path.unlink()
     except OSError:
-        pass  # it is stale in three minutes anyway
+        pass  # it counts as stale after three minutes
 
 
 def read_heartbeats(directory: Path) -> list[Heartbeat]:
-    """Heartbeats of all hosts, in order of host name."""
-    return [beat for beat in _parse_all(sorted(directory.glob("*.json"))) if beat is not None]
-
-
-def _parse_all(paths: Iterable[Path]) -> Iterable[Heartbeat | None]:
-    for path in paths:
+    """Return the heartbeats of all hosts, in order of host name."""
+    beats = []
+    for path in sorted(directory.glob("*.json")):
         try:
-            yield parse_heartbeat(path.read_text(encoding="utf-8"))
+            beat = parse_heartbeat(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
-            yield None
+            continue
+        if beat is not None:
+            beats.append(beat)
+    return beats

@@ -30,7 +30,7 @@ PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
 NODE_FLAGS = ("--nnodes", "--num_nodes", "-N", "--nodes")
 TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "-np", "--ntasks")
 
-# torchrun's own default leaves USR1 out: its agent then dies of it and its workers live on (measured).
+# torchrun's default omits USR1: USR1 then kills its agent and leaves the workers running (measured).
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
@@ -47,14 +47,14 @@ def build_environment(
     checkpoints_dir: Path | None,
     requested_ranks: int | None = None,
 ) -> dict[str, str]:
-    """Environment of the launcher and all below it. What the user set for torchrun's signals and timeout is kept."""
+    """Return the environment of the launcher and its descendants. The user's own torchrun signals and timeout are kept."""
     environment = dict(inherited)
     environment.update(
         CHRONICLE_RUN=run,
         CHRONICLE_RUN_DIR=str(run_dir),
         CHRONICLE_LAUNCH=str(launch),
         CHRONICLE_LAUNCH_DIR=str(launch_dir),
-        # `-u` on the launcher's command line is not inherited by its children, the variable is
+        # children of the launcher inherit this variable, but not `python -u`
         PYTHONUNBUFFERED="1",
     )
     environment[TOKEN_VARIABLE] = token
@@ -66,24 +66,24 @@ def build_environment(
         environment[REQUESTED_VARIABLE] = str(requested_ranks)
     if checkpoints_dir is not None:
         environment["CHRONICLE_CHECKPOINTS"] = str(checkpoints_dir)
-    # torchrun sends SIGKILL 30 s after a signal unless told otherwise: a longer save would be cut in half
+    # torchrun sends SIGKILL 30 s after a signal by default, which would interrupt a longer save
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(grace_seconds)))
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)
     environment.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)  # torchrun's flag, as a variable
-    environment.setdefault("SRUN_LABELIO", "1")  # `srun` then says which task printed a line
+    environment.setdefault("SRUN_LABELIO", "1")  # makes `srun` print the task number before each line
     return environment
 
 
 def count_requested_ranks(command: Sequence[str]) -> int | None:
-    """How many ranks the launchers' own words ask for; None where they leave it open (`auto`, a config file, a wrapper).
+    """Count the ranks that the launcher's options request; None when they do not say (`auto`, a config file, a wrapper).
 
-    Asked is not got: `accelerate launch --cpu --num_processes 2` starts one process without a word about it. Only words
-    before the script or module count; what follows is the trainer's. `srun -n 2 torchrun --nproc_per_node 4` asks for 8.
+    The number started can differ: `accelerate launch --cpu --num_processes 2` silently starts one process. Options behind
+    the script or module belong to the trainer. `srun -n 2 torchrun --nproc_per_node 4` requests 8.
     """
     asked: dict[str, int] = {}
     for index, word in enumerate(command):
         if Path(word).name in SHELLS or word.endswith(".sh"):
-            return None  # what it starts is its own affair
+            return None  # a script may start anything
         if index == 0 or PROGRAM.fullmatch(word) is not None:
             if Path(word).name not in LAUNCHERS:
                 break
@@ -111,8 +111,8 @@ FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE
 
 # --- SLURM
 
-SIGNAL_MARGIN_SECONDS = 30  # between the end of the grace and SLURM's own KILL
-NodeIdentity = tuple[str, int]  # (what all nodes of one launch share, number of this node)
+SIGNAL_MARGIN_SECONDS = 30  # between the end of the grace period and SLURM's KILL
+NodeIdentity = tuple[str, int]  # (key shared by all nodes of the launch, number of this node)
 
 TEMPLATE = """\
 #!/bin/bash
@@ -122,15 +122,15 @@ TEMPLATE = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-# Warn the steps (not this shell) early enough for a save: {grace:.0f} s of grace and a margin.
+# Send USR1 to the steps (not to this shell) early enough for a save: {grace:.0f} s and a margin.
 #SBATCH --signal=USR1@{lead:d}
 {exclude}
 export CHRONICLE_SIGNAL_LEAD={lead:d}
-# One supervisor a node; torchrun itself starts the ranks of its node.
+# One supervisor per node; torchrun starts the ranks of its node.
 srun --kill-on-bad-exit=1 --wait=60 --unbuffered \\
   chronicle run --run {run}{node_flag} --grace {grace:.0f} -- {command}
 code=$?
-# 138: ended by USR1, saved, not finished. 78: the guard refused, starting again would be refused again.
+# 138: saved on USR1, not finished. 78: the guard refused; a restart would be refused again.
 if [ "$code" -eq 138 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -139,7 +139,7 @@ exit "$code"
 
 
 def node_identity(environ: Mapping[str, str]) -> NodeIdentity | None:
-    """Which launch and which node of it this process is, from SLURM's variables; None outside a step."""
+    """Return launch key and node number from SLURM's variables; None outside a SLURM step."""
     job, node = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID", "")
     if not job or not node.isdigit():
         return None
@@ -148,9 +148,9 @@ def node_identity(environ: Mapping[str, str]) -> NodeIdentity | None:
 
 
 def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
-    """One launch number for all nodes that share `key`: the first links its number into place, the others read it.
+    """Return one launch number for all nodes that share `key`: the first node links its number, the others read it.
 
-    `link` succeeds for exactly one caller, on network file systems too. A number taken in vain is given back.
+    `link` succeeds for exactly one caller, also on network file systems. A number that was not needed is released.
     """
     paths.launches_dir.mkdir(parents=True, exist_ok=True)
     shared = paths.launches_dir / f".job-{key}"
@@ -178,7 +178,7 @@ def _read_number(path: Path) -> int | None:
 def format_sbatch(
     run: str, command: Sequence[str], *, grace_seconds: float, nodes: int = 1, excluded: Sequence[str] = ()
 ) -> str:
-    """A batch script for this run; SLURM's warning comes `grace + 30` seconds before its limit."""
+    """Return a batch script for this run. SLURM sends its warning `grace + 30` seconds before the time limit."""
     return TEMPLATE.format(
         run=shlex.quote(run),
         nodes=nodes,

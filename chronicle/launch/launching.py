@@ -59,7 +59,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """What to start and how to end it."""
+    """What to start, and how to end it."""
 
     command: tuple[str, ...]
     paths: RunPaths
@@ -68,15 +68,15 @@ class LaunchRequest:
     environ: Mapping[str, str]
     grace_seconds: float
     stop_on_proposal: bool = False
-    force: str | None = None  # reason for starting although a launch seems alive elsewhere
-    recorded: Mapping[str, Any] = field(default_factory=dict)  # goes into `launch.start` as it is
+    force: str | None = None  # reason to start although a launch seems alive elsewhere
+    recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
     rotate_bytes: int = ROTATE_BYTES
-    node: NodeIdentity | None = None  # one of several nodes of one launch
+    node: NodeIdentity | None = None  # set when this is one of several nodes of a launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnd:
-    """The number of the launch, its exit code, and the `data` of its `launch.end`."""
+    """Number and exit code of a launch, and the data of its `launch.end`."""
 
     launch: int
     exit_code: int
@@ -89,7 +89,7 @@ TAIL_LINES = 12
 
 
 class Launch:
-    """The parts of one launch, put together."""
+    """One admitted launch: supervisor, channels, ranks, devices and live detector, and the journal entries about them."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Launch:
         self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
 
     def enter(self) -> None:
-        """Say in the journal that this launch begins: from then on no other one may."""
+        """Write `launch.start`. From then on no other launch of this run is admitted."""
         request = self._request
         subreaper = become_subreaper()
         self._group = make_group(self._token, request.environ)
@@ -149,7 +149,7 @@ class Launch:
         self._record.append("launch.start", title=self._title(), data=self._start)
 
     def run(self) -> LaunchEnd:
-        """Supervise it to its end."""
+        """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         self._say_start(self._containment)
         supervisor = self._make_supervisor()
@@ -206,7 +206,7 @@ class Launch:
         journal = read_journal(self._request.paths)
         refused = outcome.exit_code != 0 and was_refused(journal, self._number, launcher_tail)
         if refused:
-            outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun answers 1 for its ranks' 78
+            outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun returns 1 when a rank returns 78
         channels = self._channels
         data = describe_end(
             outcome,
@@ -227,7 +227,7 @@ class Launch:
             data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
         for line in format_end(self._number, data, containment=containment):
             channels.say(line)
-        channels.close()  # sealed as they are; what follows goes to the terminal alone
+        channels.close()  # the logs are sealed now; later messages go to the terminal only
         data["sealed"] = self._seals.seal_all(self._is_ours)
         self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
         if self._record.waiting:
@@ -236,7 +236,7 @@ class Launch:
         return LaunchEnd(launch=self._number, exit_code=outcome.exit_code, data=data)
 
     def _rank_tails(self, outcome: LaunchOutcome) -> dict[int, list[str]]:
-        """Last lines by rank: of the logs written here, or of a `rank-<r>.log` the trainer wrote itself."""
+        """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""
         tails = {rank: log.last_lines(TAIL_LINES) for rank, log in self._channels.rank_logs.items()}
         death = outcome.first_death
         if death is not None and death.rank not in tails:
@@ -254,7 +254,7 @@ class Launch:
     def _close(self) -> None:
         deadline = time.monotonic() + 2.0
         while self._channels.waiting_views and time.monotonic() < deadline:
-            time.sleep(0.02)  # a slow terminal gets its last lines
+            time.sleep(0.02)  # give a slow terminal time for the last lines
             self._channels.flush_views()
         self._ranks.close()
         self._devices.close()
@@ -264,17 +264,17 @@ class Launch:
     def _open_watch(self, live_watch: Callable[..., LiveDetector] | None, writer: JournalWriter) -> LiveDetector | None:
         request = self._request
         if live_watch is None or (request.node is not None and request.node[1] > 0):
-            return None  # one detector a launch
+            return None  # one detector per launch
         try:
             return live_watch(
                 request.paths, self._number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
             )
-        except Exception as error:  # noqa: BLE001 no detector is better than no run
+        except Exception as error:  # noqa: BLE001 a run without detector is better than no run
             self._complain(f"no live detector: {type(error).__name__}: {error}")
             return None
 
     def _log_name(self) -> str:
-        """The first node writes `supervisor.log`, the others beside it: one writer a file."""
+        """Return the log's name: `supervisor.log` on the first node, `supervisor-node<n>.log` on others."""
         node = self._request.node
         return "supervisor.log" if node is None or node[1] == 0 else f"supervisor-node{node[1]}.log"
 
@@ -282,14 +282,14 @@ class Launch:
         self._channels.say(line.removeprefix("chronicle: "))
 
     def _look(self) -> bool:
-        """Once a second: where the launch started, and whether the detector wants it stopped."""
+        """Once a second: record the start step, and return whether the detector stops the launch."""
         self._printed.write_due()
         self._note_start_step()
         self._channels.latency.check(self._channels.say)
         return self._watcher.look()
 
     def _note_start_step(self) -> None:
-        """Trainers with a guard say where they start; for all others the log does."""
+        """Record the start step from the per-step log, for trainers without a guard."""
         node = self._request.node
         if self._start_step is None and (node is None or node[1] == 0):
             self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
@@ -298,7 +298,7 @@ class Launch:
                 self._record.append("launch.step", step=self._start_step, data=data)
 
     def _guard_has_spoken(self) -> bool:
-        """A guard's verdict says the exact step; what the log's stride suggests must not stand beside it."""
+        """Return whether a guard recorded the exact start step: the inferred one must not contradict it."""
         entries = read_journal(self._request.paths).of_kind("guard.verdict")
         return any(entry.launch == self._number for entry in entries)
 
@@ -328,14 +328,14 @@ class Launch:
         )
 
     def _complain(self, text: str) -> None:
-        """Say something once; the log may be what is broken, so straight to stderr."""
+        """Write a message to stderr, once. Not to the log, which may be what failed."""
         if text in self._said:
             return
         self._said.add(text)
         try:
             os.write(2, f"chronicle: {text}\n".encode("utf-8", "replace"))
         except OSError:
-            pass  # nobody listens
+            pass  # stderr is closed
 
     def _say_start(self, containment: str) -> None:
         sys.stdout.flush()
@@ -344,7 +344,7 @@ class Launch:
 
 
 def _ignore(source: int, data: bytes) -> None:
-    """What other nodes print is theirs; metrics are read where rank 0 runs."""
+    """Ignore printed lines: only the node of rank 0 reads metrics from them."""
 
 
 def _short(command: Sequence[str]) -> str:
@@ -380,7 +380,7 @@ def _admit(
     if request.node is None:
         ensure_startable(paths, journal, now=clock(), force=request.force)
         number = take_number(paths)
-    else:  # the other nodes of this very launch may be running already
+    else:  # other nodes of this launch may be running already
         number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
@@ -388,5 +388,5 @@ def _admit(
     try:
         close_lost_launches(paths, journal, writer)
     except JournalError:
-        pass  # said below, with the first entry of this launch
+        pass  # reported with the first entry of this launch
     return Launch(request, number, secrets.token_hex(16), writer, live_watch, clock)

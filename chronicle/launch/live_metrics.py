@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 HOLD_SECONDS = 10.0
-REPEATS = 50  # as many lines in a row with steps that were there already: not a slow rank any more
+REPEATS = 50  # this many old steps in a row are a restarted counter, not a slow rank
 MARKS = tuple(hint.encode() for hint in HINTS)
 
 
@@ -39,7 +39,11 @@ class _Step(NamedTuple):
 
 
 class PrintedMetrics:
-    """Fed by the supervisor's loop; `write_due` once a second, `finish` when nothing more can be printed."""
+    """Turns printed lines into `metrics.jsonl`. Call `write_due` once a second and `finish` after the last output.
+
+    Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
+    Steps only grow within a launch: a line repeated by another rank is dropped, and when the step counter restarts
+    (once an epoch) parsing stops with a message."""
 
     def __init__(
         self,
@@ -55,21 +59,21 @@ class PrintedMetrics:
         self._complain = complain
         self._rest: dict[int, bytes] = {}
         self._held: list[_Step] = []
-        self._open: _Step | None = None  # lines about one step that name different things are one point
+        self._open: _Step | None = None  # several lines about one step are merged into one point
         self._last = -1
         self._repeats = 0
         self._writer: MetricsWriter | None = None
-        self._size: int | None = None  # bytes of the file as we left it; None: there was none
-        self._deaf = False  # nothing more is read; what was read is still written
-        self._off = False  # nothing more is written either
+        self._size: int | None = None  # size of the file after our last write; None: no file yet
+        self._deaf = False  # parsing has stopped; parsed points are still written
+        self._off = False  # writing has stopped too
 
     @property
     def writing(self) -> bool:
-        """Whether metrics of this launch come from what it printed."""
+        """Return whether metrics of this launch come from printed lines."""
         return self._writer is not None
 
     def take(self, source: int, data: bytes) -> None:
-        """Bytes as they came from one pipe or rank; `source` tells them apart."""
+        """Parse bytes from one pipe or rank; `source` identifies it."""
         if self._deaf:
             return
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
@@ -78,14 +82,14 @@ class PrintedMetrics:
                 self._take_line(line)
 
     def write_due(self) -> None:
-        """Write what has been held long enough, unless the trainer has begun a file of its own."""
+        """Write points that were held long enough, unless the trainer has its own file."""
         if self._off or not self._held:
             return
         if self._writer is not None or self._clock() - self._held[0].time >= HOLD_SECONDS:
             self._write()
 
     def finish(self) -> None:
-        """Write the rest."""
+        """Write the remaining points and close the file."""
         for source in list(self._rest):
             self.take(source, b"\n")
         if self._open is not None:
@@ -112,8 +116,8 @@ class PrintedMetrics:
             if self._repeats == REPEATS:
                 self._deaf = True
                 if not self._has_another_writer():
-                    self._say(f"printed steps went back from {self._last} to {point.step}: no more of them is read as "
-                              "metrics; print the number of optimizer steps completed")  # fmt: skip
+                    self._say(f"printed steps went back from {self._last} to {point.step}: printed lines are no longer read as "
+                              "metrics; print the number of completed optimizer steps")  # fmt: skip
 
     def _write(self) -> None:
         if self._has_another_writer():
@@ -123,7 +127,7 @@ class PrintedMetrics:
         try:
             if self._writer is None:
                 self._writer = MetricsWriter(self._path, clock=self._clock)
-                self._say("the trainer writes no metrics.jsonl: loss and LR are read from what it prints")
+                self._say("the trainer writes no metrics.jsonl: loss and LR are read from its printed lines")
             for held in self._held:
                 self._writer.write(held.step, held.values, time=held.time)
             self._size = os.stat(self._path).st_size
@@ -133,7 +137,7 @@ class PrintedMetrics:
         self._held.clear()
 
     def _has_another_writer(self) -> bool:
-        """Whether the file is there without us, or has grown without us: the trainer keeps its own."""
+        """Return whether somebody else created or extended the file: the trainer writes its own."""
         try:
             return os.stat(self._path).st_size != self._size
         except OSError:
@@ -153,17 +157,17 @@ TAIL_BYTES = 1 << 16
 
 
 class LiveDetector(Protocol):
-    """The part of `chronicle.watch.LiveWatch` used here; an event has a `tier`."""
+    """The part of `chronicle.watch.LiveWatch` used here. Each event has a `tier`."""
 
     def poll(self) -> Iterable[object]:
-        """Events opened or changed since the last call."""
+        """Return events opened or changed since the last call."""
 
     def finish(self) -> Iterable[object]:
-        """The same for the rest of the log, after the launch has ended."""
+        """Return the events of the rest of the log, after the launch has ended."""
 
 
 class Watcher:
-    """`look()` is True once when a propose-tier event asks for a stop; `event` is that event."""
+    """Polls the live detector. `look()` returns True once, when `event`, of the propose tier, stops the launch."""
 
     def __init__(
         self, live: LiveDetector | None, *, stop_on_proposal: bool, complain: Callable[[str], None]
@@ -174,21 +178,21 @@ class Watcher:
         self.event: object | None = None
 
     def look(self) -> bool:
-        """Poll the detector; whatever goes wrong in it is said once and switches it off."""
+        """Poll the detector. An exception in it is reported once and disables it."""
         if self._live is None:
             return False
         return self._judge(self._ask(self._live.poll))
 
     def finish(self) -> None:
-        """Let the detector read the rest of the log and judge what is still open."""
+        """Let the detector read the rest of the log."""
         if self._live is not None:
             self._judge(self._ask(self._live.finish))
 
     def _ask(self, question: Callable[[], Iterable[object]]) -> list[object]:
         try:
             return list(question())
-        except Exception as error:  # noqa: BLE001 a defect in the detector must not cost the run
-            self._complain(f"the live detector failed and is off: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 a defect in the detector must not end the run
+            self._complain(f"the live detector failed and is disabled: {type(error).__name__}: {error}")
             self._live = None
             return []
 
@@ -201,13 +205,13 @@ class Watcher:
 
 
 def tier_of(event: object) -> str:
-    """The tier's word, whether it comes as an enum or as text."""
+    """Return the tier as a word, whether it is an enum member or text."""
     tier = getattr(event, "tier", "")
     return str(getattr(tier, "value", tier)).lower()
 
 
 def last_point(path: Path) -> Point | None:
-    """The last whole line of a `metrics.jsonl`; None when there is none."""
+    """Return the point of the last complete line of a `metrics.jsonl`; None when there is none."""
     try:
         with open(path, "rb") as metrics:
             metrics.seek(0, 2)
@@ -220,7 +224,7 @@ def last_point(path: Path) -> Point | None:
 
 
 def read_start_step(path: Path) -> int | None:
-    """Steps completed before the first one logged, by the distance of the first two lines; None until both are there.
+    """Return the step a launch started from, computed from the first two logged steps; None until both exist.
 
     A trainer that logs every tenth step writes 10, 20, …: it started at 0, not at 9.
     """

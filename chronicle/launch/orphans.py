@@ -1,8 +1,8 @@
-"""Which processes of this run are alive on this machine, and which of them are orphans.
+"""Find the living processes of a run on this machine, tell orphans from supervised ones, and end the orphans.
 
-Ours means: the token of a launch of *this* journal in `/proc/<pid>/environ`, the control group it was started in, or a
-(pid, start time) pair that its supervisor recorded, and always the same boot and the same user. Never a name, never a
-command line: on a shared node they belong to strangers too. An orphan is ours while its supervisor is gone.
+A process belongs to the run when its environment has the token of a launch in this journal, when it is in the cgroup of
+such a launch, or when the supervisor recorded its (pid, start time). Boot and user must match too. Names and command
+lines are not used: other users of a shared node run the same programs. An orphan is a process whose supervisor is gone.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["Found", "LaunchFacts", "ProcessRole", "end_orphans", "find_alive", "
 
 
 class ProcessRole(Enum):
-    """What a living process of ours is."""
+    """Role of a living process of the run."""
 
     SUPERVISOR = "supervisor"
     SUPERVISED = "supervised"
     ORPHAN = "orphan"
-    FOREIGN = "foreign"  # carries our token under another user: named, left alone
+    FOREIGN = "foreign"  # has our token but another user: reported, not signalled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFacts:
-    """What the journal knows of one launch on one host."""
+    """What the journal records about one launch on one host."""
 
     number: int
     host: str
@@ -53,7 +53,7 @@ class LaunchFacts:
     cgroup: str | None = None
 
     def supervisor_alive(self, boot_id: str) -> bool:
-        """Whether its supervisor runs on this machine: same boot, pid and start time."""
+        """Return whether its supervisor runs on this machine: same boot, pid and start time."""
         if self.pid is None or self.boot_id != boot_id:
             return False
         process = read_process(self.pid)
@@ -62,7 +62,7 @@ class LaunchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A living process of this run. `how` says what made it ours: "token", "cgroup" or "recorded"."""
+    """A living process of this run. `how` is how it was recognised: "token", "cgroup" or "recorded"."""
 
     process: Process
     launch: int
@@ -71,7 +71,7 @@ class Found:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return plain values for `--json`."""
         return {
             "pid": self.process.pid,
             "start_ticks": self.process.start_ticks,
@@ -84,7 +84,7 @@ class Found:
 
 
 def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
-    """Every (launch, host) that the journal saw starting, in journal order. Pure."""
+    """List every (launch, host) with a `launch.start`, in journal order. Pure."""
     starts: dict[tuple[int, str], Mapping[str, Any]] = {}
     ended: set[tuple[int, str | None]] = set()
     for entry in entries:
@@ -110,7 +110,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
 
 
 def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
-    """Living processes of these launches on this machine, supervisors first, then by pid."""
+    """List living processes of these launches on this machine, supervisors first, then by pid."""
     boot = read_boot_id()
     here = [facts for facts in launches if facts.boot_id == boot]
     by_token = {facts.token: facts for facts in here if facts.token}
@@ -124,7 +124,7 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
         if not process.alive or process.pid == os.getpid():
             continue
         if process.key in supervisors:
-            if supervisors[process.key] in open_launches:  # else an autopilot between two launches
+            if supervisors[process.key] in open_launches:  # otherwise it is an autopilot between two launches
                 found.append(_found(process, supervisors[process.key], ProcessRole.SUPERVISOR, "recorded"))
             continue
         launch, how = _claim(process, by_token, recorded)
@@ -137,12 +137,12 @@ def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
 
 
 def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_seconds: float = 5.0) -> EndReport:
-    """TERM, then KILL, every orphan of this user; each is looked up again before each signal."""
+    """Send TERM, then KILL, to every orphan of this user. Each is looked up again before each signal."""
     report = end_processes(
         lambda: [one.process for one in find_alive(paths, launches) if one.role is ProcessRole.ORPHAN],
         term_seconds=term_seconds,
     )
-    for facts in launches:  # an empty group outlives a supervisor that was killed
+    for facts in launches:  # an empty cgroup remains when its supervisor was killed
         group = open_group(facts.cgroup) if facts.boot_id == read_boot_id() else None
         if group is not None and not facts.supervisor_alive(facts.boot_id):
             group.remove()
@@ -150,13 +150,13 @@ def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_second
 
 
 def _grouped(here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:
-    """(pid, start ticks) of everything in the control groups of these launches."""
+    """Return (pid, start ticks) -> launch of every process in the cgroups of these launches."""
     groups = ((facts.number, open_group(facts.cgroup)) for facts in here)
     return {process.key: number for number, group in groups if group is not None for process in group.processes()}
 
 
 def _recorded(beats: Iterable[Heartbeat], here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:
-    """(pid, start ticks) that a supervisor of one of these launches wrote down, on this boot."""
+    """Return (pid, start ticks) -> launch from the heartbeats of these launches' supervisors."""
     supervisors = {(facts.number, facts.pid, facts.start_ticks, facts.boot_id) for facts in here}
     pairs: dict[tuple[int, int], int] = {}
     for beat in beats:

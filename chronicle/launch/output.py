@@ -1,7 +1,7 @@
-"""Where printed bytes go: append-only log files that survive a full disk, and a live view that never blocks.
+"""Destinations of printed output: append-only log files that tolerate a full disk, and a live view that does not block.
 
-A log that cannot be written says so once and counts what it lost; it tries again at intervals and marks the hole when
-the disk has room again. The live view keeps at most a megabyte for a terminal that does not read (Ctrl-S, a pager).
+A log that cannot be written is reported once and counts the lost bytes. It tries again every ten seconds and marks the gap
+when the disk has room again. The live view buffers at most a megabyte for a terminal that does not read (Ctrl-S, a pager).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["ROTATE_BYTES", "LiveView", "LogFile", "read_last_lines", "split_line
 RETRY_SECONDS = 10.0
 ROTATE_BYTES = 256 << 20
 BACKLOG_BYTES = 1 << 20
-CHUNK_BYTES = select.PIPE_BUF  # a writable pipe takes this much without blocking
+CHUNK_BYTES = select.PIPE_BUF  # a writable pipe accepts this many bytes without blocking
 TAIL_BYTES = 1 << 14
 LONGEST_LINE_BYTES = 1 << 16
 
 
 class LogFile:
-    """One log. `write` never raises; `tail` is the last 16 KiB even when the disk took none of it."""
+    """One log file. `tail` holds the last 16 KiB, also when the disk was full; `lost_bytes` counts what was not written."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LogFile:
         self._retry_at = 0.0
 
     def write(self, data: bytes, *, ours: bool = False) -> None:
-        """Append; on failure count the bytes as lost and go on. Lines of `ours` are not part of the tail."""
+        """Append. On an OSError count the bytes as lost and go on. With `ours` the data is not added to the tail."""
         if not ours:
             self.tail = (self.tail + data)[-TAIL_BYTES:]
         if self._hole and self._clock() < self._retry_at:
@@ -75,17 +75,17 @@ class LogFile:
             self._retry_at = self._clock() + RETRY_SECONDS
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def last_lines(self, count: int) -> list[str]:
-        """The last lines printed, blank ones left out, at most 400 characters each."""
+        """Return the last lines printed, without blank ones, at most 400 characters each."""
         return _last_lines(self.tail, count)
 
     def _rotate(self) -> None:
-        """`rank-0.log` becomes `rank-0.0001.log`; parts are kept, in order, and sealed by the caller."""
+        """Rename `rank-0.log` to `rank-0.0001.log` and start a new file; the caller seals the part."""
         self._parts += 1
         part = self.path.with_name(f"{self.path.stem}.{self._parts:04d}{self.path.suffix}")
         os.rename(self.path, part)
@@ -99,7 +99,7 @@ class LogFile:
 
 
 class LiveView:
-    """A descriptor people look at. Nothing here waits: what it does not take now is kept, then left out."""
+    """Non-blocking output to a terminal or pipe. Bytes it does not accept are buffered; above one megabyte they are skipped."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -109,16 +109,11 @@ class LiveView:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait for the reader."""
+        """Return whether bytes are buffered."""
         return bool(self._waiting)
 
-    @property
-    def fd(self) -> int:
-        """The descriptor, for a selector."""
-        return self._fd
-
     def show(self, data: bytes) -> None:
-        """Queue and write what fits."""
+        """Buffer the data and write as much as possible."""
         if self._gone:
             return
         if len(self._waiting) + len(data) > BACKLOG_BYTES:
@@ -131,7 +126,7 @@ class LiveView:
         self.flush()
 
     def flush(self) -> None:
-        """Write while the reader takes it."""
+        """Write buffered bytes for as long as the descriptor accepts them."""
         while self._waiting and not self._gone:
             try:
                 ready = select.poll()
@@ -142,14 +137,14 @@ class LiveView:
                 del self._waiting[: os.write(self._fd, self._waiting[:CHUNK_BYTES])]
             except BlockingIOError:
                 return
-            except OSError:  # `chronicle run … | head`: the reader has seen enough, the run goes on
+            except OSError:  # the reader has closed the pipe (`chronicle run … | head`): the run goes on
                 self._gone = True
                 self._waiting.clear()
 
 
 def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[list[bytes], bytes]:
-    """Whole lines (progress bars end theirs with a carriage return) and the rest that waits for its end."""
-    lines = (waiting + data).splitlines(keepends=True)  # of bytes: at \r\n, \n and \r, and nothing else
+    """Return the complete lines and the incomplete rest. A carriage return (progress bars) also ends a line."""
+    lines = (waiting + data).splitlines(keepends=True)  # bytes.splitlines splits at \r\n, \n and \r only
     rest = lines.pop() if lines and lines[-1][-1:] not in (b"\n", b"\r") else b""
     if rest and (final or len(rest) >= LONGEST_LINE_BYTES):
         return [*lines, rest + b"\n"], b""
@@ -157,7 +152,7 @@ def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[li
 
 
 def read_last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log somebody else wrote; none when it cannot be read."""
+    """Return the last lines of a log that the trainer wrote; an empty list when it cannot be read."""
     try:
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)

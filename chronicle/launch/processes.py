@@ -1,7 +1,7 @@
-"""Processes as the kernel shows them: who they are, whose child, which environment, and a signal that cannot miss.
+"""Read processes from `/proc` (identity, parent, environment, command line) and send signals to exactly one of them.
 
-A process is the pair (pid, start time in clock ticks since boot): a pid alone may be reused. Signals go through a pidfd
-after the start time was read again, so they reach that very process or nobody. Format: proc(5), pidfd_open(2).
+A process is identified by (pid, start time in clock ticks since boot), because a pid alone may be reused. A signal is sent
+through a pidfd after the start time was compared again. Formats: proc(5), pidfd_open(2). Standard library only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process at the moment it was read. `state` is the kernel's letter: `Z` is a zombie and holds nothing."""
+    """One process as it was when read. `state` is the letter in `/proc/<pid>/stat`; `Z` is a zombie."""
 
     pid: int
     parent: int
@@ -42,17 +42,17 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """False for a zombie: it has ended and waits for its parent to read the exit code."""
+        """False for a zombie: it has ended, and its parent has not read the exit code yet."""
         return self.state not in ("Z", "X")
 
     @property
     def key(self) -> tuple[int, int]:
-        """What identifies it within one boot."""
+        """Return (pid, start ticks), which is unique within one boot."""
         return self.pid, self.start_ticks
 
 
 def parse_stat(text: str, uid: int) -> Process:
-    """Read one `/proc/<pid>/stat`; the name may hold spaces and brackets, so fields count from its last bracket."""
+    """Parse one `/proc/<pid>/stat`. The name may contain spaces and brackets, so fields are counted from the last bracket."""
     opening, closing = text.index("("), text.rindex(")")
     fields = text[closing + 2 :].split()
     return Process(
@@ -67,7 +67,7 @@ def parse_stat(text: str, uid: int) -> Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return the process with this pid, or None when there is none."""
+    """Return the process with this pid; None when there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return parse_stat(stat.read().decode("utf-8", "replace"), os.fstat(stat.fileno()).st_uid)
@@ -76,13 +76,13 @@ def read_process(pid: int) -> Process | None:
 
 
 def list_processes() -> list[Process]:
-    """Every process this user can see, in order of pid."""
+    """List every process this user can see, in order of pid."""
     pids = sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
     return [process for pid in pids if (process := read_process(pid)) is not None]
 
 
 def list_descendants(root: int, table: Iterable[Process] | None = None) -> list[Process]:
-    """Children of `root`, their children and so on, read from the whole table: exact while nothing is reparented."""
+    """List all descendants of `root`, from the whole process table. Complete as long as no process is reparented."""
     children: dict[int, list[Process]] = {}
     for process in list_processes() if table is None else table:
         children.setdefault(process.parent, []).append(process)
@@ -96,7 +96,7 @@ def list_descendants(root: int, table: Iterable[Process] | None = None) -> list[
 
 
 def walk_children(root: int) -> list[Process]:
-    """As `list_descendants`, reading our tree only: cheap on a node with thousands of processes, may miss a newborn."""
+    """Like `list_descendants`, but reads only this tree: cheap on a busy node, and may miss a process that just started."""
     found: list[Process] = []
     waiting = [root]
     while waiting:
@@ -124,7 +124,7 @@ def _read_children(pid: int) -> list[int]:
 
 
 def read_environment(pid: int) -> Mapping[str, str] | None:
-    """The environment the process was started with; None when it may not be read or has been overwritten."""
+    """Return the environment the process was started with; None when it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             raw = environ.read()
@@ -135,7 +135,7 @@ def read_environment(pid: int) -> Mapping[str, str] | None:
 
 
 def read_command(pid: int) -> list[str]:
-    """The words of the command line; none when it is gone."""
+    """Return the words of the command line; an empty list when the process is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             words = cmdline.read().rstrip(b"\0").split(b"\0")
@@ -145,7 +145,7 @@ def read_command(pid: int) -> list[str]:
 
 
 def read_boot_id() -> str:
-    """Random id of this boot of this machine: pids and start times mean nothing across it; "" when unknown."""
+    """Return the random id of this boot, which limits where pids and start times are valid; "" when unknown."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -153,7 +153,7 @@ def read_boot_id() -> str:
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Send a signal to exactly this process; False when it has ended or may not be signalled."""
+    """Send a signal to this process and to no other; False when it has ended or may not be signalled."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
@@ -161,7 +161,7 @@ def send_signal(process: Process, number: int) -> bool:
     try:
         now = read_process(process.pid)
         if now is None or now.start_ticks != process.start_ticks:
-            return False  # the pid was given to somebody else
+            return False  # the pid was reused
         signal.pidfd_send_signal(handle, number)
         return True
     except OSError:

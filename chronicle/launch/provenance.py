@@ -1,8 +1,8 @@
-"""What a launch was started from: command, code, environment and machine, as digests; never a secret.
+"""Describe what a launch is started from: command, code, environment and machine. Credentials are replaced by `***`.
 
-Environment variables come through an allow-list, values of options that look like credentials are replaced. The
-environment digest covers names and versions of the packages beside the launcher's executable, read from directory names:
-importing nothing, milliseconds. Unknown is None, never a guess.
+Environment variables pass an allow-list; values of options that look like credentials are replaced. The environment
+digest covers names and versions of the packages beside the launcher's executable, read from directory names without
+importing them. Unknown values are None.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ PYTHON_DIRECTORY = re.compile(r"python3(\.\d+)?")
 
 
 def host_name() -> str:
-    """Short host name, as journal files carry it."""
+    """Return the short host name, as used in the names of journal files."""
     return socket.gethostname().split(".")[0]
 
 
 def describe_launch(command: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The `data` of `launch.start` that concerns code, command and machine."""
+    """Return the part of `launch.start` that describes code, command and machine."""
     me = read_process(os.getpid())
     commit, dirty = _describe_code(cwd)
     return {
@@ -66,7 +66,7 @@ def describe_launch(command: Sequence[str], cwd: Path, environ: Mapping[str, str
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command with the values of credential-like options and tokens of known shapes replaced by `***`."""
+    """Return the command with values of credential-like options and tokens of known formats replaced by `***`."""
     out: list[str] = []
     hide_next = False
     for word in command:
@@ -82,7 +82,7 @@ def redact_command(command: Sequence[str]) -> list[str]:
 
 
 def redact(text: str) -> str:
-    """Text without tokens of known shapes, passwords in addresses and authorization headers."""
+    """Return the text without tokens of known formats, passwords in URLs and authorization headers."""
     text = URL_PASSWORD.sub(r"\1:***@", SECRET_VALUE.sub("***", text))
     return BEARER.sub(r"\1 ***", text)
 
@@ -96,7 +96,7 @@ def _may_record(key: str, value: str) -> bool:
 
 
 def _describe_code(cwd: Path) -> tuple[str | None, str | None]:
-    """Commit, and a digest of what differs from it (None: clean or unknown)."""
+    """Return the commit and a digest of the differences to it (None: clean or unknown)."""
     commit = _git(cwd, "rev-parse", "HEAD")
     if commit is None:
         return None, None
@@ -114,7 +114,7 @@ def _describe_code(cwd: Path) -> tuple[str | None, str | None]:
 
 
 def _untracked_sources(cwd: Path) -> list[Path]:
-    """Code that git does not know yet: a diff leaves it out, a launch runs it."""
+    """List untracked source files: `git diff` omits them, but the launch may run them."""
     listed = _git(cwd, "ls-files", "--others", "--exclude-standard", "-z") or b""
     paths = (cwd / os.fsdecode(name) for name in listed.split(b"\0") if name)
     sources = sorted(path for path in paths if path.suffix in SOURCE_SUFFIXES)[:MOST_SOURCES]
@@ -122,7 +122,7 @@ def _untracked_sources(cwd: Path) -> list[Path]:
 
 
 def _git(cwd: Path, *words: str) -> bytes | None:
-    # GIT_OPTIONAL_LOCKS: looking at the tree must not take its index lock from somebody who is committing
+    # GIT_OPTIONAL_LOCKS=0: reading the status must not lock the index while somebody commits
     environ = dict(os.environ, GIT_OPTIONAL_LOCKS="0", LC_ALL="C")
     try:
         done = subprocess.run(
@@ -145,7 +145,7 @@ def _digest_packages(executable: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _list_packages(lib: Path) -> list[str]:
-    """`name-version` of every installed distribution below a `lib` directory, sorted."""
+    """List `name-version` of every installed distribution below a `lib` directory, sorted."""
     try:
         versions = [d for d in lib.iterdir() if PYTHON_DIRECTORY.fullmatch(d.name)]
         sites = [site for d in versions for site in (d / "site-packages", d / "dist-packages") if site.is_dir()]

@@ -27,11 +27,11 @@ __all__ = [
 
 OUTPUT_VARIABLE = "CHRONICLE_OUTPUT"
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LATENCY_MARK = "\x1e"  # ASCII record separator: starts the one line that measures how late output arrives
+LATENCY_MARK = "\x1e"  # ASCII record separator: marks the line whose arrival is timed
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
-    """This process's global rank as launchers tell it, or None for a process outside any group."""
+    """Return this process's global rank from the launcher's variables; None outside a process group."""
     for name in RANK_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -41,11 +41,15 @@ def rank_of(environ: Mapping[str, str]) -> int | None:
 def open_rank_output(
     rank: int | None = None, *, environ: Mapping[str, str] = os.environ, redirect: bool = True
 ) -> bool:
-    """Send stdout and stderr of this process to the supervisor as this rank's own; True when that is so.
+    """Send stdout and stderr of this process to the supervisor as this rank's output; return whether they are sent.
 
-    Also sets both to line buffering without write-through: `python -u` writes one `print` in pieces, and lines of
-    several ranks then tear each other (measured: 4,672 of 6,000). With `redirect=False` output stays where the launcher
-    put it and only the latency test is made: one marked line, printed and not flushed, whose arrival is timed.
+    The rank's output becomes a socket to the supervisor on the same node, which writes `rank-<r>.log` and shows the lines.
+    A socket instead of a file: a full disk then costs log lines and does not make `print` raise in the trainer. Without
+    `chronicle run`, or when the socket cannot be reached, output stays where it is.
+
+    Also sets both streams to line buffering without write-through: `python -u` writes one `print` in pieces, which mixes
+    lines of several ranks (measured: 4,672 of 6,000). With `redirect=False` the output stays with the launcher and only
+    the latency test is made: one marked line, printed and not flushed, whose arrival is timed.
     """
     if redirect:
         for stream in (sys.stdout, sys.stderr):
@@ -67,7 +71,7 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
             line.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
             line.sendall(json.dumps(hello).encode() + b"\n")
         except OSError:
-            return False  # another network namespace, or the supervisor is gone: keep what the launcher gave us
+            return False  # another network namespace, or the supervisor is gone: keep the launcher's streams
         sys.stdout.flush()
         sys.stderr.flush()
         if redirect:
@@ -101,21 +105,21 @@ class RankWatch:
         self.deaths: list[RankDeath] = []
 
     def add(self, rank: int, pid: int) -> None:
-        """This process is that rank; said twice changes nothing."""
+        """Record that process `pid` is rank `rank`. Repeated calls change nothing."""
         if self.pids.get(rank) == pid:
             return
         try:
             handle = os.pidfd_open(pid)
         except OSError:
             return
-        if rank in self._handles:  # the launcher restarted its group: the new process counts
+        if rank in self._handles:  # the launcher restarted its group: use the new process
             self._close(rank)
         self.pids[rank] = pid
         self._handles[rank] = handle
         self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, pid))
 
     def look(self) -> list[tuple[int, int]]:
-        """Find ranks by the environment launchers give them; returns the live tree as (pid, start ticks)."""
+        """Find ranks by their environment; return the living process tree as (pid, start ticks)."""
         tree = walk_children(os.getpid())
         rank_by_pid: dict[int, int] = {}
         for process in tree:
@@ -133,17 +137,17 @@ class RankWatch:
         return [process.key for process in tree if process.alive]
 
     def first_death(self) -> RankDeath | None:
-        """The rank that ended first, when at least one was known."""
+        """Return the rank that ended first; None when no rank has ended."""
         return min(self.deaths, key=lambda death: death.time) if self.deaths else None
 
     def collect(self) -> None:
-        """Note ranks that have ended since the last event, in rank order."""
+        """Record ranks that have ended since the last event."""
         for key, _ in self._selector.select(0):
             if key.fd in self._handles.values():
                 key.data()
 
     def close(self) -> None:
-        """Release the handles."""
+        """Close all pidfds."""
         for rank in list(self._handles):
             self._close(rank)
 

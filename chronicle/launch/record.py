@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 class LaunchRecord:
-    """Entries of one launch. `append` returns None when the entry only waits."""
+    """Journal entries of one launch. An entry that cannot be written waits and is tried again with each later one."""
 
     def __init__(self, writer: JournalWriter, launch: int, *, complain: Callable[[str], None]) -> None:
         self.writer = writer
@@ -40,18 +40,18 @@ class LaunchRecord:
 
     @property
     def waiting(self) -> int:
-        """Entries that are not on disk yet."""
+        """Return the number of entries that are not on disk yet."""
         return len(self._waiting)
 
     def append(
         self, kind: str, *, title: str = "", step: int | None = None, data: Mapping[str, Any] | None = None
     ) -> Entry | None:
-        """Write the entry, or keep it until the journal takes it."""
+        """Write the entry; return None when it has to wait."""
         self._waiting.append((kind, {"title": title, "step": step, "data": dict(data or {})}))
         return self.flush()
 
     def flush(self) -> Entry | None:
-        """Write what waits; returns the last entry written when nothing is left waiting."""
+        """Write the waiting entries; return the last one written, None when some still wait."""
         entry: Entry | None = None
         while self._waiting:
             kind, fields = self._waiting[0]
@@ -59,7 +59,7 @@ class LaunchRecord:
                 entry = self.writer.append(kind, launch=self.launch, **fields)
             except JournalError as error:
                 if not self._said:
-                    self._complain(f"{error}; the run goes on, entries wait in memory")
+                    self._complain(f"{error}; the run goes on, journal entries wait in memory")
                     self._said = True
                 return None
             self._waiting.pop(0)
@@ -86,9 +86,9 @@ def describe_end(
     late: Mapping[int, float | None],
     explained: bool = False,
 ) -> dict[str, Any]:
-    """The `data` of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log.
+    """Return the data of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log.
 
-    `explained`: the guard or a proposal has already said why; the launcher's traceback would only hide it.
+    With `explained` the guard or a proposal has already given the reason, so the launcher's traceback is left out.
     """
     failed = outcome.exit_code != 0 and not explained
     death = outcome.first_death if failed else None
@@ -125,7 +125,7 @@ def describe_end(
 
 
 def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> bool:
-    """Whether guard or preflight of this launch refused it (a rank ended with 78): requeueing would only be refused again."""
+    """Return whether guard or preflight refused this launch (a rank ended with 78): it must not be requeued."""
     verdicts = [entry for entry in journal.of_kind("guard.verdict") if entry.launch == launch]
     if verdicts and verdicts[-1].data.get("verdict") == "refused":
         return True
@@ -134,7 +134,7 @@ def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> 
 
 
 def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
-    """The exit code torchrun's own report gives for this rank: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
+    """Return this rank's exit code from torchrun's report: `rank : 1 (local_rank: 1)`, `exitcode : -9 (pid: …)`."""
     current = None
     for line in lines:
         named = TORCHRUN_RANK.search(line)
@@ -147,7 +147,7 @@ def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
 
 
 def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
-    """One line for `chronicle log`."""
+    """Return one line for `chronicle log`."""
     if data["stopped_by"] == "proposal":
         how = "stopped on a proposal"
     elif data["stopped_by"] == "signal" and data.get("launcher_code") == 0:
@@ -161,7 +161,7 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
 
 
 def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> list[str]:
-    """Lines for the terminal; one line when all is well."""
+    """Return the lines for the terminal; a successful launch gives one line."""
     ended = data["ended_processes"]
     counts = ", ".join(f"{ended[key]} {word}" for key, word in (("terminated", "TERM"), ("killed", "KILL")) if ended[key])
     lines = [f"{title_of_end(launch, data)}, after {data['duration_seconds']:.1f} s, exit code {data['exit_code']}"]
@@ -170,18 +170,18 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
         before = first["seconds_before_launcher"]
         code = f", exit code {first['exit_code']}" if "exit_code" in first else ""
         who = f"rank {first['rank']} (pid {first['pid']}{code})"
-        lines.append(f"first to end: {who}, {before:.1f} s before the launcher")
+        lines.append(f"first rank to end: {who}, {before:.1f} s before the launcher")
     if data.get("tail"):
         lines.append(f"last lines of {data['tail_of']}:")
         lines += [f"  {line}" for line in data["tail"]]
     if counts:
-        lines.append(f"ended what was left: {counts} (containment: {containment})")
+        lines.append(f"ended remaining processes: {counts} (containment: {containment})")
     if ended["left"]:
-        lines.append(f"still alive, stuck in the kernel: {', '.join(map(str, ended['left']))}")
+        lines.append(f"still alive, in an uninterruptible system call: {', '.join(map(str, ended['left']))}")
     if data.get("log_bytes_lost"):
         lines.append(f"{data['log_bytes_lost']} bytes of logs could not be written")
     if data.get("buffered_ranks"):
-        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} was buffered on its way here")
+        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} arrived late: something buffered it")
     return lines
 
 
@@ -192,21 +192,21 @@ SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
 class LaunchSeals:
-    """The seals of one launch's files: rotated parts at once, the rest at its end."""
+    """Seals the files of one launch: rotated parts at once, all others at its end."""
 
     def __init__(self, paths: RunPaths, number: int, record: LaunchRecord) -> None:
         self._paths, self._number, self._record = paths, number, record
         self._parts: dict[Path, dict[str, Any]] = {}
 
     def seal_part(self, part: Path) -> None:
-        """A log was rotated: its digest goes into the journal now, not when the launch ends."""
+        """Write the digest of a rotated log to the journal now, not at the end of the launch."""
         seal = seal_file(self._paths, part)
         if seal is not None:
             self._parts[part] = seal
             self._record.append("evidence", title=f"log part {part.name} sealed", data={"sealed": [seal]})
 
     def seal_all(self, is_ours: Callable[[Path], bool]) -> list[dict[str, Any]]:
-        """Digests of everything this launch wrote, rotated parts included; other nodes' files are theirs to seal."""
+        """Return the seals of all files this launch wrote on this node, rotated parts included."""
         directory = self._paths.launch_dir(self._number)
         files = sorted(path for pattern in SEALED for path in directory.glob(pattern) if is_ours(path))
         seals = (self._parts.get(path) or seal_file(self._paths, path) for path in files)
@@ -214,7 +214,7 @@ class LaunchSeals:
 
 
 def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
-    """The seal of a file as it is now; None when it cannot be read."""
+    """Return the seal of a file as it is now; None when it cannot be read."""
     digest = hashlib.sha256()
     size = 0
     try:
@@ -228,7 +228,7 @@ def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
 
 
 def verify_seals(paths: RunPaths, entries: Iterable[Entry]) -> list[str]:
-    """One sentence per sealed file that is gone or no longer what was sealed; an empty list when all is well."""
+    """Return one sentence per sealed file that is missing or has changed."""
     problems = []
     for entry in entries:
         for seal in entry.data.get("sealed", ()) if entry.kind in ("launch.end", "evidence") else ():

@@ -1,9 +1,9 @@
-"""One launch from its first process to its last: the loop that reads, forwards, watches, and ends what is left.
+"""Supervise the processes of one launch: read output, forward signals, watch ranks, and end remaining processes.
 
     start ── running ──(launcher ends | signal | proposal)── ending ──(nothing left | grace over: TERM, KILL)── ended
 
-A signal goes to the top of the tree only: to the launcher, and when the launcher has died under it to whatever it left
-to us; a DataLoader worker signalled from outside would break the save of its own trainer. One thread, no locks.
+A signal is sent to the launcher only, and after its death to the processes it left to us. A DataLoader worker is not
+signalled, because its death would break the save of its trainer. One thread, no locks.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["FORWARDED", "LaunchOutcome", "Supervisor"]
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 1.0
-LOOK_SECONDS = 2.0  # until every rank is known, then with each heartbeat
+LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat
 LOOK_EARLY_SECONDS = 120.0
-BEYOND_GRACE_SECONDS = 3.0  # launchers get their own KILL in first: they say which rank did not end
+BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they report which rank did not end
 TERM_SECONDS = 5.0
-QUIET_SECONDS = 2.0  # a launcher that ended well may have children that are just ending too
+QUIET_SECONDS = 2.0  # children of a launcher that succeeded may be ending too
 DO_NOT_REQUEUE = 78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
-    """How a launch ended. `exit_code` is what `chronicle run` returns, `launcher_code` is Python's (negative: signal)."""
+    """How a launch ended. `exit_code` is returned by `chronicle run`; `launcher_code` is negative for a signal."""
 
     exit_code: int
     launcher_code: int
     signal: str | None
     stopped_by: str | None  # "signal", "proposal", or None
-    stop_signal: str | None  # what was forwarded, whatever came of it
+    stop_signal: str | None  # the signal that was forwarded
     duration_seconds: float
     ended: EndReport
     first_death: RankDeath | None
@@ -52,7 +52,7 @@ class LaunchOutcome:
 
 
 class Supervisor:
-    """Runs one command to its end. `beat` is called with the live process tree every `beat_seconds`."""
+    """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`."""
 
     def __init__(
         self,
@@ -93,13 +93,8 @@ class Supervisor:
         self._told: set[tuple[int, int]] = set()
         self._started = 0.0
 
-    @property
-    def launcher_pid(self) -> int | None:
-        """Pid of the launcher once started."""
-        return self._launcher_pid
-
     def run(self) -> LaunchOutcome:
-        """Start the launcher and return when nothing of it is left. Raises OSError when it cannot be started."""
+        """Start the launcher and return when all its processes have ended. Raises OSError when it cannot be started."""
         with _SignalPipe(self._selector, self._signals):
             self._started = time.monotonic()
             self._start()
@@ -110,10 +105,10 @@ class Supervisor:
 
     def _start(self) -> None:
         out, err = self._channels.open_pipes()
-        prepare = die_with_parent()  # no thread of ours has been started yet
+        prepare = die_with_parent()  # safe: this process has not started a thread yet
         if self._group is not None:
             prepare = self._group.joining(prepare)
-        stdin = None if not os.isatty(0) else subprocess.DEVNULL  # its session has no terminal to read from
+        stdin = None if not os.isatty(0) else subprocess.DEVNULL  # its new session has no terminal to read from
         try:
             child = subprocess.Popen(
                 list(self._command),
@@ -132,7 +127,7 @@ class Supervisor:
         self._launcher_pid = child.pid
         self._launcher = read_process(child.pid)
         if self._group is not None and self._launcher is not None and not self._group.holds(child.pid):
-            self._channels.say("the launcher could not enter its cgroup; subreaper and token hold it")
+            self._channels.say("the launcher could not enter its cgroup; subreaper and token still apply")
 
     def _loop(self) -> None:
         next_watch = next_look = next_beat = self._started
@@ -162,7 +157,7 @@ class Supervisor:
         elif self._channels.waiting_views:
             seconds = min(seconds, 0.1)
         for key, _ in self._selector.select(max(seconds, 0.0)):
-            if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed it
+            if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed the descriptor
                 key.data()
         self._channels.flush_views()
 
@@ -182,14 +177,14 @@ class Supervisor:
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_by == "signal" and number == signal.SIGINT == self._stop_signal:
-                self._deadline = time.monotonic()  # Ctrl-C twice: no more grace
+                self._deadline = time.monotonic()  # Ctrl-C twice ends the grace period
             elif self._stop_signal is None or self._launcher_code is not None:
                 self._stop(number, "signal")
             else:
                 self._forward(number)
 
     def _stop(self, number: int, reason: str) -> None:
-        """Begin to end the launch: forward the signal and start the clock."""
+        """Begin to end the launch: forward the signal and set the deadline."""
         if self._stopped_by is None:
             self._stopped_by = reason
             self._stop_signal = number
@@ -203,10 +198,10 @@ class Supervisor:
             send_signal(self._launcher, number)
 
     def _go_on_ending(self) -> bool:
-        """After the launcher: hand the signal on to what it left. False when nothing is left."""
+        """After the launcher's end, signal the processes it left. False when none are left."""
         alive = [process for process in walk_children(os.getpid()) if process.alive]
         if not alive:
-            alive = find_contained(self._token, self._group)  # the exact look, once the cheap one finds nothing
+            alive = find_contained(self._token, self._group)  # the complete search, when the cheap one finds nothing
         if not alive:
             return False
         now = time.monotonic()
@@ -218,7 +213,7 @@ class Supervisor:
             seconds = TERM_SECONDS if ended_well else self._grace + BEYOND_GRACE_SECONDS
             self._deadline = now + seconds
             names = ", ".join(f"{process.name} ({process.pid})" for process in alive[:5])
-            self._channels.say(f"the launcher has ended and left {len(alive)} processes: {names}; ending them")
+            self._channels.say(f"the launcher has ended and left {len(alive)} processes, which are now ended: {names}")
         for process in alive:
             if process.parent == os.getpid() and process.key not in self._told:
                 self._told.add(process.key)
@@ -239,7 +234,7 @@ class Supervisor:
         return report
 
     def _pump(self) -> None:
-        """Keep reading while processes are ended: one that blocks in `write` could not end."""
+        """Keep reading while processes are ended: a process that blocks in `write` cannot end."""
         for key, _ in self._selector.select(0):
             if key.fd in self._selector.get_map():
                 key.data()
@@ -252,8 +247,8 @@ class Supervisor:
         code = 128 + by_signal if by_signal is not None else launcher
         warned = self._stopped_by == "signal" and self._stop_signal == signal.SIGUSR1
         if (self._stopped_by is not None and launcher not in (0, DO_NOT_REQUEUE)) or (warned and launcher == 0):
-            # torchrun turns every signal into exit code 1: what stopped the launch says more. USR1 is a scheduler's
-            # warning: a trainer that saved and ended with 0 has not finished its run, and wants to be requeued.
+            # torchrun turns every signal into exit code 1, so the forwarded signal is reported instead. USR1 is a
+            # scheduler's warning: a trainer that saved and ended with 0 has not finished its run and must be requeued.
             assert self._stop_signal is not None
             by_signal = self._stop_signal
             code = 128 + by_signal
@@ -273,7 +268,7 @@ class Supervisor:
 
 
 class _SignalPipe:
-    """Signals as bytes in the selector, and the handlers of before put back at the end."""
+    """Receives signals as bytes in the selector; restores the previous handlers at the end."""
 
     def __init__(self, selector: selectors.BaseSelector, received: list[int]) -> None:
         self._selector = selector
@@ -289,7 +284,7 @@ class _SignalPipe:
         self._old_wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
             if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGCHLD:
-                continue  # `nohup chronicle run …` means it
+                continue  # an ignored signal stays ignored (`nohup chronicle run …`)
             self._before[number] = signal.signal(number, _ignore)
         self._selector.register(self._ends[0], selectors.EVENT_READ, self._read)
 
@@ -310,7 +305,7 @@ class _SignalPipe:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Only the wakeup byte counts; a handler must exist for it to be written (and exec resets it to the default)."""
+    """Do nothing: a handler must exist so that the wakeup byte is written; exec resets it to the default."""
 
 
 def _signal_name(number: int) -> str:

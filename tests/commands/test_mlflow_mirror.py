@@ -124,7 +124,7 @@ def _state(pid: int) -> str:
 def test_a_server_that_is_down_is_one_sentence_and_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     story = toy_run(tmp_path)
-    with pytest.raises(ChronicleError, match="does not take data") as found:
+    with pytest.raises(ChronicleError, match="does not accept data") as found:
         Projection(story.paths, "http://me:secret@127.0.0.1:9/").feed()
     assert "secret" not in found.value.message and "\n" not in found.value.message
     assert found.value.remedy is not None

@@ -125,7 +125,7 @@ def test_without_a_run_the_launch_is_the_next_and_a_place_is_asked_for(tmp_path:
     for _ in range(2):
         list(observe(_samples(np.arange(10), 0.3), tmp_path, key=lambda s: s["key"], source=lambda s: s["source"], environ={}))
     assert [(one.launch, one.repeats) for one in read_accounts(tmp_path)] == [(1, 0), (2, 10)]
-    with pytest.raises(DataError, match="does not know where to keep its accounts"):
+    with pytest.raises(DataError, match="observe has no directory for its counts"):
         observe([], key=str, source=str, environ={})
 
 
@@ -148,7 +148,7 @@ def test_dip_of_a_sources_share_after_a_restart_raises_one_alarm(tmp_path: Path)
     _watch(rare, tmp_path, 2, alarms)
     assert [alarm.source for alarm in alarms if alarm.source == "image"] == ["image"]
     image = next(alarm for alarm in alarms if alarm.source == "image")
-    assert image.text() == ("share of `image` is 0.000 over the first 64 samples of this launch, 0.300 ± 0.229 before")
+    assert image.text() == ("share of `image` is 0.000 over the first 64 samples of this launch: expected 0.300 ± 0.229")
 
 
 def test_stock_webdataset_is_watched(tmp_path: Path) -> None:

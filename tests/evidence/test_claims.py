@@ -147,4 +147,4 @@ def test_evidence_on_a_full_disk_is_said_once_and_does_not_raise(tmp_path, capsy
     os.symlink("/dev/full", tmp_path / "evidence" / "rank-0.jsonl")
     evidence.end(step=1)
     evidence.end(step=2)
-    assert capsys.readouterr().err.count("no more evidence of rank 0") == 1
+    assert capsys.readouterr().err.count("evidence of rank 0 is no longer written") == 1

@@ -55,7 +55,7 @@ def read(directory):
 def test_two_launches_are_inferred_with_how_far_each_provably_came(night):
     _, launches, _ = read(night)
     assert [(one.number, f"{one.started:%H:%M:%S}", one.reached) for one in launches] == [
-        (1, "07:14:00", "only planned, as far as is written"),
+        (1, "07:14:00", "only planned, according to its lines"),
         (2, "07:15:48", "entered the training loop"),
     ]
 
@@ -69,10 +69,10 @@ def test_contradictions_of_the_night_are_named(night):
         "not a smaller model",
         "between launch 1 and 2 the target went 1,208,606,722 → 679,962,626; no line says why",
         "launch 2: 4 loader workers for 2 data shards; on 4 ranks that is 16 readers",
-        "launch 2 begins in the same log although launch 1 never says that it ended: a silent restart",
+        "launch 2 begins in the same log, but no line says that launch 1 ended: a silent restart",
         "2 listed processes are older than the last launch (the oldest of 07:14:02, the launch of 07:15:48): "
-        "left by an earlier one, not made by it",
-        "logs speak of 4 devices; `working_1b_demo.py:1` uses one: `model = nn.DataParallel(model, device_ids=[0])`",
+        "left by an earlier launch",
+        "logs name 4 devices; `working_1b_demo.py:1` uses one: `model = nn.DataParallel(model, device_ids=[0])`",
     ]
     assert texts == expected
 
@@ -81,7 +81,7 @@ def test_what_is_not_written_stays_unknown(night):
     """Seed 000 concluded "never ran" from a missing results file; seed 001 "95 % complete" from target lines."""
     unknown = list_unknowns(read(night)[1])
     assert "launch 2: whether a single step was taken (no line with step and loss)" in unknown
-    assert "whether anything was saved: no line says so, and that proves nothing" in unknown
+    assert "whether anything was saved: no line says so, which does not prove that nothing was" in unknown
 
 
 def test_draft_keeps_observed_inferred_and_unknown_apart(night):
@@ -168,8 +168,8 @@ def test_lines_without_a_time_and_channels_that_measure_nothing_are_in_the_draft
     (tmp_path / "demo.py").write_text("m = DataParallel(m, device_ids=[0])\n")
     draft = read_mess(tmp_path)
     assert "Model has 771,176,450 parameters · `demo.log:1`" in draft
-    assert "K=0.000, C=0.000 in all 3 step lines: logged and not measured" in draft
-    assert "What scripts ask for" in draft
+    assert "K=0.000, C=0.000 in all 3 step lines: logged but not measured" in draft
+    assert "Devices and loaders in scripts" in draft
 
 
 def test_training_of_others_on_this_machine_is_not_in_the_draft(tmp_path):

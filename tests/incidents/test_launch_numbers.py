@@ -89,7 +89,7 @@ def test_one_ranks_part_is_not_a_model_that_was_scaled_down():
     evidence = evidence_of(whole, part, 4)
     judged = judge_claim("Model created with 169,990,657 parameters", evidence)[0]
     assert judged.verdict is Claimed.CONTRADICTED
-    assert "1/4 of it: what one rank holds after sharding" in judged.message
+    assert "1/4 of it: the part of one rank after sharding" in judged.message
     assert judge_claim("680M parameters", evidence)[0].verdict is Claimed.SUPPORTED
     taken_after_wrapping = TrainerFacts(params_logical=whole, params_counted=part, ranks=ranks(4))
     found = answer("PF03", taken_after_wrapping)

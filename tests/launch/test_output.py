@@ -106,7 +106,7 @@ def test_a_mark_that_does_not_come_is_called_buffered_once_and_its_delay_is_kept
     test.expect(3, "cd" * 8)
     for clock.now in (1.0, 2.5, 9.0):
         test.check(said.append)
-    assert len(said) == 1 and said[0].startswith("buffered: a line that rank 3 printed")
+    assert len(said) == 1 and said[0].startswith("output of rank 3 is buffered: a line it printed")
     clock.now = 10.0
     test.take(b"\x1elatency " + b"cd" * 8 + b"\n", 3)
     assert test.late == {3: 10.0}
@@ -151,7 +151,7 @@ def test_buffered_output_is_said_while_it_is_buffered(driver):
     )
     driver.start([sys.executable, "-c", code])
     assert driver.wait() == 0
-    assert "buffered: a line that rank 0 printed" in driver.out.read_text()
+    assert "output of rank 0 is buffered: a line it printed" in driver.out.read_text()
     late = driver.entries("launch.end")[0].data["buffered_ranks"]["0"]
     assert late > 3
     assert "latency" not in driver.paths.supervisor_log(1).read_text().replace("chronicle:", "")
