@@ -1,6 +1,6 @@
-"""bit_transformer: a transformer over the bits of text, and the trainer that the product is proven on.
+"""bit_transformer: a transformer over the bits of text, and the trainer that chronicle is tested with.
 
-It is a test vehicle: text becomes UTF-8 bytes, every byte nine bits (eight and parity), and the model predicts the next
+Text becomes UTF-8 bytes, every byte nine bits (eight and parity), and the model predicts the next
 bit. Independent implementation from a behaviour specification. torch lives here; `chronicle` and `rollback` never
 import this package. `python -m bit_transformer.train --recipe demo` trains.
 """

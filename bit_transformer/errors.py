@@ -1,16 +1,18 @@
-"""Errors of the trainer.
+"""The errors of the trainer.
 
     TrainerError
     ├── BadRecipe            a recipe's fields contradict each other or the data
     ├── TopologyMismatch     launcher, torch.distributed and Accelerate disagree about the world
-    ├── CannotResume         no checkpoint may be taken, or the one named is not usable
+    ├── CannotResume         it is not decided which checkpoint to load, or the named one is not usable
     ├── GateTripped          the safety gate's smoothed values left their limits
-    └── NonFiniteGradients   a rank found NaN or infinity; all ranks stopped
+    └── NonFiniteGradients   a gradient is NaN or infinite on some rank; all ranks stopped
 """
+
+import sys
 
 
 class TrainerError(Exception):
-    """Base of everything raised on purpose here; `remedy` is the way out, shown as `hint:`."""
+    """Base of the trainer's errors; `remedy` is shown as `hint:`."""
 
     def __init__(self, message: str, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -18,20 +20,28 @@ class TrainerError(Exception):
 
 
 class BadRecipe(TrainerError):
-    """A field of the recipe is unknown, unreadable or impossible; the message names it."""
+    """A field of the recipe is unknown or its value is impossible; the message names it."""
 
 
 class TopologyMismatch(TrainerError):
-    """The parts of the stack do not agree on the number of ranks; the message lists what each believes."""
+    """Launcher, torch.distributed and Accelerate report different world sizes; the message lists them."""
 
 
 class CannotResume(TrainerError):
-    """Which checkpoint to resume from is open, or it does not fit the run; nothing has been loaded."""
+    """No checkpoint can be chosen, or it does not fit the run; nothing has been loaded."""
 
 
 class NonFiniteGradients(TrainerError):
-    """Gradients are not finite on some rank; the last frames are kept beside the launch's log."""
+    """Gradients are not finite on some rank; the figures of the last steps are kept beside the metrics."""
 
 
 class GateTripped(TrainerError):
-    """The safety gate tripped in strict mode; the message names the value, where it is and where it must be."""
+    """The safety gate tripped in strict mode; the message names the value and its limits."""
+
+
+def print_error(problem: Exception) -> None:
+    """Print an error as one sentence on stderr, with its hint."""
+    print(f"error: {problem}", file=sys.stderr)
+    remedy = getattr(problem, "remedy", None)
+    if remedy:
+        print(f"hint: {remedy}", file=sys.stderr)

@@ -20,23 +20,22 @@ from accelerate.utils import gather_object
 
 from bit_transformer.data.bits import BITS_PER_BYTE
 from bit_transformer.data.loaders import SampleStore
-from bit_transformer.errors import BadRecipe, TrainerError
+from bit_transformer.errors import BadRecipe, TrainerError, print_error
 from bit_transformer.model.conversion import grown_config
 from bit_transformer.model.transformer import ModelConfig
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
-from bit_transformer.training.report import print_error
 from chronicle.preflight import available_memory
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 DEVICES_GB = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141}
-_USABLE = 0.9  # of a device: the rest is the driver, its libraries and the allocator's gaps
+_USABLE = 0.9  # of a device; the rest is the driver, its libraries and fragmentation
 _FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes of one rank. `buffers`: DDP's copy of the gradients, autocast's of the weights and their running average, or
-    the one block that sharded weights are gathered for.
+    """Bytes of one rank. `buffers` are DDP's copy of the gradients, autocast's copy of the weights and the averaged
+    weights; with sharded weights, the one block that is gathered at a time.
     """
 
     weights: int
@@ -47,11 +46,11 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.buffers + self.activations
 
     def fits(self, gigabytes: float) -> bool:
-        """Whether it fits into a device of so many gigabytes (10⁹), a tenth left free."""
+        """Whether it fits a device of so many gigabytes (10⁹) with a tenth left free."""
         return self.total <= gigabytes * 1e9 * _USABLE
 
 
@@ -63,11 +62,11 @@ def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batc
     count = config.num_parameters
     part = -(-count // world_size)
     cut_weights, cut_gradients = sharding in ("zero3", "fsdp2"), sharding in ("zero2", "zero3", "fsdp2")
-    own_copy = sharding in ("zero1", "zero2")  # DeepSpeed updates a copy of its part there, in stage 3 the part itself
+    own_copy = sharding in ("zero1", "zero2")  # DeepSpeed updates a copy of its part; stage 3 updates the part itself
     buffers = (2 * count if bf16 else 0) + (_FLOAT * count if sharding == "ddp" and world_size > 1 else 0)
     buffers += _FLOAT * count if averaged else 0
     if cut_weights:
-        # a block's weights, and its gradients before they are cut
+        # a block's weights, and its gradients before they are sharded
         buffers = 2 * _FLOAT * (count // max(1, config.num_layers))
     return Footprint(
         weights=_FLOAT * (part if cut_weights else count), gradients=_FLOAT * (part if cut_gradients else count),
@@ -76,7 +75,7 @@ def footprint(config: ModelConfig, *, sharding: str, world_size: int, micro_batc
 
 
 def activation_bytes(config: ModelConfig, *, micro_batch: int, positions: int, bf16: bool) -> int:
-    """Return what is kept for the backward pass, at its highest: with recomputing, one layer besides what is kept."""
+    """Return the peak bytes kept for the backward pass; with recomputation, one layer on top of what is kept."""
     kept, small = config.num_layers, 2 if bf16 else _FLOAT
     d, ff = config.d_model, config.d_ff
     # a layer keeps: two streams, norm statistics and log-sum-exps in float32; two normed inputs, q, k, v and their mix,
@@ -85,8 +84,8 @@ def activation_bytes(config: ModelConfig, *, micro_batch: int, positions: int, b
     ends = _FLOAT * (d + 2) + small * d + _FLOAT * (2 * config.vocab)
     stream = _FLOAT * d
     if config.reversible:
-        pairs = kept if config.act else 1  # halting looks at the streams after every layer
-        layers = 2 * stream * pairs + 4 * stream + layer  # rebuilt pair, its gradients, one layer at work
+        pairs = kept if config.act else 1  # halting reads the streams after every layer
+        layers = 2 * stream * pairs + 4 * stream + layer  # the rebuilt pair, its gradients, one active layer
     elif config.checkpointing:
         layers = stream * kept + layer
     else:
@@ -96,8 +95,9 @@ def activation_bytes(config: ModelConfig, *, micro_batch: int, positions: int, b
 
 
 def flops_per_symbol(config: ModelConfig, positions: int) -> float:
-    """Return the arithmetic of training on one position, forward and backward: 6 × matrix elements, and of attention the
-    half that causality leaves. What is computed again is not counted.
+    """Return the FLOPs of training on one position, forward and backward: 6 × matrix elements plus causal attention.
+
+    Recomputation is not counted.
     """
     d = config.d_model
     matrices = config.num_layers * (4 * d * d + 2 * d * config.d_ff) + d * config.vocab
@@ -105,13 +105,13 @@ def flops_per_symbol(config: ModelConfig, positions: int) -> float:
 
 
 def step_flops(recipe: Recipe) -> float:
-    """Return the arithmetic of one optimizer step, all ranks together."""
+    """Return the FLOPs of one optimizer step over all ranks."""
     symbols = recipe.data.window_bytes * (BITS_PER_BYTE if recipe.model.vocab == 2 else 1)
     return recipe.data.batch_size * symbols * flops_per_symbol(recipe.model, symbols)
 
 
 def of_recipe(recipe: Recipe, world_size: int) -> Footprint:
-    """Return the footprint of a rank of this recipe, at the end of its growths."""
+    """Return the footprint of a rank of this recipe after all its growths."""
     symbols = recipe.data.window_bytes * (BITS_PER_BYTE if recipe.model.vocab == 2 else 1)
     micro_batch = -(-recipe.data.batch_size // (world_size * recipe.accumulation_steps))
     return footprint(grown_config(recipe.model, recipe.growth), sharding=recipe.sharding, world_size=world_size,
@@ -132,11 +132,11 @@ def format_footprint(rows: Iterable[tuple[str, Footprint]]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table of a recipe for every way to share it among the ranks; return the exit code."""
+    """Print the table of a recipe for every sharding and number of ranks; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bit_transformer.footprint", allow_abbrev=False)
     parser.add_argument("--recipe", default="baseline", help="name of a recipe (a function in recipes.py)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one field of the recipe")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8], help="how many ranks to look at")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 8], help="numbers of ranks to show")
     options = parser.parse_args(argv)
     try:
         recipe = with_settings(find_recipe(options.recipe), options.set)
@@ -153,19 +153,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # --- Free memory, and the settings that would fit
 
-_WHOLE = ("ema_decay=0", "export=()", "qat_from_step=none", "growth=()")  # what sharded parameters cannot do
+_WHOLE = ("ema_decay=0", "export=()", "qat_from_step=none", "growth=()")  # features that need whole parameters
 _MOST_RANKS, _MOST_WAYS = 64, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a rank will need by the footprint's arithmetic, what each rank has, and the changes that would fit."""
+    """The memory that a rank needs, the free memory of each rank, and settings that would fit."""
 
     needed: Footprint
     free_by_rank: tuple[int | None, ...]
@@ -173,12 +169,12 @@ class Room:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are for; nothing where a part is nothing."""
+        """The needed bytes by part; empty parts are left out."""
         return {name: size for name, size in asdict(self.needed).items() if size}
 
 
 def measure_room(accelerator: Any, recipe: Recipe) -> Room:
-    """Ask every rank; the ranks of a host that train on its CPUs share its memory equally."""
+    """Gather the free memory of every rank; CPU ranks of one host share its memory equally. Collective."""
     device, host = accelerator.device, socket.gethostname()
     told = gather_object([(host, device.type, _free(device))])
     sharers = Counter(where for where, kind, _ in told if kind == "cpu")
@@ -190,9 +186,9 @@ def measure_room(accelerator: Any, recipe: Recipe) -> Room:
 
 
 def list_ways(recipe: Recipe, world_size: int, free: int, *, own_memory: bool) -> Iterator[str]:
-    """Yield up to three changes with which a rank fits into `free` bytes, a tenth left; nothing where it fits as it is.
+    """Yield up to three changes of settings with which a rank fits `free` bytes; none where it fits already.
 
-    `own_memory`: another rank brings memory of its own, as a GPU does.
+    `own_memory` is True where another rank brings its own memory, as a GPU does.
     """
     if of_recipe(recipe, world_size).fits(free / 1e9):
         return
@@ -232,35 +228,35 @@ def _free(device: torch.device) -> int | None:
 
 # --- Lines printed before the first step
 
-_CPU_FLOPS = 3e10  # of one core in float32, at best: an order of magnitude, to tell seconds from hours
+_CPU_FLOPS = 3e10  # of one core in float32 at best: enough to tell seconds from hours
 _LONG_SECONDS = 10
 
 
 class Announcer:
-    """Talks on the main rank only."""
+    """Prints one line each on data, model and plan before anything slow starts. Only the main rank prints."""
 
     def __init__(self, *, is_main: bool) -> None:
         self._is_main = is_main
 
     def data(self, recipe: Recipe, stores: Sequence[SampleStore]) -> None:
-        """The texts are open."""
+        """Print the sizes of the opened sources."""
         told = ", ".join(f"{store.name} {store.num_samples:,} windows" for store in stores)
         self._say(f"data: {told} of {recipe.data.window_bytes} bytes, from {recipe.data.data_dir or 'memory'}")
 
     def model(self, recipe: Recipe, world_size: int, device: str) -> None:
-        """The model is about to be built."""
+        """Print the size of the model that is about to be built."""
         gigabytes = of_recipe(recipe, world_size).total / 1e9
         self._say(f"model: building {recipe.model.num_parameters:,} parameters on {device}, {recipe.mixed_precision} "
                   f"autocast, {recipe.sharding}; a rank will need about {gigabytes:.1f} GB")
 
     def plan(self, recipe: Recipe, world_size: int, device: str) -> None:
-        """The model is there; what a step will cost."""
+        """Print what a step will cost."""
         flops = step_flops(recipe) / world_size
         line = (f"plan: {recipe.schedule.total_steps:,} steps of {recipe.data.batch_size} windows, "
                 f"{flops / 1e12:.2g} TFLOP a step and rank")
         if device == "cpu" and flops / _CPU_FLOPS > _LONG_SECONDS:
-            line += (f": one CPU core needs {_duration(flops / _CPU_FLOPS)} or more for each. A GPU, or a smaller batch "
-                     f"(--set batch_size={world_size * recipe.accumulation_steps}), is the way out")
+            line += (f": one CPU core needs {_duration(flops / _CPU_FLOPS)} or more for each. Use a GPU or a smaller batch "
+                     f"(--set batch_size={world_size * recipe.accumulation_steps})")
         self._say(line)
 
     def _say(self, line: str) -> None:
@@ -270,3 +266,7 @@ class Announcer:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

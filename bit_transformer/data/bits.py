@@ -1,7 +1,7 @@
 """Text as bits: UTF-8 bytes, eight data bits (most significant first) and one parity bit each.
 
-Parity is the sum of the eight data bits modulo 2. Tables of 256 rows do the work in both directions. What a model makes
-of bits lives elsewhere.
+Parity is the sum of the eight data bits modulo 2. Run-length compression of bits is here as well: a run of 1 to 255 equal
+bits becomes the bit and its length in eight bits, so nine bits a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from chronicle.data.plan import derive_key
 
 BITS_PER_BYTE = 9
-COIN_FLIP_BITS_PER_BYTE = 9.0  # loss of a model that knows nothing, parity included
+COIN_FLIP_BITS_PER_BYTE = 9.0  # loss of a model that always predicts 0.5, parity included
 
 
 def _encode_table() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -42,7 +42,7 @@ def decode_bits(bits_BT: Tensor) -> Tensor:
 
 
 def repair_parity(bits_BT: Tensor) -> tuple[Tensor, int]:
-    """Set every ninth bit to the parity of its byte; return the bits and how many had to change."""
+    """Set every ninth bit to the parity of its byte; return the bits and the number of changed ones."""
     groups = _grouped(bits_BT).clone()
     expected = groups[..., :8].sum(-1) % 2
     num_wrong = int((groups[..., 8] != expected).sum())
@@ -56,7 +56,7 @@ def encode_text(text: str) -> Tensor:
 
 
 def decode_text(bits_T: Tensor) -> str:
-    """Return the text of bits; bytes that are not UTF-8 (a model may produce them) become U+FFFD."""
+    """Return the text of bits; bytes that are not UTF-8 become U+FFFD."""
     return bytes(decode_bits(bits_T).tolist()).decode(errors="replace")
 
 
@@ -75,13 +75,13 @@ _LENGTH_BITS = 8
 
 
 def cosine_ramp(step: int, *, start: float, end: float, total_steps: int) -> float:
-    """Return start + (end − start) · ½(1 − cos(π · min(1, step / total))): slow at both ends."""
+    """Return start + (end − start) · ½(1 − cos(π · min(1, step / total)))."""
     progress = min(1.0, step / total_steps) if total_steps else 1.0
     return start + (end - start) * 0.5 * (1 - math.cos(math.pi * progress))
 
 
 def compress_runs(bits_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (bits, lengths) of the runs, int64; longer runs than 255 are cut."""
+    """Return (bits, lengths) of the runs, int64; runs longer than 255 are split."""
     if not bits_T.numel():
         return bits_T.long(), bits_T.long()
     values, counts = torch.unique_consecutive(bits_T.long(), return_counts=True)
@@ -100,30 +100,30 @@ def expand_runs(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def runs_to_bits(values: Tensor, lengths: Tensor) -> Tensor:
-    """Write the runs as bits, nine each."""
+    """Encode the runs as bits, nine each: the bit, then its length, most significant bit first."""
     places = torch.arange(_LENGTH_BITS - 1, -1, -1)
     return torch.cat([values[:, None], (lengths[:, None] >> places) & 1], dim=1).flatten()
 
 
 def bits_to_runs(bits_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Read what `runs_to_bits` wrote; an incomplete last run is left out."""
+    """Decode the output of `runs_to_bits`; an incomplete last run is dropped."""
     rows = bits_T[: bits_T.numel() // BITS_PER_BYTE * BITS_PER_BYTE].view(-1, BITS_PER_BYTE)
     places = torch.arange(_LENGTH_BITS - 1, -1, -1)
     return rows[:, 0], (rows[:, 1:] << places).sum(1)
 
 
 def compressed_rows(*, seed: int, position: int, num_rows: int, probability: float) -> NDArray[np.bool_]:
-    """Return which rows of the global batch at this data position are fed compressed: drawn from the plan's key."""
+    """Return which rows of the global batch at this data position are compressed; drawn from the seed of the data plan."""
     draws = [derive_key(seed, "compress", position, row) / 2**64 for row in range(num_rows)]
     return np.array(draws) < probability
 
 
 def compress_window(bits_T: Tensor) -> tuple[Tensor, int]:
-    """Return the run-length form of a window, cut or padded to the window's own length, and its length before padding."""
+    """Return the run-length form of a window, cut or padded to the window's length, and its length before padding."""
     coded = runs_to_bits(*compress_runs(bits_T))[: bits_T.numel()]
     return torch.cat([coded, coded.new_zeros(bits_T.numel() - coded.numel())]), coded.numel()
 
 
 def forward_compressed(model: Callable[[Tensor], T], values: Tensor, lengths: Tensor) -> T:
-    """Run the model on the bits that the runs stand for: equal to `model` on the decompressed bits."""
+    """Run the model on the decompressed bits of the runs."""
     return model(expand_runs(values, lengths)[None])

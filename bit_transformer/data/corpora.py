@@ -1,6 +1,6 @@
-"""The sources of a recipe: text in memory by name, or built shards on disk, each as training and held-out text.
+"""Named texts in memory, split into training and held-out text. No torch.
 
-Which texts there are is told in `chronicle.data.corpora`; how shards lie on disk in `chronicle.data.shards`.
+`chronicle.data.corpora` lists the names; `chronicle.data.shards` reads sources that were built on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Corpus:
 
 @lru_cache(maxsize=4)
 def read_corpus(name: str) -> Corpus:
-    """Read a corpus that needs no building, by name. Raises BadRecipe where it is not to be had."""
+    """Read a corpus by name. Raises BadRecipe where it is not available."""
     try:
         return split_corpus(name, read_text(name))
     except DataError as problem:

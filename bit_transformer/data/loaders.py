@@ -1,7 +1,7 @@
-"""Batches by step: what the data plan names, read and expanded to bits.
+"""Batches by step: the samples that the data plan names, read and expanded to bits.
 
-Item t of the dataset is this rank's part of the global batch of step t, so that workers are stateless and a resume
-starts anywhere. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them.
+Item t of the dataset is this rank's part of the global batch of step t, so workers are stateless and a resume can start at
+any step. Loaders are not given to `accelerator.prepare`, which would re-shard and re-order them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STRETCH_IDS = 8192
 
 
 class SampleStore(Protocol):
-    """Samples by number: a window of whole bytes each."""
+    """Windows of whole bytes, by number."""
 
     name: str
     digest: str
@@ -41,7 +41,7 @@ class SampleStore(Protocol):
 
 
 class TextWindows:
-    """Consecutive windows of a text in memory; the incomplete last one is left out."""
+    """Consecutive windows of a text in memory; an incomplete last window is dropped."""
 
     def __init__(self, name: str, text: bytes, digest: str, window_bytes: int) -> None:
         self.name = name
@@ -63,9 +63,9 @@ class TextWindows:
 
 
 class ShardWindows:
-    """Windows inside the members of built tar shards, by offset: any window of any shard is one `pread`.
+    """Windows inside the members of built tar shards; reading a window is one `pread`.
 
-    Raises ShardProblem or DataError before training where a shard is missing, truncated or not the manifest's.
+    Raises ShardProblem or DataError at once where a shard is missing, truncated or differs from the manifest.
     """
 
     def __init__(self, location: str, window_bytes: int, *, split: str = "train") -> None:
@@ -103,7 +103,7 @@ class ShardWindows:
 
 
 def open_stores(sources: Iterable[str], window_bytes: int, *, data_dir: str | None) -> tuple[SampleStore, ...]:
-    """Return the training windows of each source: built shards below `data_dir`, or text in memory without one."""
+    """Return the training windows of each source: built shards below `data_dir`, or text in memory where it is None."""
     if data_dir is not None:
         return tuple(ShardWindows(f"{data_dir.rstrip('/')}/{name}", window_bytes) for name in sources)
     corpora = [read_corpus(name) for name in sources]
@@ -141,8 +141,10 @@ def spread_windows(stores: Iterable[SampleStore], weights: Mapping[str, int], nu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One rank's part of one optimizer step: bits (B, T), of which the first `num_bits_B` of a row are no padding, the
-    source of each row (B,), and the digest of the global batch's ids.
+    """One rank's part of the batch of one optimizer step.
+
+    `bits_BT` are the bits, of which the first `num_bits_B` of a row are not padding; `sources_B` is the source of each
+    row; `digest` is over the sample ids of the global batch.
     """
 
     step: int
@@ -163,19 +165,19 @@ class Batch:
                      num_bits_B=self.num_bits_B.to(device), digest=self.digest)
 
     def without_padding(self, losses_BT: Tensor) -> Tensor:
-        """Return the losses (B, T − 1) of predicted symbols with those of padding set to 0."""
+        """Return the losses (B, T − 1) of predicted symbols with the losses of padding set to 0."""
         target_T = torch.arange(1, losses_BT.shape[1] + 1, device=losses_BT.device)
         return torch.where(target_T < self.num_bits_B[:, None], losses_BT, 0.0)
 
     def num_predicted_B(self) -> Tensor:
-        """Return how many symbols of each row are predicted: all but the first."""
+        """Return the number of predicted symbols of each row: all but the first."""
         return self.num_bits_B - 1
 
 
 class StepDataset(Dataset[Batch]):
-    """`dataset[step]` is this rank's batch of that step; a function of plan and segments alone.
+    """`dataset[step]` is this rank's batch of that step, a function of plan and segments alone.
 
-    The ids of many steps are reckoned at once, since that costs a twentieth of reckoning each: the last stretch is kept.
+    The ids of many steps are computed at once, at a twentieth of the cost of one by one; the last block is cached.
     """
 
     def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
@@ -217,7 +219,7 @@ def plan_data(stores: tuple[SampleStore, ...], weights: Mapping[str, int], *, ba
 
 
 def load_steps(dataset: StepDataset, first: int, end: int, *, num_workers: int = 0) -> Iterator[Batch]:
-    """Yield the batches of steps first … end - 1; the number of workers changes nothing but the speed."""
-    # a loader draws a seed for its workers when it starts: from torch's generator a restart would draw once more
+    """Yield the batches of steps first … end - 1; the number of workers does not change them."""
+    # a loader draws a seed for its workers when it starts; from torch's global generator a restart would draw once more
     return iter(DataLoader(dataset, batch_size=None, sampler=range(first, end), num_workers=num_workers,
                            generator=torch.Generator()))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +30,16 @@ from bit_transformer.evaluation.telemetry import (
     place_frequencies,
 )
 from bit_transformer.model.transformer import BitTransformer
+from chronicle.journal.events import Event, TelemetryConstant, TelemetryFloors
+from chronicle.journal.events import Gate as GateChanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateConfig:
-    """`strict` ends the launch at a trip, `soft` says so and goes on; `max_ratio` bounds held-out bpb over its best.
+    """`strict` ends the launch at a trip, `soft` reports it; `max_ratio` bounds held-out bpb relative to its best value.
 
-    Samples are judged one draw at a time against the floors taken from the data: `soft` draws again, up to `redraws`
-    times, `strict` raises.
+    Samples are compared with the floors calibrated on the data: `soft` draws again, up to `redraws` times, `strict`
+    raises.
     """
 
     mode: str = "soft"
@@ -71,7 +73,7 @@ class Limit:
     ceiling: float | None = None
 
     def state(self, value: float) -> GateState:
-        """Return where the value stands."""
+        """Return the state of a value relative to its limits."""
         above = None if self.floor is None else value - self.floor
         below = None if self.ceiling is None else self.ceiling - value
         if any(room is not None and room <= 0 for room in (above, below)):
@@ -83,7 +85,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """What the gate says after an observation; `tripped` names the values at fault."""
+    """The gate's result after an observation; `tripped` names the values beyond their limits."""
 
     state: GateState
     smoothed: Mapping[str, float]
@@ -92,8 +94,8 @@ class GateVerdict:
 
 
 @dataclass(slots=True, kw_only=True)
-class Gate:
-    """Exponential averages of named values with `decay`; no verdict while observations ≤ `burn_in`."""
+class SmoothedGate:
+    """Limits on exponential averages of named values; nothing trips during the first `burn_in` observations."""
 
     limits: Mapping[str, Limit]
     decay: float = 0.9
@@ -103,7 +105,7 @@ class Gate:
     averages: dict[str, float] = field(default_factory=dict)
 
     def observe(self, values: Mapping[str, float]) -> GateVerdict:
-        """Take one observation of every limited value. Raises GateTripped in strict mode."""
+        """Add one observation of every limited value. Raises GateTripped in strict mode."""
         self.num_observations += 1
         for name in self.limits:
             before = self.averages.get(name, values[name])
@@ -123,11 +125,11 @@ class Gate:
                 f"expected above {limit.floor} and below {limit.ceiling}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages, so that a resume does not burn in again."""
+        """Return the averages, so that a resume does not repeat the burn-in."""
         return {"num_observations": self.num_observations, "averages": dict(self.averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over saved averages."""
+        """Restore saved averages."""
         self.num_observations, self.averages = int(state["num_observations"]), dict(state["averages"])
 
 
@@ -138,45 +140,47 @@ CONSTANT_AFTER = 5  # evaluations without a change
 _RATIO = "held-out bpb over its best"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """One sentence for stderr and the journal; `kind` is the entry's."""
+class Notice(NamedTuple):
+    """A journal entry of the trainer, and its sentence for stderr and the entry's title."""
 
-    kind: str
+    event: Event
     text: str
-    data: Mapping[str, Any]
 
 
 class Monitor:
-    """State of the watch; saved with the checkpoint, so that a resume neither calibrates nor burns in again."""
+    """Watches telemetry and held-out loss at every evaluation.
+
+    Its state is saved with the checkpoint, so that a resume repeats neither calibration nor burn-in. The gate decides the
+    same on every rank.
+    """
 
     def __init__(self, config: GateConfig, *, windows: int) -> None:
-        self.config, self.windows = config, windows  # 256-byte windows a source, 0: no telemetry
+        self.config, self.windows = config, windows  # 256-byte windows per source, 0: no telemetry
         self.floors: Floors | None = None
         self.frequencies_9: tuple[float, ...] = ()
         self.best = math.inf
         self.state = GateState.BURN_IN
-        self._gate = Gate(limits={_RATIO: Limit(ceiling=config.max_ratio)}, decay=config.decay, burn_in=config.burn_in,
+        self._gate = SmoothedGate(limits={_RATIO: Limit(ceiling=config.max_ratio)}, decay=config.decay, burn_in=config.burn_in,
                           strict=False)
         self._rows: list[dict[str, float]] = []
         self._constant: tuple[str, ...] = ()
 
     def calibrate(self, bits_BT: Tensor) -> Notice:
-        """Take floors and frequencies from windows of training data."""
+        """Set floors and bit frequencies from windows of training data."""
         joined = join_windows(bits_BT)
         frequencies_9 = place_frequencies(joined)
         self.frequencies_9 = tuple(frequencies_9.tolist())
         self.floors = calibrate(measure_bits(joined, frequencies_9))
-        return Notice(kind="telemetry.floors", data=self.floors.to_json(), text=(
+        return Notice(TelemetryFloors.from_json(self.floors.to_json()), (
             f"C from {self.floors.c_floor:.3f} to {self.floors.c_ceiling:.3f}, S above {self.floors.s_floor:.3f} "
             f"({self.floors.source})"))
 
     def observe(self, bpb: float, row: Mapping[str, float]) -> list[Notice]:
-        """Take one evaluation: held-out bits per byte and the telemetry of this moment (empty: none)."""
+        """Add one evaluation: held-out bits per byte and the telemetry (empty: none); return what to report."""
         return [*self._observe_gate(bpb), *self._observe_row(row)]
 
     def require_ok(self) -> None:
-        """Raise GateTripped in strict mode while the gate is tripped; every rank alike."""
+        """Raise GateTripped in strict mode while the gate is tripped, on every rank alike."""
         if self.state is GateState.TRIPPED and self.config.mode == "strict":
             raise GateTripped(self._sentence(), "roll back with `chronicle rollback`, or set gate.mode=soft to go on")
 
@@ -186,7 +190,7 @@ class Monitor:
         before, self.state = self.state, verdict.state
         if before is self.state or (before is GateState.BURN_IN and self.state is GateState.OK):
             return []
-        return [Notice(kind="gate", text=self._sentence(), data={"state": str(self.state), **verdict.smoothed})]
+        return [Notice(GateChanged.from_json({"state": str(self.state), **verdict.smoothed}), self._sentence())]
 
     def _sentence(self) -> str:
         return (f"{self.state}: {_RATIO} ({self.best:.3f}) is {self._gate.averages[_RATIO]:.3f} smoothed, limit "
@@ -202,8 +206,8 @@ class Monitor:
         if not new:
             return []
         told = ", ".join(f"{name} {row[name]:.4f}" for name in new)
-        return [Notice(kind="telemetry.constant", data={name: row[name] for name in new}, text=(
-            f"{told} did not change over {CONSTANT_AFTER} evaluations: a number that stands still measures nothing"))]
+        return [Notice(TelemetryConstant.from_json({name: row[name] for name in new}), (
+            f"{told} did not change over {CONSTANT_AFTER} evaluations: a constant number measures nothing"))]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -212,7 +216,7 @@ class Monitor:
                 "constant": list(self._constant)}
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Take over what `to_json` wrote."""
+        """Restore the output of `to_json`."""
         self.floors = Floors(**data["floors"]) if data["floors"] else None
         self.frequencies_9 = tuple(data["frequencies"])
         self.best, self.state = float(data["best"]), GateState(data["state"])
@@ -221,17 +225,16 @@ class Monitor:
 
 
 def telemetry_rows(window_bytes: int, windows: int) -> int:
-    """Return how many windows of a recipe make `windows` windows of 256 bytes."""
+    """Return how many windows of the recipe are needed for `windows` windows of 256 bytes."""
     return windows * -(-MIN_WINDOW_BYTES // window_bytes)
 
 
 @torch.no_grad()
 def measure_model(model: BitTransformer, held_out: Mapping[str, Tensor], frequencies_9: Sequence[float], *,
                   windows: int) -> Telemetry:
-    """Return the mean telemetry of what the model would write at each place of held-out windows, the truth before it.
+    """Return the mean telemetry of one draw per bit from the model's predictions on held-out windows, with a fixed seed.
 
-    One draw a bit from the model's own probabilities, with a fixed seed; `windows` windows of 256 bytes a source. Every
-    rank computes all of it, as sharded parameters want.
+    `windows` windows of 256 bytes per source. Collective under sharding: every rank computes all of it.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -249,12 +252,12 @@ def measure_model(model: BitTransformer, held_out: Mapping[str, Tensor], frequen
 
 
 def describe_telemetry(model: Telemetry, batch: Telemetry) -> dict[str, float]:
-    """Return the row of one evaluation: the model's numbers, and those of the batch it was just fed as `input_…`."""
+    """Return the metrics of one evaluation: the model's numbers, and those of the last batch as `input_…`."""
     return {**asdict(model), **{f"input_{name}": value for name, value in asdict(batch).items()}}
 
 
 def measure_batch(bits_BT: Tensor, frequencies_9: Sequence[float]) -> Telemetry:
-    """Return the mean telemetry of the bits a rank was fed."""
+    """Return the mean telemetry of a batch."""
     whole = bits_BT[:, : bits_BT.shape[1] // BITS_PER_BYTE * BITS_PER_BYTE].cpu()
     return mean_of(measure_bits(join_windows(whole), torch.tensor(frequencies_9)))
 
@@ -276,7 +279,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSample:
-    """The samples kept, how often they were drawn, their telemetry and what the gate says of them."""
+    """The accepted samples, the number of draws, their telemetry and the gate's verdict."""
 
     samples: Samples
     draws: int
@@ -289,7 +292,7 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
                  temperature: float = 0.8, after_byte: Callable[[int], None] = lambda done: None) -> Samples:
     """Continue `prompt` (at least one byte) by `num_bytes` bytes, `count` times; equal seeds give equal texts.
 
-    `after_byte` hears how many bytes of each text are done.
+    `after_byte` is called with the number of bytes done of each text.
     """
     if model.config.vocab != 2:
         raise ValueError("sampling is for bit models")
@@ -317,7 +320,7 @@ def sample_texts(model: BitTransformer, prompt: str, num_bytes: int, *, count: i
 
 
 def measure_samples(samples: Samples, frequencies_9: Sequence[float]) -> Telemetry:
-    """Return the telemetry of texts taken together: K of the predictions, C and S of what was written."""
+    """Return the telemetry of all texts together: K of the predictions, C and S of the drawn bits."""
     bits_BT, logits_BT2 = join_windows(samples.bits_BT), join_windows(samples.logits_BT2)
     columns = (certainty_of_output(logits_BT2), complexity(bits_BT),
                agreement_of_bits(bits_BT, torch.tensor(frequencies_9)), flip_rate(bits_BT))
@@ -335,7 +338,7 @@ def sample_under_gate(model: BitTransformer, prompt: str, num_bytes: int, *, cou
     """
     limits = {"C of the samples": Limit(floor=floors.c_floor, ceiling=floors.c_ceiling),
               "S of the samples": Limit(floor=floors.s_floor)}
-    gate = Gate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
+    gate = SmoothedGate(limits=limits, decay=0.0, burn_in=0, strict=config.mode == "strict")
     for draw in range(1 + config.redraws):
         samples = sample_texts(model, prompt, num_bytes, count=count, seed=draw, after_byte=after_byte)
         telemetry = measure_samples(samples, frequencies_9)

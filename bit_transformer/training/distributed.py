@@ -25,7 +25,7 @@ from bit_transformer.recipes import Recipe
 if TYPE_CHECKING:
     from bit_transformer.recipes import Recipe
 
-# what a model is wrapped by when the sharding that was asked for is really there
+# the class around the model when the requested sharding is active
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule"} | dict.fromkeys(
     ("zero1", "zero2", "zero3"), "DeepSpeedEngine")
 
@@ -34,7 +34,7 @@ MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What each part believes; `sharding` is the class of the wrapped model."""
+    """The world size as each part reports it; `sharding` is the class of the wrapped model."""
 
     launcher_world_size: int
     torch_world_size: int
@@ -47,23 +47,29 @@ class Topology:
     device: str
 
     def require_agreement(self) -> None:
-        """Raise TopologyMismatch unless all that are known are equal."""
+        """Raise TopologyMismatch unless all reported world sizes are equal and the wrapper is the requested one."""
         sizes = {"launcher": self.launcher_world_size, "torch.distributed": self.torch_world_size,
                  "Accelerate": self.accelerate_num_processes}
         if self.expected_world_size is not None:
             sizes["recipe"] = self.expected_world_size
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{who} says {size}" for who, size in sizes.items())
-            raise TopologyMismatch(f"the world size is not agreed: {said}",
+            raise TopologyMismatch(f"the parts disagree on the world size: {said}",
                                    "start with `torchrun --nproc_per_node N -m bit_transformer.train …`")
         wrapper = self.expected_wrapper
         if wrapper is not None and self.sharding != wrapper:
-            raise TopologyMismatch(f"sharding `{self.asked_sharding}` was asked for, the model is wrapped by {self.sharding}, "
-                                   f"expected {wrapper}", "set sharding to what this machine can do")
+            raise TopologyMismatch(f"sharding `{self.asked_sharding}` was requested, the model is wrapped by {self.sharding}, "
+                                   f"expected {wrapper}", "choose a sharding that works on this machine")
+
+    @property
+    def world_sizes(self) -> dict[str, int]:
+        """The world size by who reports it."""
+        return {"launcher": self.launcher_world_size, "torch": self.torch_world_size,
+                "accelerate": self.accelerate_num_processes}
 
     @property
     def expected_wrapper(self) -> str | None:
-        """The class around the model that was asked for; None for one replica, which needs none."""
+        """The requested class around the model; None for one replica, which needs no wrapper."""
         return WRAPPERS[self.asked_sharding] if self.torch_world_size > 1 or self.asked_sharding != "ddp" else None
 
     def to_json(self) -> dict[str, Any]:
@@ -72,22 +78,22 @@ class Topology:
 
 
 def require_all_ranks(environ: Mapping[str, str], parent_environ: Mapping[str, str] | None) -> None:
-    """Raise TopologyMismatch where `accelerate launch` was asked for more processes than this one and started no other.
+    """Raise TopologyMismatch where `accelerate launch` was asked for several processes and started only this one.
 
-    With `--cpu` it starts one process whatever `--num_processes` says, and gives it an address to meet others at, which
-    it does not do where one process was asked for.
+    With `--cpu` it starts one process whatever `--num_processes` says. It sets MASTER_ADDR then, which it does not do
+    where one process was requested: that is how the case is recognised.
     """
     alone = not any(name in environ for name in ("WORLD_SIZE", *MPI_SIZES))
     met = parent_environ is not None and "MASTER_ADDR" in environ and "MASTER_ADDR" not in parent_environ
     if alone and met and "ACCELERATE_USE_CPU" in environ:
         raise TopologyMismatch(
-            "`accelerate launch` was asked for more than one process and has started this one alone: with --cpu it does so",
-            "start with `torchrun --nproc_per_node N -m bit_transformer.train …`, or leave out --cpu: "
-            "`accelerate launch --multi_gpu --num_processes N` starts N, also on a machine without a GPU")
+            "`accelerate launch --cpu` started one process although several were requested",
+            "start with `torchrun --nproc_per_node N -m bit_transformer.train …`, or without --cpu: "
+            "`accelerate launch --multi_gpu --num_processes N` starts N processes, also on a machine without a GPU")
 
 
 def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], recipe: Recipe) -> Topology:
-    """Ask every part, in this process."""
+    """Return the topology as this process sees it."""
     running = dist.is_available() and dist.is_initialized()
     return Topology(
         launcher_world_size=int(environ.get("WORLD_SIZE", "1")),
@@ -102,7 +108,11 @@ def measure_topology(accelerator: Any, model: Any, environ: Mapping[str, str], r
 
 
 def shard_model(model: BitTransformer, *, world_size: int, device: str, bf16: bool) -> None:
-    """Cut every block and the rest over the ranks, in place. Raises BadRecipe for what cannot be cut."""
+    """Shard every block and the rest of the model over the ranks, in place. Raises BadRecipe for reversible blocks.
+
+    The state dict of the sharded model is gathered, so that its checkpoint has the plain Accelerate layout. Accelerate
+    ignores FSDP on a CPU silently; this works there as well.
+    """
     if model.config.reversible:
         raise BadRecipe("reversible blocks cannot be sharded: the backward pass needs whole parameters outside FSDP's hooks",
                         "set model.reversible=false and model.checkpointing=true")
@@ -127,7 +137,7 @@ def _cut_before(module: nn.Module, state: dict[str, Any], prefix: str, *others: 
 
 
 class ShardedAdamW(AdamW):
-    """AdamW over sharded parameters whose state dict is whole."""
+    """AdamW over sharded parameters with a gathered state dict."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state with every tensor gathered. Collective."""
@@ -145,9 +155,9 @@ class ShardedAdamW(AdamW):
 
 
 def gather_whole(model: BitTransformer, *, keep: bool) -> BitTransformer | None:
-    """Return a plain model with the whole weights of a sharded one, a parameter at a time; None where not to `keep` it.
+    """Gather the weights of a sharded model into a plain one, a parameter at a time; None where `keep` is False.
 
-    FSDP2 and every stage of ZeRO. Every rank must call it.
+    For FSDP2 and every stage of ZeRO. Collective: every rank must call it.
     """
     state = {}
     for name, parameter in model.named_parameters():
@@ -172,12 +182,12 @@ def _gathered(parameter: Tensor) -> AbstractContextManager[Any]:
 
 
 def whole(value: Any) -> Any:
-    """Gather a sharded tensor; anything else is returned as it is."""
+    """Return the gathered tensor of a sharded one; any other value unchanged."""
     return value.full_tensor().clone() if isinstance(value, DTensor) else value
 
 
 def cut_like(value: Any, parameter: Any) -> Any:
-    """Return this rank's part of a whole tensor, laid out as `parameter` is."""
+    """Return this rank's part of a whole tensor, with the layout of `parameter`."""
     if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not isinstance(value, Tensor):
         return value
     return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
@@ -187,9 +197,9 @@ def cut_like(value: Any, parameter: Any) -> Any:
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
-# Stage 3 keeps small parameters whole between steps: gathered in float32 after a step, but in bf16 when a module asks for
-# them, and in the first pass after a start they are given back and asked for again. A resumed run would see other biases
-# than one that never stopped; so none is kept.
+# Stage 3 keeps small parameters whole between steps. It gathers them in float32 after a step, but in bf16 when a module
+# asks for them, which happens once more in the first pass after a start. A resumed run would see other biases than an
+# uninterrupted one, so no parameter is kept whole.
 ONE_WAY_TO_GATHER = {"stage3_param_persistence_threshold": 0}
 
 
@@ -231,22 +241,25 @@ def plan_zero(recipe: Recipe, *, cpu: bool) -> Any:
 
 
 def why_not_compile(config: ModelConfig, device: torch.device) -> str | None:
-    """Return None where a one-layer model of this shape compiles and runs here, else the reason in one line."""
+    """Return None where a one-layer model of this shape compiles and runs on this device, else the reason in one line.
+
+    Trying is the only test: which versions and compilers work is not known in advance.
+    """
     if config.reversible:
-        return "reversible blocks run their own backward pass"
+        return "reversible blocks have their own backward pass"
     small = replace(config, num_layers=1)
     try:
-        with torch.random.fork_rng(), torch.enable_grad():  # building draws too: the run's numbers stay its own
+        with torch.random.fork_rng(), torch.enable_grad():  # building draws random numbers: the run's stay unchanged
             compiled = torch.compile(BitTransformer(small).to(device))
             compiled(torch.zeros(1, config.max_bits, dtype=torch.long, device=device)).logits_BTV.sum().backward()
-    except Exception as problem:  # noqa: BLE001 whatever the compiler throws means: not here
+    except Exception as problem:  # noqa: BLE001 any error of the compiler means that it does not work here
         first_line = next(iter(str(problem).strip().splitlines()), "")
         return f"{type(problem).__name__}: {first_line[:200]}"
     return None
 
 
 def compile_where_possible(model: BitTransformer, device: torch.device) -> str | None:
-    """Compile the blocks in place; return the reason where that is not possible."""
+    """Compile the blocks in place, or return the reason why that is not possible."""
     reason = why_not_compile(model.config, device)
     if reason is None:
         for block in model.blocks:

@@ -1,6 +1,6 @@
-"""What the trainer says about itself before its first step, for the preflight (`chronicle.preflight`).
+"""The facts that the trainer reports to `chronicle.preflight` before its first step.
 
-Gathered on every rank, judged on the main one, obeyed by all: no rank trains while another has refused.
+They are gathered on every rank and judged on the main rank; a refusal ends every rank.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from bit_transformer.data.bits import decode_bits, repair_parity
-from bit_transformer.data.loaders import Batch, SampleStore
-from bit_transformer.footprint import Room
+from bit_transformer.data.loaders import Batch
+from bit_transformer.footprint import Room, measure_room
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters
 from bit_transformer.recipes import Recipe
-from bit_transformer.training.distributed import Topology
+from bit_transformer.training.setup import TrainingRun
 from chronicle.audit import describe_device, open_evidence
-from chronicle.data import DataPlan
 from chronicle.errors import ChronicleError
 from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerFacts, check_before_first_step
 from chronicle.preflight.gate import SKIP_VARIABLE
@@ -35,41 +34,42 @@ _DIGEST_BELOW = 50_000_000
 _NOT_PART_OF_THE_PLAN = ("log_every", "summary", "eval_every", "eval_windows", "checkpoint_every")
 
 
-def check_launch(accelerator: Any, *, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
-                 topology: Topology, room: Room, plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch,
-                 learning_rate_at: Callable[[int], float], first_step: int, not_compiled: str | None,
+def check_launch(run: TrainingRun, batch: Batch, *, first_step: int,
                  experiments: Mapping[str, Any] | None = None) -> list[str]:
-    """Run the preflight over all ranks; return the warnings' sentences. Raises ChronicleError on every rank alike.
+    """Run the preflight over all ranks; return the sentences of its warnings. Raises ChronicleError on every rank alike.
 
-    `experiments` are the facts of a trial (`trial.py`), once it is over.
+    `experiments` are the results of a trial (`trial.py`); None before the first step.
     """
     if experiments is None:
-        _record_evidence(accelerator, recipe, model, bare_model, counted, topology)
+        _record_evidence(run)
     found = dict(experiments or {})
     finite = found.pop("gradients_finite", None)
-    ranks = gather_object([_rank_facts(accelerator, model, bare_model, batch, finite)])
-    correct, seconds = _try_collective(accelerator)
-    leak = _future_leak(bare_model, batch.bits_BT[:1]) if counted <= _DIGEST_BELOW else None
-    facts = _facts(recipe, model, bare_model, counted, topology, plan, stores, batch, _with_room(ranks, room),
-                   tuple(learning_rate_at(step) for step in range(
-                       first_step, min(recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS))),
-                   correct, seconds, not_compiled, leak)
-    return _judge(accelerator, replace(facts, memory_needed=room.parts, memory_ways=room.ways, **found))
+    ranks = gather_object([_rank_facts(run, batch, finite)])
+    correct, seconds = _try_collective(run.accelerator)
+    leak = _future_leak(run.bare_model, batch.bits_BT[:1]) if run.counted <= _DIGEST_BELOW else None
+    last = min(run.recipe.schedule.total_steps, first_step + _MAX_PREDICTED_LRS)
+    facts = _facts(run, batch, ranks=_with_room(ranks, run.room), collective_correct=correct, collective_seconds=seconds,
+                   future_leak=leak, learning_rates=tuple(run.learning_rate_at(step) for step in range(first_step, last)))
+    return _judge(run.accelerator, replace(facts, memory_needed=run.room.parts, memory_ways=run.room.ways, **found))
 
 
-def require_room(accelerator: Any, room: Room) -> None:
-    """Refuse on every rank alike what cannot fit, before a model is built that would take all there is."""
+def require_room(accelerator: Any, recipe: Recipe) -> Room:
+    """Compare the memory that the recipe needs with the free memory, before the model is built.
+
+    Raises ChronicleError on every rank alike where it does not fit.
+    """
+    room = measure_room(accelerator, recipe)
     free = [one for one in room.free_by_rank if one is not None]
-    if not free or room.needed.total <= min(free) or "PF31" in os.environ.get(SKIP_VARIABLE, "").split(","):
-        return
-    mine = RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
-                     device=_device_name(accelerator.device))
-    ranks = _with_room(gather_object([mine]), room)
-    _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=room.ways))
+    if free and room.needed.total > min(free) and "PF31" not in os.environ.get(SKIP_VARIABLE, "").split(","):
+        mine = RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
+                         device=_device_name(accelerator.device))
+        ranks = _with_room(gather_object([mine]), room)
+        _judge(accelerator, TrainerFacts(ranks=ranks, memory_needed=room.parts, memory_ways=room.ways))
+    return room
 
 
 def _judge(accelerator: Any, facts: TrainerFacts) -> list[str]:
-    """The preflight over these facts on the main rank; every rank gets the warnings' sentences, or the refusal."""
+    """Judge the facts on the main rank; every rank gets the sentences of the warnings, or raises the refusal."""
     answer: list[list[str] | tuple[str, str | None, int]] = [[]]
     if accelerator.is_main_process:
         try:
@@ -88,18 +88,16 @@ def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
     return tuple(replace(one, memory_free=room.free_by_rank[one.rank]) for one in ranks)
 
 
-def _record_evidence(accelerator: Any, recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int,
-                     topology: Topology) -> None:
-    """What this rank sees of itself, for `chronicle claim`; every rank writes its own."""
-    evidence = open_evidence(rank=accelerator.process_index)
+def _record_evidence(run: TrainingRun) -> None:
+    """Record what this rank measured of itself, for `chronicle claim`. Every rank writes its own record."""
+    evidence = open_evidence(rank=run.accelerator.process_index)
     evidence.process(
-        world_size=topology.torch_world_size, device=describe_device(accelerator.device), wrapper=topology.sharding,
-        backend=topology.backend, precision=recipe.mixed_precision,
-        world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
-                          "accelerate": topology.accelerate_num_processes})
-    # the shape in memory: a run that grew has another one than its recipe began with
-    evidence.model(logical=bare_model.config.num_parameters, counted=counted, local=count_model_parameters(model),
-                   config=asdict(bare_model.config))
+        world_size=run.topology.torch_world_size, device=describe_device(run.accelerator.device),
+        wrapper=run.topology.sharding, backend=run.topology.backend, precision=run.recipe.mixed_precision,
+        world_sizes_seen=run.topology.world_sizes)
+    # the shape in memory: a run that grew has another one than its recipe started with
+    evidence.model(logical=run.bare_model.config.num_parameters, counted=run.counted,
+                   local=count_model_parameters(run.model), config=asdict(run.bare_model.config))
 
 
 class PreflightRefused(ChronicleError):
@@ -110,46 +108,41 @@ class PreflightRefused(ChronicleError):
         self.exit_code = exit_code
 
 
-def _facts(recipe: Recipe, model: nn.Module, bare_model: BitTransformer, counted: int, topology: Topology,
-           plan: DataPlan, stores: tuple[SampleStore, ...], batch: Batch, ranks: tuple[RankFacts, ...],
-           learning_rates: tuple[float, ...], collective_correct: bool, collective_seconds: float,
-           not_compiled: str | None, future_leak: float | None) -> TrainerFacts:
+def _facts(run: TrainingRun, batch: Batch, *, ranks: tuple[RankFacts, ...], learning_rates: tuple[float, ...],
+           collective_correct: bool, collective_seconds: float, future_leak: float | None) -> TrainerFacts:
+    recipe, topology, model = run.recipe, run.topology, run.bare_model
     config = {key: value for key, value in recipe.to_json().items() if key not in _NOT_PART_OF_THE_PLAN}
-    shares = topology.torch_world_size * recipe.accumulation_steps
+    num_samples = sum(store.num_samples for store in run.data.stores)
     return TrainerFacts(
-        config=config, params_logical=bare_model.config.num_parameters, params_counted=counted,
-        params_by_module={name: count_model_parameters(module) for name, module in bare_model.named_children()},
-        tied_expected=False, tied_in_memory=bare_model.embedding.weight is bare_model.head.weight, ranks=ranks,
-        world_sizes_seen={"launcher": topology.launcher_world_size, "torch": topology.torch_world_size,
-                          "accelerate": topology.accelerate_num_processes},
-        wrapper=topology.sharding, wrapper_requested=topology.expected_wrapper,
+        config=config, params_logical=model.config.num_parameters, params_counted=run.counted,
+        params_by_module={name: count_model_parameters(module) for name, module in model.named_children()},
+        tied_expected=False, tied_in_memory=model.embedding.weight is model.head.weight, ranks=ranks,
+        world_sizes_seen=topology.world_sizes, wrapper=topology.sharding, wrapper_requested=topology.expected_wrapper,
         precision=recipe.mixed_precision, precision_supported=_precision_works(recipe.mixed_precision, topology.device),
-        compile_requested=recipe.compile, compile_possible=not_compiled is None if recipe.compile else None,
+        compile_requested=recipe.compile, compile_possible=run.not_compiled is None if recipe.compile else None,
         collective_correct=collective_correct, collective_seconds=collective_seconds,
-        dataset="+".join(recipe.data.sources),
-        dataset_bytes=sum(store.num_samples for store in stores) * recipe.data.window_bytes,
-        num_samples=sum(store.num_samples for store in stores), data_addressable=True, num_workers=recipe.data.num_workers,
-        # a window in run-length form is no text: its bits are not looked at as bytes
+        dataset="+".join(recipe.data.sources), dataset_bytes=num_samples * recipe.data.window_bytes,
+        num_samples=num_samples, data_addressable=True, num_workers=recipe.data.num_workers,
+        # a window in run-length form is not text: its bits are not decoded as bytes
         samples=() if recipe.data.compress_end else tuple(
             _decoded(row, recipe.model.vocab == 256) for row in batch.bits_BT[:2]),
         masked_fractions=(1 - float(batch.num_bits_B.sum()) / batch.bits_BT.numel(),),
         future_leak=future_leak,
         planned_steps=recipe.schedule.total_steps, scheduler=f"LambdaLR({recipe.schedule.shape})",
         scheduler_horizon=recipe.schedule.total_steps, scheduler_steps_per_update=1.0, learning_rates=learning_rates,
-        accumulation=recipe.accumulation_steps, micro_batch=plan.batch_size // shares,
-        checkpoint_bytes=counted * 12, checkpoints_kept=recipe.schedule.total_steps // recipe.checkpoint_every + 1)
+        accumulation=recipe.accumulation_steps,
+        micro_batch=run.data.plan.batch_size // (topology.torch_world_size * recipe.accumulation_steps),
+        checkpoint_bytes=run.counted * 12, checkpoints_kept=recipe.schedule.total_steps // recipe.checkpoint_every + 1)
 
 
-def _rank_facts(accelerator: Any, model: nn.Module, bare_model: BitTransformer, batch: Batch,
-                gradients_finite: bool | None) -> RankFacts:
-    device = accelerator.device
-    local = count_model_parameters(model)
-    replica = local <= _DIGEST_BELOW and not any(
-        isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in bare_model.parameters())
-    digest = _digest(*bare_model.parameters()) if replica else None  # parts of one model differ, replicas must not
-    return RankFacts(rank=accelerator.process_index, host=socket.gethostname(), pid=os.getpid(), device=_device_name(device),
-                     params_local=local, weights_digest=digest, first_batch_digest=_digest(batch.bits_BT),
-                     gradients_finite=gradients_finite)
+def _rank_facts(run: TrainingRun, batch: Batch, gradients_finite: bool | None) -> RankFacts:
+    local, parameters = count_model_parameters(run.model), list(run.bare_model.parameters())
+    replica = local <= _DIGEST_BELOW and not any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in parameters)
+    return RankFacts(rank=run.accelerator.process_index, host=socket.gethostname(), pid=os.getpid(),
+                     device=_device_name(run.accelerator.device), params_local=local,
+                     # parts of one model differ, replicas must not
+                     weights_digest=_digest(*parameters) if replica else None,
+                     first_batch_digest=_digest(batch.bits_BT), gradients_finite=gradients_finite)
 
 
 def _device_name(device: torch.device) -> str:
@@ -171,7 +164,7 @@ def _decoded(symbols_T: Tensor, as_bytes: bool) -> DecodedSample:
 
 @torch.no_grad()
 def _precision_works(precision: str, device: str) -> bool:
-    """One matrix product in the precision of the autocast: right, and finite."""
+    """Whether a matrix product in the precision of the autocast gives the right result."""
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     try:
         ones = torch.ones(16, 16, dtype=kind, device=device)
@@ -182,7 +175,7 @@ def _precision_works(precision: str, device: str) -> bool:
 
 @torch.no_grad()
 def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
-    """Change the last symbol; return by how much the logits before it moved. Every rank calls it: weights may be parts."""
+    """Change the last symbol and return by how much the logits before it moved. Collective: weights may be sharded."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device

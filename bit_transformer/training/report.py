@@ -1,7 +1,7 @@
-"""What a launch says: one metrics line a step, a line of text now and then, the facts at the start.
+"""What a launch prints and records: one metrics line per step, text lines at intervals, its facts at the start.
 
-Only the main rank writes metrics and talks; every loss is in nats per bit, with bits per byte beside it and the coin
-flip (9.0) as the yardstick: a loss above it is worse than knowing nothing.
+Only the main rank writes metrics and prints. Losses are in nats per bit, with bits per byte beside them; 9.0 bits per byte
+is the loss of a coin flip.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bit_transformer.data.bits import BITS_PER_BYTE, COIN_FLIP_BITS_PER_BYTE
 from bit_transformer.data.loaders import Batch, SampleStore
@@ -34,13 +34,13 @@ from bit_transformer.evaluation.telemetry import Floors
 from bit_transformer.model.conversion import WARMUP_STEPS as GROWTH_WARMUP
 from bit_transformer.model.transformer import BitTransformer, count_model_parameters
 from bit_transformer.recipes import Recipe
-from bit_transformer.training.distributed import Topology
+from bit_transformer.training.setup import TrainingRun
 from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.audit import open_evidence
 from chronicle.audit.rank import digest_json
-from chronicle.data import DataPlan
 from chronicle.data.usage import write_start
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Exported, Growth, PlanDeclared
 from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
@@ -49,7 +49,6 @@ from chronicle.preflight.facts import find_plan
 __all__ = [
     "LaunchLog",
     "open_output",
-    "print_error",
 ]
 
 _KEPT_FRAMES = 16
@@ -61,16 +60,8 @@ def bits_per_byte(nats_per_bit: float) -> float:
     return nats_per_bit / math.log(2) * BITS_PER_BYTE
 
 
-def print_error(problem: Exception) -> None:
-    """One sentence on stderr, and the way out."""
-    print(f"error: {problem}", file=sys.stderr)
-    remedy = getattr(problem, "remedy", None)
-    if remedy:
-        print(f"hint: {remedy}", file=sys.stderr)
-
-
 class LaunchLog:
-    """Metrics and talk of one launch."""
+    """The metrics, printed lines and journal entries of one launch."""
 
     def __init__(self, environ: Mapping[str, str], *, is_main: bool, recipe: Recipe) -> None:
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
@@ -85,15 +76,15 @@ class LaunchLog:
         self._evidence = open_evidence(environ)
         self._rows_read = 0  # by this rank, in this launch
 
-    def start(self, *, parameters_logical: int, model: nn.Module, topology: Topology, plan: DataPlan, progress: TrainingProgress,
-              resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
-        """Print what this launch is; counts are before and after wrapping."""
-        facts = {"recipe": self._recipe.name, "parameters_logical": parameters_logical,
-                 "parameters_local": count_model_parameters(model), **topology.to_json(), "plan_hash": plan.plan_hash[:12],
-                 "data_position": progress.segments.position(progress.step),
+    def start(self, run: TrainingRun, *, resumed_from: Path | None, warnings: Sequence[str] = ()) -> None:
+        """Print and record what this launch starts with; parameters are counted before and after wrapping."""
+        plan, progress = run.data.plan, run.progress
+        facts = {"recipe": self._recipe.name, "parameters_logical": run.bare_model.config.num_parameters,
+                 "parameters_local": count_model_parameters(run.model), **run.topology.to_json(),
+                 "plan_hash": plan.plan_hash[:12], "data_position": progress.segments.position(progress.step),
                  "start_step": progress.step, "resumed_from": str(resumed_from) if resumed_from else None}
         self._say(f"start {json.dumps(facts)}")
-        for warning in warnings:
+        for warning in (*warnings, *([f"not compiled: {run.not_compiled}"] if run.not_compiled else ())):
             self._say(f"preflight: {warning}")
         total_steps = self._recipe.schedule.total_steps
         for source, drawn in zip(plan.sources, plan.drawn_before(progress.segments.position(total_steps)), strict=True):
@@ -152,7 +143,7 @@ class LaunchLog:
             self._metrics.write(step, values)
 
     def saved(self, progress: TrainingProgress, path: Path) -> None:
-        """Say that a checkpoint is on disk."""
+        """Print that a checkpoint is on disk."""
         self._say(f"saved checkpoint of step {progress.step}: {path}")
 
     def keep_frames(self, batch: Batch, step: StepResult) -> None:
@@ -163,17 +154,17 @@ class LaunchLog:
             (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
 
     def notice(self, step: int, notice: Notice) -> None:
-        """Say what the monitor or a growth has to tell: on stderr, and in the journal."""
+        """Report a notice on stderr and in the journal."""
         if not self._is_main:
             return
-        print(f"{notice.kind} at step {step}: {notice.text}", file=sys.stderr)
+        print(f"{notice.event.KIND} at step {step}: {notice.text}", file=sys.stderr)
         if self._run is not None:
             with JournalWriter(self._run) as journal:
-                journal.append(notice.kind, step=step, launch=self._launch or None, title=notice.text, data=notice.data)
+                journal.write(notice.event, step=step, launch=self._launch or None, title=notice.text)
 
     def telemetry(self, progress: TrainingProgress, model: BitTransformer, held_out: Mapping[str, Tensor],
                   batch: Batch) -> dict[str, float]:
-        """Return K, C and S of this moment; none for byte models, or where they are switched off. Every rank calls it."""
+        """Return K, C and S now; empty for byte models and where telemetry is off. Collective."""
         monitor = progress.monitor
         if monitor.floors is None:
             return {}
@@ -184,9 +175,9 @@ class LaunchLog:
         return describe_telemetry(found, measure_batch(batch.bits_BT, monitor.frequencies_9))
 
     def grown(self, progress: TrainingProgress, kind: str, model: BitTransformer, before: int) -> None:
-        """Tell of a growth: a change of the run's plan, declared as such."""
+        """Report a growth, and journal it as a declared change of the run's plan."""
         after = model.config.num_parameters
-        self.notice(progress.step, Notice(kind="growth", data={"kind": kind, "before": before, "after": after}, text=(
+        self.notice(progress.step, Notice(Growth(kind=kind, before=before, after=after), (
             f"twice the {kind}, {before:,} to {after:,} parameters, same function; the optimizer starts anew, the LR is "
             f"multiplied by 1/√2 and warmed up over {GROWTH_WARMUP} steps")))
         self._evidence.model(logical=after, counted=after, local=count_model_parameters(model),
@@ -194,16 +185,17 @@ class LaunchLog:
         if self._run is not None and self._is_main:
             plan = find_plan(read_journal(self._run).entries)
             if plan is not None:
+                declared = {**PlanDeclared.of(plan).declared, "params": after}
                 with JournalWriter(self._run) as journal:
-                    journal.append("plan", step=progress.step, launch=self._launch or None,
-                                   title=f"plan changed: {kind} doubled at a plateau, as the recipe says",
-                                   data={"declared": {**plan.data["declared"], "params": after}, "reason": "growth"})
+                    journal.write(PlanDeclared(declared=declared, reason="growth"), step=progress.step,
+                                  launch=self._launch or None,
+                                  title=f"plan changed: {kind} doubled at a plateau, as the recipe says")
 
     def summary(self, model: BitTransformer | None, stores: Sequence[SampleStore], held_out: Mapping[str, Tensor],
                 progress: TrainingProgress, *, averaged: bool) -> None:
-        """Say what the finished model is worth, on the same held-out bytes as its yardsticks; export it; let it write.
+        """Print the finished model's held-out loss beside the baselines, export it, and draw samples.
 
-        `model` is whole, on the main rank; the others need none.
+        `model` is the gathered model on the main rank; other ranks pass None.
         """
         if not self._is_main or model is None:
             return
@@ -231,7 +223,7 @@ class LaunchLog:
             self._say("export: not written, since there is no launch directory (start with `chronicle run --`)")
         else:
             small = ", ".join(f"{row.name} {row.bytes:,} bytes {row.bpb:.3f} bits/byte" for row in rows)
-            self.notice(step, Notice(kind="export", text=small, data={"rows": [row.to_json() for row in rows]}))
+            self.notice(step, Notice(Exported(rows=tuple(row.to_json() for row in rows)), small))
 
     def _sample(self, model: BitTransformer, monitor: Monitor, floors: Floors) -> None:
         self._say(f"samples: drawing 4 texts of {_SAMPLE_BYTES} bytes, a pass through the model for every bit")
@@ -245,7 +237,7 @@ class LaunchLog:
                   f"C {told.c:.3f}, S {told.s:.3f}, {verdict} of the data (draw {judged.draws})")
 
     def _tell_of_bytes(self, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
-        """Return what says every ten seconds how far the samples are."""
+        """Return a callback that prints the progress of the samples every ten seconds."""
         told = [clock()]
 
         def after_byte(done: int) -> None:
@@ -256,7 +248,7 @@ class LaunchLog:
         return after_byte
 
     def end(self, progress: TrainingProgress, *, stopped: bool) -> None:
-        """Say how the launch ended."""
+        """Print and record how the launch ended, and close its files."""
         self._say(f"{'stopped on request' if stopped else 'finished'} after step {progress.step}")
         self._record_data(progress)
         self._evidence.end(step=progress.step, reason="stopped on request" if stopped else "completed")

@@ -1,9 +1,8 @@
-"""Which checkpoint a launch starts from. Nothing is guessed.
+"""Decides which checkpoint a launch starts from. Nothing is guessed.
 
-`auto`: the journal has the last word: after a rollback the checkpoint its contract names, else the checkpoint saved last;
-where the journal names none, a fresh start, and only into an empty directory. `latest-complete` takes the highest step
-whose manifest is there, and is spelled out by whoever wants it. A path or a step number names one. Loading and checking
-are the trainer's and the guard's.
+`auto` follows the journal: after a rollback the checkpoint that its contract names, else the checkpoint saved last. Where
+the journal names none it is a fresh start, which needs an empty directory. `latest-complete` takes the highest step with a
+manifest; a step or a path names a checkpoint. The trainer loads it and the guard checks it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 from bit_transformer.errors import CannotResume
 from chronicle.journal import read_journal
+from chronicle.journal.events import RECEIPTS, Checkpoint, Kind
 from chronicle.paths import RunPaths
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
@@ -26,7 +26,7 @@ MANIFEST_NAME = "chronicle-manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """The checkpoint to load (None: start fresh) and what the contract asks of the data and the LR."""
+    """The checkpoint to load (None: a fresh start), and the changes of data and LR that a rollback asked for."""
 
     path: Path | None
     skip_batches: int = 0
@@ -48,7 +48,7 @@ def list_steps(root: Path) -> list[int]:
 
 
 def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) -> ResumePoint:
-    """Return where to start. Raises CannotResume where that is open or the named checkpoint is not there."""
+    """Return the checkpoint to start from. Raises CannotResume where none can be chosen or the named one does not exist."""
     if root.exists() and not root.is_dir():
         raise CannotResume(f"`{root}` is a file, expected a directory for checkpoints", "name another with --checkpoints")
     contract = _read_contract(environ)
@@ -69,7 +69,7 @@ def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) ->
 
 
 def require_later(stop_at: int | None, step: int) -> None:
-    """Raise CannotResume where a launch is to stop after a step that it begins at or behind."""
+    """Raise CannotResume where `stop_at` is not after the step that a launch starts from."""
     if stop_at is not None and stop_at <= step:
         raise CannotResume(f"--stop-at is {stop_at}, this launch starts after step {step}", "name a later step")
 
@@ -88,22 +88,22 @@ def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract
         return _state_directory(Path(contract["checkpoint"]), root)
     if list_steps(root):
         raise CannotResume(
-            f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and the journal names none of them as next",
-            "say `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
+            f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and the journal does not name one to resume from",
+            "choose with `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
     return None
 
 
 def _last_word(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return ("checkpoint", path), ("rollback", ""), ("undone", "") or ("", ""): what the journal says last."""
+    """Return the last journal event that decides: ("checkpoint", path), ("rollback", ""), ("undone", "") or ("", "")."""
     run_dir = environ.get("CHRONICLE_RUN_DIR")
     word = ("", "")
     for entry in read_journal(RunPaths(Path(run_dir))).entries if run_dir else ():
-        if entry.kind == "checkpoint":
-            word = ("checkpoint", str(entry.data.get("path", "")))
-        elif entry.kind in ("rollback.receipt", "recover.receipt"):
-            word = ("rollback", "")
-        elif entry.kind == "undo.receipt":
+        if entry.kind == Kind.CHECKPOINT:
+            word = ("checkpoint", Checkpoint.of(entry).path or "")
+        elif entry.kind == Kind.UNDO_RECEIPT:
             word = ("undone", "")
+        elif entry.kind in RECEIPTS:
+            word = ("rollback", "")
     return word
 
 
@@ -139,7 +139,7 @@ def _latest_complete(root: Path) -> int:
 def _require_nothing_later(root: Path, step: int) -> None:
     later = [found for found in list_steps(root) if found > step]
     if later:
-        raise CannotResume(f"`{root}` holds checkpoints of later steps {_listed(later)}, which this launch would meet",
+        raise CannotResume(f"`{root}` holds checkpoints of later steps {_listed(later)}, which this launch would overwrite",
                            f"`chronicle rollback --to {step}` moves them out of the way" if step >= 0
                            else "choose another directory with --checkpoints")
 

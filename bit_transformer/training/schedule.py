@@ -1,7 +1,7 @@
-"""Learning rates as pure functions of the optimizer step, planned in one place.
+"""Learning-rate schedules as pure functions of the optimizer step.
 
-Every (re)creation of a schedule (start, resume, rollback, growth) goes through `plan_schedule`, so that a schedule
-rebuilt at step s continues as if it had never been rebuilt. No clock, no torch, no state.
+Start, resume, rollback and growth all use `plan_schedule`, so a schedule that is rebuilt at step s continues unchanged. No
+clock, no torch, no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chronicle.resume.learning_rate import warmed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
-    """Warm-up, shape and, for demonstrations and studies, a step from which the LR is raised on purpose."""
+    """Warm-up and shape of a schedule; for demonstrations and studies, a step from which the LR is raised on purpose."""
 
     shape: str = "wsd"
     warmup_steps: int = 0
@@ -66,7 +66,7 @@ def with_rewarms(factor: Callable[[int], float],
 
 def with_plateaus(factor: Callable[[int], float], decays: Callable[[], Sequence[int]],
                   ratio: float) -> Callable[[int], float]:
-    """Return `factor` times `ratio` for every step in `decays()` that is reached: a plateau was seen there."""
+    """Return `factor`, multiplied by `ratio` for every step of `decays()` that is reached."""
 
     def decayed(step: int) -> float:
         return factor(step) * ratio ** sum(first <= step for first in decays())
@@ -101,6 +101,6 @@ def _onecycle(config: ScheduleConfig, step: int) -> float:
     return config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-# `plateau` is constant here: its decays come from held-out losses and are part of the saved progress
+# `plateau` is constant here: its decays depend on held-out losses and are part of the saved progress
 SHAPES: dict[str, Callable[[ScheduleConfig, int], float]] = {
     "constant": _constant, "wsd": _wsd, "cosine": _cosine, "onecycle": _onecycle, "plateau": _constant}

@@ -24,7 +24,7 @@ STATE_FILE = "custom_checkpoint_1.pkl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plateau:
-    """Held-out loss that no longer falls: the best so far, evaluations since, and the steps at which the LR was cut."""
+    """Plateau detection on the held-out loss: the best value, evaluations since, and the steps at which the LR was cut."""
 
     best: float = math.inf
     since: int = 0
@@ -53,7 +53,11 @@ class Plateau:
 
 
 class TrainingProgress:
-    """Completed optimizer steps, bits seen, data plan and segments, warm-ups, growths, and what the monitor knows."""
+    """Where a run is: steps, bits seen, data plan and segments, warm-ups, growths, and the monitor's state.
+
+    Accelerate saves neither the global step nor the data position. This object is registered second, after the
+    scheduler, so the files are `custom_checkpoint_0.pkl` (scheduler) and `custom_checkpoint_1.pkl` (this).
+    """
 
     def __init__(self, plan: DataPlan, monitor: Monitor) -> None:
         self.plan, self.monitor = plan, monitor
@@ -65,13 +69,13 @@ class TrainingProgress:
         self.growths: tuple[tuple[int, str], ...] = ()  # (first step of the grown model, kind)
 
     def observe_plateau(self, bpb: float, config: ScheduleConfig) -> bool:
-        """Take one evaluation; return whether the held-out loss has stopped falling: cut the LR, or grow."""
+        """Record one evaluation; return whether the held-out loss has stopped falling (time to cut the LR, or to grow)."""
         self.plateau, reached = self.plateau.observe(
             bpb, patience=config.plateau_patience, min_gain=config.plateau_min_gain)
         return reached
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values only, so that the file can be read without executing anything."""
+        """Return plain values only, so that the file can be read without executing code."""
         return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
                 "data": {"plan": self.plan.to_json(), **self.data_state()},
                 "plateau": self.plateau.to_json(), "growths": [list(growth) for growth in self.growths],
@@ -79,12 +83,12 @@ class TrainingProgress:
                 "rewarms": [list(rewarm) for rewarm in self.rewarms]}
 
     def data_state(self) -> dict[str, Any]:
-        """Return where the data of the next step lies, for the guard to compare."""
+        """Return the data position of the next step, which the guard compares."""
         return {"plan_hash": self.plan.plan_hash, "segments": self.segments.to_json(),
                 "position": self.segments.position(self.step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; raises PlanChanged if the data plan is another one."""
+        """Restore a saved state. Raises PlanChanged if the data plan differs, CannotResume for another version."""
         if state.get("v") != STATE_VERSION:
             raise CannotResume(f"progress state has version {state.get('v')}, this program reads {STATE_VERSION}")
         self.plan.require_same(state["data"]["plan"])
@@ -97,10 +101,10 @@ class TrainingProgress:
 
 
 def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
-    """Return how the model of a checkpoint had grown, before there is a model to load it into."""
+    """Return the growths of a checkpoint's model, so that a model of that shape can be built to load it into."""
     path = checkpoint / STATE_FILE if checkpoint is not None else None
     if path is None or not path.is_file():
-        return ()  # what is missing is said by the load
+        return ()  # loading the checkpoint reports missing files
     state = torch.load(path, weights_only=True)
     return tuple(str(kind) for _, kind in state.get("growths", ()))
 
@@ -109,7 +113,7 @@ def saved_growths(checkpoint: Path | None) -> tuple[str, ...]:
 
 
 class Ema:
-    """After every step: average = decay · average + (1 − decay) · weight, in float32."""
+    """A running average of the weights in float32: average = decay · average + (1 − decay) · weight."""
 
     def __init__(self, model: BitTransformer, decay: float) -> None:
         self.decay = decay
@@ -117,22 +121,22 @@ class Ema:
 
     @torch.no_grad()
     def update(self, model: BitTransformer) -> None:
-        """Take the weights after a step."""
+        """Add the weights after a step to the average."""
         for name, value in model.named_parameters():
             self.averages[name].lerp_(value.detach().float(), 1 - self.decay)
 
     def averaged(self, model: BitTransformer) -> BitTransformer:
-        """Return another model with the averaged weights."""
+        """Return a copy of the model with the averaged weights."""
         result = copy_model(model)
         result.load_state_dict({**model.state_dict(), **self.averages})
         return result
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the averages."""
+        """Return the averages on the CPU."""
         return {name: value.cpu() for name, value in self.averages.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over saved averages."""
+        """Restore saved averages."""
         for name, value in state.items():
             self.averages[name].copy_(value)
 
@@ -142,7 +146,7 @@ class Ema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Global figures of one step. Losses are means in nats per predicted bit; a source without rows is absent."""
+    """Figures of one step over all ranks. Losses are means in nats per predicted bit; a source without rows is absent."""
 
     loss: float
     source_losses: Mapping[str, float]
@@ -153,7 +157,7 @@ class StepResult:
 
 
 class StepTally:
-    """Adds up micro-batches of this rank; `reduce` adds the ranks and starts over."""
+    """Sums over the micro-batches of this rank; `reduce` adds all ranks in one collective and resets the sums."""
 
     def __init__(self, sources: tuple[str, ...], device: torch.device) -> None:
         self.sources = sources
@@ -166,7 +170,7 @@ class StepTally:
         self._sums.index_add_(0, sources_B, rows)
 
     def reduce(self, *, grad_norm: Tensor | float | None, stop: bool) -> StepResult:
-        """Return the global figures; every rank gets the same."""
+        """Return the figures over all ranks, the same on every rank."""
         norm = float("nan") if grad_norm is None else float(grad_norm)
         flags = torch.tensor([float(stop), float(not math.isfinite(norm))], dtype=torch.float64)
         vector = torch.cat([self._sums.flatten(), flags.to(self._sums.device)])

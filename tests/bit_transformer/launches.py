@@ -60,10 +60,9 @@ def _work(jobs: list[dict[str, Any]]) -> int:
     import torch.distributed as dist
     from accelerate.state import AcceleratorState, GradientState
 
-    from bit_transformer.errors import TrainerError
+    from bit_transformer.errors import TrainerError, print_error
     from bit_transformer.recipes import find_recipe, with_settings
     from bit_transformer.train import train
-    from bit_transformer.training.report import print_error
     from chronicle.errors import ChronicleError
 
     try:

@@ -38,7 +38,7 @@ def test_one_process_where_two_were_asked_for_is_known_by_what_the_launcher_left
     if not refused:
         require_all_ranks(environ, parent)
         return
-    with pytest.raises(TopologyMismatch, match="has started this one alone") as raised:
+    with pytest.raises(TopologyMismatch, match="started one process although several were requested") as raised:
         require_all_ranks(environ, parent)
     assert "torchrun" in (raised.value.remedy or "") and "--multi_gpu" in (raised.value.remedy or "")
 

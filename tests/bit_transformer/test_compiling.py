@@ -26,7 +26,7 @@ def test_missing_compiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reversible_model_is_not_compiled() -> None:
     """Its backward pass is its own."""
     reason = distributed.why_not_compile(dataclasses.replace(CONFIG, reversible=True), torch.device("cpu"))
-    assert reason == "reversible blocks run their own backward pass"
+    assert reason == "reversible blocks have their own backward pass"
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_checkpoints_without_a_word_about_them_are_not_guessed(rolled_back: Path
     """Outside the journal `auto` refuses and names the ways; `fresh` refuses to write among them."""
     from bit_transformer.errors import CannotResume
 
-    with pytest.raises(CannotResume, match=r"steps 4, 8, 12 and the journal names none"):
+    with pytest.raises(CannotResume, match=r"steps 4, 8, 12 and the journal does not name one"):
         find_resume_point("auto", rolled_back / "checkpoints", {})
     with pytest.raises(CannotResume, match="holds checkpoints of later steps 4, 8, 12"):
         find_resume_point("fresh", rolled_back / "checkpoints", {})

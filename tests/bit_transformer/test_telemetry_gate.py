@@ -9,7 +9,7 @@ import torch
 from bit_transformer.data.bits import encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import GateTripped
-from bit_transformer.evaluation.gate import Gate, GateState, Limit
+from bit_transformer.evaluation.gate import SmoothedGate, GateState, Limit
 from bit_transformer.evaluation.telemetry import (
     Telemetry,
     agreement,
@@ -91,13 +91,13 @@ def test_measure_gives_one_row_a_window() -> None:
 
 def test_gate_ignores_noise_during_burn_in() -> None:
     """Ten wild values first: no verdict; then the smoothed value decides."""
-    gate = Gate(limits={"loss": Limit(ceiling=1.0)}, burn_in=10)
+    gate = SmoothedGate(limits={"loss": Limit(ceiling=1.0)}, burn_in=10)
     assert {gate.observe({"loss": 50.0 if i % 2 else 0.1}).state for i in range(10)} == {GateState.BURN_IN}
 
 
 def test_gate_trips_on_a_planted_divergence_within_a_known_number_of_steps() -> None:
     """From 0.5 to 2.0 at decay 0.9: the average passes 1.0 after four observations, not on the first."""
-    gate = Gate(limits={"loss": Limit(ceiling=1.0)}, burn_in=10, strict=False)
+    gate = SmoothedGate(limits={"loss": Limit(ceiling=1.0)}, burn_in=10, strict=False)
     calm = [gate.observe({"loss": 0.5}).state for _ in range(20)]
     assert calm == [GateState.BURN_IN] * 10 + [GateState.OK] * 10
     states = [gate.observe({"loss": 2.0}).state for _ in range(4)]
@@ -106,7 +106,7 @@ def test_gate_trips_on_a_planted_divergence_within_a_known_number_of_steps() -> 
 
 def test_strict_gate_raises_and_soft_gate_asks_for_a_retry() -> None:
     """Strict: one sentence with value and limits. Soft: retry, with the name at fault."""
-    soft, strict = (Gate(limits={"c": Limit(floor=0.3), "s": Limit(floor=0.5)}, burn_in=0, strict=s) for s in (False, True))
+    soft, strict = (SmoothedGate(limits={"c": Limit(floor=0.3), "s": Limit(floor=0.5)}, burn_in=0, strict=s) for s in (False, True))
     verdict = soft.observe({"c": 0.2, "s": 0.9})
     assert verdict.retry and verdict.tripped == ("c",)
     with pytest.raises(GateTripped, match=r"smoothed c is 0.2 after 1 observations, expected above 0.3"):
@@ -115,7 +115,7 @@ def test_strict_gate_raises_and_soft_gate_asks_for_a_retry() -> None:
 
 def test_gate_state_survives_a_restart() -> None:
     """A resumed gate does not burn in again and trips where the first would have."""
-    one, other = (Gate(limits={"loss": Limit(ceiling=1.0)}, burn_in=3, strict=False) for _ in range(2))
+    one, other = (SmoothedGate(limits={"loss": Limit(ceiling=1.0)}, burn_in=3, strict=False) for _ in range(2))
     for _ in range(5):
         one.observe({"loss": 0.5})
     other.load_state_dict(one.state_dict())

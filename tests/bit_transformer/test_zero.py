@@ -51,5 +51,5 @@ def test_what_the_build_lacks_is_said_before_anything_starts(
 def test_a_sharding_that_silently_became_ddp_is_refused(asked: str) -> None:
     """Accelerate(cpu=True) leaves its DeepSpeed plugin aside and trains with DDP, without a word."""
     DDP.require_agreement()
-    with pytest.raises(TopologyMismatch, match=f"sharding `{asked}` was asked for, the model is wrapped by Distributed"):
+    with pytest.raises(TopologyMismatch, match=f"sharding `{asked}` was requested, the model is wrapped by Distributed"):
         replace(DDP, asked_sharding=asked).require_agreement()
