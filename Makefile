@@ -18,6 +18,15 @@ INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --tor
 	--installer "$(INSTALLER)"
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 EVERY_CORE = -n auto --dist loadgroup
+DEMO_EXTRAS = train,report$(if $(filter deepspeed,$(LAUNCHER)),$(comma)deepspeed)
+comma := ,
+# pure parts, the command line, one real rollback
+FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics tests/journal tests/metrics tests/preflight \
+	tests/commands/test_bad_input.py tests/commands/test_note.py tests/commands/test_story_commands.py \
+	tests/e2e/test_base_install.py tests/e2e/test_names.py \
+	tests/rollback/test_crc.py tests/rollback/test_formats_files.py tests/rollback/test_lr_edit.py tests/rollback/test_plan.py \
+	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
+	tests/watch/test_commands.py
 
 .PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep picture clean
 
@@ -29,7 +38,8 @@ install:
 
 install-dev: install
 
-demo: install
+demo:
+	@$(INSTALL) --extras $(DEMO_EXTRAS)
 	@$(BIN)/python examples/demo.py --launcher $(LAUNCHER)
 
 test: install

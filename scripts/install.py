@@ -4,7 +4,7 @@ No variable is needed. uv is the installer where it can be had, because its `--t
 indexes fits a driver; pip is the fall-back, with pip's own configuration. A machine with an NVIDIA device gets CUDA builds,
 any other machine a CPU build. Where PyTorch's index cannot be reached, the configured index is asked for what it has. One
 line says what was taken and why, and what was not verified. A stamp makes a second run take no time while pyproject.toml
-and the arguments are unchanged. Standard library only.
+and the arguments are unchanged and its extras are there (`dev` holds all of them). Standard library only.
 """
 
 import argparse
@@ -86,7 +86,8 @@ def main() -> int:
     environment = ROOT / arguments.venv
     stamp = environment / ".chronicle-installed"
     wanted = fingerprint(arguments)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    there = stamp.read_text(encoding="utf-8").splitlines() if stamp.exists() else []
+    if there[:1] == [wanted] and {arguments.extras, "dev"} & set(there[1:]):
         return 0
     try:
         python = create(environment)
@@ -94,7 +95,8 @@ def main() -> int:
     except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
-    stamp.write_text(wanted, encoding="utf-8")
+    extras = there[1:] if there[:1] == [wanted] else []
+    stamp.write_text("\n".join([wanted, *extras, arguments.extras]) + "\n", encoding="utf-8")
     return 0
 
 
@@ -111,8 +113,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def fingerprint(arguments: argparse.Namespace) -> str:
-    """Changes when anything that decides what is installed changes."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + repr(sorted(vars(arguments).items())) + str(ROOT)
+    """Changes when anything that decides what is installed changes; the extras stand beside it in the stamp."""
+    settings = sorted((name, value) for name, value in vars(arguments).items() if name != "extras")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + repr(settings) + str(ROOT)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -275,7 +278,7 @@ def install(installers: Installers, arguments: argparse.Namespace, machine: Mach
     version = installed_version(installers.python, "torch")
     constraint = installers.python.parent.parent / "torch-constraint.txt"
     constraint.write_text(f"torch=={version}\n", encoding="utf-8")
-    say(f"installing chronicle-ml[{arguments.extras}]  (a few minutes the first time)")
+    say(f"installing chronicle-ml[{arguments.extras}]  (minutes the first time)")
     words = ("install", "--quiet", "--constraint", str(constraint), "--editable", f"{ROOT}[{arguments.extras}]")
     if not first_that_works(installer, lambda one: installers.run(one, *words)):
         raise Problem(f"chronicle-ml[{arguments.extras}] could not be installed; the lines above say why")
