@@ -17,6 +17,7 @@ from typing import Any
 from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence, read_evidence
 from chronicle.audit.statements import GPU_NAMES, Statement, Topic, parse_claim
 from chronicle.journal import read_journal
+from chronicle.journal.events import Claim, LaunchEnd, events_of
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -249,14 +250,14 @@ def _judge_steps(statement: Statement, evidence: RunEvidence) -> Judgement:
 def _judge_duration(statement: Statement, evidence: RunEvidence) -> Judgement:
     """Judge the wall time of the lineage's launches, as their supervisors measured it."""
     wanted = {launch.launch for launch in evidence.scope}
-    ends = [one for one in evidence.entries if one.kind == "launch.end" and one.launch in wanted]
-    seconds = {one.launch: one.data["duration_seconds"] for one in ends if one.data.get("duration_seconds") is not None}
+    ends = [(one, end) for one, end in events_of(evidence.entries, LaunchEnd) if one.launch in wanted]
+    seconds = {one.launch: end.duration_seconds for one, end in ends if end.duration_seconds is not None}
     if not seconds or set(seconds) != wanted:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "not every launch of the lineage has a recorded duration")
     total = sum(seconds.values())
     verdict = ClaimVerdict.SUPPORTED if statement.admits(total) else ClaimVerdict.CONTRADICTED
     message = f"{total / 3600:.2f} h in {len(seconds)} launches"
-    return _answer(statement, verdict, message, *(one.id for one in ends))
+    return _answer(statement, verdict, message, *(one.id for one, _ in ends))
 
 
 def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:
@@ -318,14 +319,13 @@ FROM_RANKS = frozenset(
 
 def recheck_claims(evidence: RunEvidence) -> Iterator[tuple[str, str]]:
     """Yield (entry id, sentence) for every claim that is contradicted now or whose verdict has changed."""
-    for entry in evidence.entries:
-        text = entry.data.get("text") if entry.kind == "claim" else None
-        if not isinstance(text, str):
+    for entry, claim in events_of(evidence.entries, Claim):
+        text, before = claim.text, claim.verdict
+        if not text:
             continue
         verdicts = {one.verdict for one in judge_claim(text, evidence)}
         failing = (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED)
         now = next((one for one in failing if one in verdicts), ClaimVerdict.SUPPORTED)
-        before = entry.data.get("verdict")
         if now.value != before:
             yield entry.id, f"claim `{text}` was {before} and is {now.value} now"
         elif now is ClaimVerdict.CONTRADICTED:

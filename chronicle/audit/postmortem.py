@@ -79,7 +79,8 @@ class Contradiction:
 def infer_launches(observations: Iterable[Observed]) -> tuple[InferredLaunch, ...]:
     """Group the lines of each log into launches, in order of time where it is known.
 
-    A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases."""
+    A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases.
+    """
     by_source: dict[str, list[Observed]] = {}
     for one in observations:
         if one.kind is not LineKind.PROCESS:

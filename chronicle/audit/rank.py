@@ -180,7 +180,8 @@ def count_parameters(model: Any) -> ParameterCounts:
     """Count a torch module's parameters, each storage once, without importing torch. `by_module`: top-level children in order.
 
     Tied weights share one storage and count once. A ZeRO-3 parameter has no elements of its own and states its size in
-    `ds_numel` (transformers#22193: 0 counted)."""
+    `ds_numel` (transformers#22193: 0 counted).
+    """
     seen: dict[Any, str] = {}
     local = whole = trainable = 0
     by_module: dict[str, int] = {}

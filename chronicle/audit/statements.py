@@ -68,7 +68,8 @@ def parse_number(digits: str, scale: str | None, bound: str | None = None) -> tu
 
     The tolerance is half a unit of the last digit, and at most 5 % without decimals ("1B" stands for 1.0B, not 0.77B) or
     10 % with them. "~" allows 10 %; "over" and "1B+" are lower bounds, "under" is an upper bound, "700-800M" is both.
-    Whole counts are exact."""
+    Whole counts are exact.
+    """
     mantissa, _, exponent = digits.replace(",", "").replace("_", "").lower().partition("e")
     factor = SCALES.get((scale or "").lower(), 1.0) * 10.0 ** int(exponent or 0)
     value = float(mantissa) * factor

@@ -27,6 +27,7 @@ __all__ = [
     "scan_directory",
 ]
 
+
 class LineKind(Enum):
     """What a log line is evidence of. Planned, created and stepped differ: seed 001 confused them."""
 

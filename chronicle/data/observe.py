@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from chronicle.data.errors import DataError
 from chronicle.data.shards import key_hash
 from chronicle.journal import JournalWriter
+from chronicle.journal.events import DataObserved, DataRatio, Event
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
@@ -166,7 +167,7 @@ def observe(iterable: Iterable[T], directory: str | Path | None = None, *, key: 
     number = int(environ.get("RANK") or 0) if rank is None else rank
     if launch is None:
         launch = int(environ.get("CHRONICLE_LAUNCH") or _next_launch(place, number))
-    options = {"alarm": lambda found: _tell(run, launch, "data.ratio", found.text()), **options}
+    options = {"alarm": lambda found: _tell(run, launch, found.text()), **options}
     return _pass_through(iterable, Observer(place, launch=launch, rank=number, **options), key, source, run)
 
 
@@ -188,22 +189,22 @@ def _pass_through(iterable: Iterable[T], observer: Observer, key: Callable[[T], 
     finally:
         observer.flush()
         if run is not None and observer.now.samples:
-            _journal(run, observer.now.launch, "data.observed", observer.now.text())
+            _journal(run, observer.now.launch, DataObserved(), observer.now.text())
 
 
 def _next_launch(directory: Path, rank: int) -> int:
     return 1 + max((int(path.name.split("-")[1]) for path in directory.glob(f"observed-*-rank-{rank}.json")), default=0)
 
 
-def _tell(run: RunPaths | None, launch: int | None, kind: str, text: str) -> None:
-    print(f"{kind}: {text}", file=sys.stderr)
+def _tell(run: RunPaths | None, launch: int | None, text: str) -> None:
+    print(f"chronicle: {text}", file=sys.stderr)
     if run is not None:
-        _journal(run, launch, kind, text)
+        _journal(run, launch, DataRatio(), text)
 
 
-def _journal(run: RunPaths, launch: int | None, kind: str, text: str) -> None:
+def _journal(run: RunPaths, launch: int | None, event: Event, text: str) -> None:
     with JournalWriter(run) as journal:
-        journal.append(kind, launch=launch, title=text)
+        journal.write(event, launch=launch, title=text)
 
 
 def _read_keys(path: Path) -> NDArray[np.uint64]:

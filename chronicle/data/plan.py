@@ -37,7 +37,8 @@ def permute(positions: Ids, n: int, key: int) -> Ids:
     """Map positions in [0, n) through the permutation of `key`; the shape is kept. Raises ValueError outside [0, n).
 
     Constant memory, any position in constant time. A balanced Feistel network over the smallest even number of bits that
-    holds n, repeated until the value is below n. For shuffling, not for secrecy."""
+    holds n, repeated until the value is below n. For shuffling, not for secrecy.
+    """
     if n < 1:
         raise ValueError(f"permutation of {n} elements")
     if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
@@ -86,7 +87,8 @@ def _encrypt(values: NDArray[np.uint64], half_bits: int, round_keys: list[NDArra
 class Segment:
     """From optimizer step `step` on, batch number `position + (s - step)` is read at step s.
 
-    A rollback that skips k batches adds a segment with position + k; a reshuffle adds one with generation + 1."""
+    A rollback that skips k batches adds a segment with position + k; a reshuffle adds one with generation + 1.
+    """
 
     step: int
     position: int
@@ -102,7 +104,8 @@ class Segments:
     """All segments of one lineage, oldest first. A run without incidents has one segment (0, 0, 0).
 
     They are saved with every checkpoint and are not removed: a later resume without them would read skipped data after all
-    (skips of microsoft/Megatron-DeepSpeed are relative and are not stored)."""
+    (skips of microsoft/Megatron-DeepSpeed are relative and are not stored).
+    """
 
     items: tuple[Segment, ...] = (Segment(step=0, position=0, generation=0),)
 

@@ -16,6 +16,7 @@ import numpy as np
 from chronicle.data.errors import DataError
 from chronicle.data.plan import DataPlan, Segments, sample_indices
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import DataStart, Kind, events_of
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
@@ -149,27 +150,23 @@ def _stretches(reading: Reading) -> list[tuple[int, int]]:
 
 # --- The data plan in the journal
 
-KIND = "data.start"
-
-
 def has_plan(paths: RunPaths) -> bool:
     """Return whether a launch recorded its data plan."""
-    return bool(list(read_journal(paths).of_kind(KIND)))
+    return any(read_journal(paths).of_kind(Kind.DATA_START))
 
 
 def read_readings(paths: RunPaths) -> tuple[DataPlan, list[Reading]]:
     """Return the plan and what each launch read, oldest first. Raises DataError when no launch recorded its plan."""
-    entries = list(read_journal(paths).of_kind(KIND))
-    if not entries:
+    starts = list(events_of(read_journal(paths).entries, DataStart))
+    if not starts:
         raise DataError(f"run `{paths.run}` has no data plan in its journal",
                         "bit_transformer records its plan; for other loaders use `chronicle.data.observe`")
     readings = []
-    for entry in entries:
-        first = int(entry.data["first_step"])
-        launch = entry.launch or 0
+    for entry, start in starts:
+        first, launch = start.first_step or 0, entry.launch or 0
         readings.append(Reading(launch=launch, first_step=first, end_step=max(first, _last_step(paths, launch)),
-                                segments=Segments.from_json(entry.data["segments"])))
-    return DataPlan.from_json(entries[-1].data["plan"]), readings
+                                segments=Segments.from_json(start.segments)))
+    return DataPlan.from_json(starts[-1][1].plan), readings
 
 
 def write_start(paths: RunPaths, plan: DataPlan, segments: Segments, *, first_step: int, launch: int) -> str:
@@ -183,8 +180,9 @@ def write_start(paths: RunPaths, plan: DataPlan, segments: Segments, *, first_st
         title = restart_lines(plan, [*before, now])[-1].text()
     else:
         title = f"launch {launch}: data_pos {segments.position(first_step)}, plan {plan.plan_hash[:12]}"
-    JournalWriter(paths).append(KIND, step=first_step, launch=launch, title=title, data={
-        "first_step": first_step, "plan": plan.to_json(), "plan_hash": plan.plan_hash, "segments": segments.to_json()})
+    start = DataStart(
+        first_step=first_step, plan=plan.to_json(), plan_hash=plan.plan_hash, segments=segments.to_json())
+    JournalWriter(paths).write(start, step=first_step, launch=launch, title=title)
     return title
 
 

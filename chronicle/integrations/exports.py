@@ -28,6 +28,7 @@ __all__ = [
     "write_tensorboard",
 ]
 
+
 class Row(NamedTuple):
     """One logged point. `kept`: the present weights descend from it."""
 
@@ -77,7 +78,8 @@ PARQUET_ROWS = 1 << 16
 def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
     """Write a header and one line per row; return the number of rows. An empty cell means not recorded.
 
-    A channel name that a spreadsheet would execute as a formula gets an apostrophe in front."""
+    A channel name that a spreadsheet would execute as a formula gets an apostrophe in front.
+    """
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*LEADING, *(f"'{name}" if name[:1] in "=+-@" else name for name in channels)])
     count = 0
@@ -118,7 +120,8 @@ def _object(row: Row, channels: Sequence[str]) -> str:
 def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> int:
     """Write columns step, launch, time, kept and one float64 per channel; return the number of rows.
 
-    Raises `ChronicleError` when pyarrow is not installed."""
+    Raises `ChronicleError` when pyarrow is not installed.
+    """
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
@@ -172,7 +175,8 @@ def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) ->
     """Write one event file per launch, abandoned parts included; return the number of rows.
 
     Each file begins with SessionLog.START at the first step of its launch. TensorBoard then drops points of earlier files
-    from that step on, so the lineage remains."""
+    from that step on, so the lineage remains.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
     count, current, file = 0, None, None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal import Entry
+from chronicle.journal.events import Event, Kind, LaunchEnd, LaunchStart, RollbackReceipt
 from chronicle.metrics import Point
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "read_chronicle",
     "read_entries",
     "read_events",
-    "to_record",
 ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -95,7 +95,8 @@ def read_chronicle(path: Path) -> Import:
     """Read a `chronicles.md`: one draft per `## heading (date)`; text before the first heading is the first draft.
 
     Taken are the date of the heading, images, and a rollback target where exactly one is named ("rolled back to 16250").
-    Launch, onset and cause stay unknown."""
+    Launch, onset and cause stay unknown.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return Import(format="chronicle", drafts=tuple(_markdown_drafts(lines)))
 
@@ -129,7 +130,7 @@ def _section(heading: str, body: list[str]) -> Iterator[Draft]:
     if len(targets) == 1:
         data["action"] = {"verb": "rollback", "to": targets.pop()}
     first = next((line.strip("# ").strip() for line in body if line.strip()), "")
-    yield Draft(kind="note", title=title or first, moment=parse_moment(dated[1]) if dated else None, data=data)
+    yield Draft(kind=Kind.NOTE, title=title or first, moment=parse_moment(dated[1]) if dated else None, data=data)
 
 
 # --- Tables of incidents (CSV)
@@ -154,7 +155,7 @@ def _draft(row: Mapping[str, str | None]) -> Draft:
     if cells.get("action"):
         data["action"] = {"verb": cells["action"], **({"to": int(target)} if WHOLE.fullmatch(target) else {})}
     return Draft(
-        kind="incident",
+        kind=Kind.INCIDENT,
         title=cells.get("event", "")[:300],
         moment=parse_moment(cells.get("date", "")),
         step=int(step) if WHOLE.fullmatch(step) else None,
@@ -181,7 +182,8 @@ def read_entries(path: Path) -> Import:
     """Read entries of another journal, one JSON object per line; raises `ChronicleError` naming a line that is no object.
 
     Rollbacks, restarts and LR factors also become launches and receipts, marked `imported`, so that lineage and LR ledger
-    of an old run can be computed. Last steps and base LRs that the source does not give stay unknown."""
+    of an old run can be computed. Last steps and base LRs that the source does not give stay unknown.
+    """
     records = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
@@ -196,19 +198,6 @@ def read_entries(path: Path) -> Import:
     return Import(format="entries", drafts=tuple(_drafts(records)))
 
 
-def to_record(entry: Entry) -> dict[str, Any]:
-    """The line that this entry was made from."""
-    data = dict(entry.data)
-    record: dict[str, Any] = dict(data.pop("import"))
-    record |= data
-    record["kind"] = record.pop("kind_there", entry.kind)
-    if entry.title:
-        record["title"] = entry.title
-    if entry.step is not None:
-        record["step"] = entry.step
-    return record
-
-
 def _drafts(records: Sequence[Mapping[str, Any]]) -> Iterator[Draft]:
     segments = _segments(records)
     seen: list[str] = []
@@ -220,9 +209,9 @@ def _drafts(records: Sequence[Mapping[str, Any]]) -> Iterator[Draft]:
         # The other journal writes an action into the entry that explains it: here the action comes first, then its launch.
         if isinstance(segment, str) and segment not in seen:
             if target is not None and _verb(record) == "rollback":
-                facts: dict[str, Any] = {"imported": True}
-                facts |= {"lr_ratio": changed / factor} if changed is not None else _by_hand(record)
-                yield Draft(kind="rollback.receipt", title=f"rollback to {target}", moment=moment, step=target, data=facts)
+                ratio = None if changed is None else changed / factor
+                receipt = RollbackReceipt(imported=True, lr_ratio=ratio, **({} if changed is not None else _by_hand(record)))
+                yield _draft_of(receipt, title=f"rollback to {target}", moment=moment, step=target)
                 factor = factor if changed is None else changed
             seen.append(segment)
             yield from _launch_drafts(len(seen), segment, segments, target, moment)
@@ -239,7 +228,7 @@ def _entry_draft(record: Mapping[str, Any], launch: int | None) -> Draft:
         step = None
     kind = str(record["kind"])
     if kind == "segment":  # its facts become a launch; its text stays a note
-        kind, origin["kind_there"] = "note", "segment"
+        kind, origin["kind_there"] = Kind.NOTE, "segment"
     return Draft(
         kind=kind,
         title=str(record.get("title", "")),
@@ -253,13 +242,17 @@ def _entry_draft(record: Mapping[str, Any], launch: int | None) -> Draft:
 def _launch_drafts(
     number: int, segment: str, segments: Mapping[str, int | None], start: int | None, moment: datetime | None
 ) -> Iterator[Draft]:
-    data = {"imported": True, "start_step": start or 0, "segment": segment}
-    yield Draft(kind="launch.start", title=f"launch {number} ({segment})", moment=moment, launch=number, data=data)
+    begun = LaunchStart(imported=True, start_step=start or 0, segment=segment)
+    yield _draft_of(begun, title=f"launch {number} ({segment})", moment=moment, launch=number)
     last = segments.get(segment)
     if last is not None and last > (start or 0):
         # Not the end itself: the furthest step that this launch reached according to the source.
-        end = {"imported": True, "last_step": last, "at_least": True}
-        yield Draft(kind="launch.end", title="", moment=moment, launch=number, step=last, data=end)
+        end = LaunchEnd(imported=True, last_step=last, at_least=True)
+        yield _draft_of(end, moment=moment, launch=number, step=last)
+
+
+def _draft_of(event: Event, **fields: Any) -> Draft:
+    return Draft(kind=event.KIND, data=event.to_json(), **fields)
 
 
 def _segments(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
@@ -315,7 +308,7 @@ def _by_hand(record: Mapping[str, Any]) -> dict[str, Any]:
     changes = record["action"].get("changes") or ()
     stated = {str(c["field"]): c.get("after") for c in changes if isinstance(c, Mapping) and "field" in c}
     before = {str(c["field"]): c.get("before") for c in changes if isinstance(c, Mapping) and "field" in c}
-    data: dict[str, Any] = {"lr_ratio": None, "sets": stated}
+    data: dict[str, Any] = {"sets": stated}
     for name, source in (("base_lr_after", stated), ("base_lr_before", before)):
         try:
             data[name] = float(str(source["base_lrs"]))

@@ -23,6 +23,7 @@ from chronicle.integrations.foreign_journals import (
     read_events,
 )
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchStart, events_of
 from chronicle.metrics import Point
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import read_log
@@ -56,14 +57,14 @@ def write_import(paths: RunPaths, found: Import, source: Path | str) -> Imported
     journal = read_journal(paths)
     digest = _digest(source) if isinstance(source, Path) else hashlib.sha256(source.encode()).hexdigest()
     name = source.name if isinstance(source, Path) else source
-    if any(e.kind == "import" and e.data.get("sha256") == digest for e in journal.entries):
+    if any(earlier.sha256 == digest for _, earlier in events_of(journal.entries, ImportedSource)):
         return Imported(entry_id=None)
     offset = max((e.launch for e in journal.entries if e.launch is not None), default=0)
     clock = _Clock(min((d.moment for d in found.drafts if d.moment is not None), default=_first_time(found.launches)))
     with JournalWriter(paths, clock=clock, host="import") as writer:
         points = sum(len(launch.points) for launch in found.launches)
-        data = {"path": name, "sha256": digest, "format": found.format, "points": points}
-        first = writer.append("import", title=f"imported {name} ({found.format})", data=data)
+        event = ImportedSource(path=name, sha256=digest, format=found.format, points=points)
+        first = writer.write(event, title=f"imported {name} ({found.format})")
         for draft in found.drafts:
             clock.move_to(draft.moment)
             launch = None if draft.launch is None else draft.launch + offset
@@ -106,14 +107,12 @@ def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number:
         clock.move_to(_moment(first.time))
     start = max(0, first.step - 1)
     name = f" ({launch.name})" if launch.name else ""
-    writer.append(
-        "launch.start", launch=number, title=f"launch {number}{name}", data={"imported": True, "start_step": start}
-    )
+    writer.write(LaunchStart(imported=True, start_step=start), launch=number, title=f"launch {number}{name}")
     _write_points(paths.metrics_path(number), launch.points)
     if last.time is not None:
         clock.move_to(_moment(last.time))
-    data = {"imported": True, "last_step": max(p.step for p in launch.points)}
-    writer.append("launch.end", launch=number, step=data["last_step"], data=data)
+    last_step = max(p.step for p in launch.points)
+    writer.write(LaunchEnd(imported=True, last_step=last_step), launch=number, step=last_step)
 
 
 def _write_points(path: Path, points: Iterable[Point]) -> None:

@@ -296,7 +296,8 @@ def read_mlflow(uri: str, run_id: str) -> Import:
     """Read all metrics of a run and of the runs nested under it, through the MLflow client.
 
     A run that was resumed holds both timelines in one history; the timestamps separate them. Raises `ChronicleError` when
-    the store has no such run."""
+    the store has no such run.
+    """
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as problem:

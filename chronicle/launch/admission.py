@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from chronicle.errors import Refusal
+from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.journal.events import Hardware, LaunchEnd, events_of, find_open_transaction
 from chronicle.launch.containment import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, find_alive, list_launches
@@ -30,7 +31,6 @@ __all__ = [
     "ensure_node_in_use",
     "ensure_startable",
     "find_excluded",
-    "find_open_intent",
     "hold_admission",
     "take_number",
 ]
@@ -42,23 +42,19 @@ READMIT = "readmit-node"
 def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
     """Return the excluded nodes with their reasons, in the order they were excluded.
 
-    Seed 003, exp3: Xid 64 returned because the faulty node had not been removed from the pool."""
+    Seed 003, exp3: Xid 64 returned because the faulty node had not been removed from the pool.
+    """
     excluded: dict[str, str] = {}
-    for entry in entries:
-        if entry.kind != "hardware":
-            continue
-        host, action = entry.data.get("host"), entry.data.get("action")
-        if isinstance(host, str) and action == EXCLUDE:
-            excluded[host] = str(entry.data.get("reason") or entry.title)
-        elif isinstance(host, str) and action == READMIT:
-            excluded.pop(host, None)
+    for entry, hardware in events_of(entries, Hardware):
+        if hardware.host is not None and hardware.action == EXCLUDE:
+            excluded[hardware.host] = hardware.reason or entry.title
+        elif hardware.host is not None and hardware.action == READMIT:
+            excluded.pop(hardware.host, None)
     return excluded
 
 
 # --- Admission
 
-INTENTS = {"rollback.intent", "undo.intent"}
-RECEIPTS = {"rollback.receipt", "undo.receipt", "recover.receipt"}
 
 
 class LaunchRefused(Refusal):
@@ -98,7 +94,7 @@ def ensure_startable(
     for problem in journal.problems:
         if problem.check == "unreadable" and force is None:  # an unreadable file may contain an open rollback
             raise LaunchRefused(f"cannot read `{problem.path}`: {problem.message}", "make the journal readable first")
-    intent = find_open_intent(journal.entries)
+    intent = _find_open_transaction(journal)
     if intent is not None:
         raise LaunchRefused(
             f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was begun and not finished",
@@ -120,10 +116,12 @@ def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
         )
 
 
-def find_open_intent(entries: Sequence[Entry]) -> Entry | None:
-    """The first intent that no receipt answers. Pure."""
-    answered = {ref for entry in entries if entry.kind in RECEIPTS for ref in _answers(entry)}
-    return next((entry for entry in entries if entry.kind in INTENTS and entry.id not in answered), None)
+def _find_open_transaction(journal: Journal) -> Entry | None:
+    """Return the open intent, if any. A receipt of an unknown version refuses the launch."""
+    try:
+        return find_open_transaction(journal.entries)
+    except JournalError as problem:
+        raise LaunchRefused(problem.message, problem.remedy) from problem
 
 
 def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter) -> list[int]:
@@ -132,19 +130,13 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
     for facts in list_launches(journal.entries):
         if facts.ended or facts.host != host_name() or facts.supervisor_alive(read_boot_id()):
             continue
-        data = {"exit_code": None, "signal": None, "host": facts.host, "inferred": True}
         title = f"launch {facts.number} ended without an entry: its supervisor is gone"
-        writer.append("launch.end", launch=facts.number, title=title, data=data)
+        writer.write(LaunchEnd(host=facts.host, inferred=True), launch=facts.number, title=title)
         closed.append(facts.number)
         group = open_group(facts.cgroup)
         if group is not None:
             group.remove()  # succeeds for an empty cgroup; `sweep` ends processes in it
     return closed
-
-
-def _answers(receipt: Entry) -> tuple[str, ...]:
-    intent = receipt.data.get("intent")
-    return (*receipt.refs, intent) if isinstance(intent, str) else receipt.refs
 
 
 def _refuse_alive_here(run: str, alive: Sequence[Found]) -> None:

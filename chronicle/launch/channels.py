@@ -37,7 +37,8 @@ class LatencyTest:
     """Times the marked line of each rank. `late` maps a rank to its delay in seconds, None while the line is missing.
 
     A rank prints one marked line without flushing it and announces it over the socket. Seed 003 lost days to a relay that
-    held lines back for 10 to 20 minutes. Marked lines are removed from the output."""
+    held lines back for 10 to 20 minutes. Marked lines are removed from the output.
+    """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock

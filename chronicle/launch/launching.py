@@ -20,6 +20,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Kind, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.reader import anchor_heads
 from chronicle.launch.admission import (
     LaunchRefused,
@@ -52,10 +53,11 @@ from chronicle.paths import RunPaths
 
 __all__ = [
     "Launch",
-    "LaunchEnd",
     "LaunchRequest",
+    "LaunchResult",
     "launch",
 ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
@@ -75,7 +77,7 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchEnd:
+class LaunchResult:
     """Number and exit code of a launch, and the data of its `launch.end`."""
 
     launch: int
@@ -146,9 +148,9 @@ class Launch:
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         if self._group is not None:
             self._start["cgroup"] = str(self._group.path)
-        self._record.append("launch.start", title=self._title(), data=self._start)
+        self._record.write(LaunchStart.from_json(self._start), title=self._title())
 
-    def run(self) -> LaunchEnd:
+    def run(self) -> LaunchResult:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         self._say_start(self._containment)
@@ -156,8 +158,8 @@ class Launch:
         try:
             outcome = supervisor.run()
         except OSError as error:
-            data = {"host": self._start["host"], "exit_code": 125, "signal": None, "last_step": None}
-            self._record.append("launch.end", title=f"launch {number} could not start: {error}", data=data)
+            end = LaunchEnd(host=self._start["host"], exit_code=LaunchRefused.exit_code)
+            self._record.write(end, title=f"launch {number} could not start: {error}")
             raise LaunchRefused(f"cannot start `{request.command[0]}`: {error.strerror or error}") from error
         finally:
             if self._group is not None:
@@ -198,7 +200,7 @@ class Launch:
             beat_seconds=INTERVAL_SECONDS,
         )
 
-    def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchEnd:
+    def _finish(self, outcome: LaunchOutcome, containment: str) -> LaunchResult:
         self._printed.finish()
         self._note_start_step()
         self._watcher.finish()
@@ -229,11 +231,12 @@ class Launch:
             channels.say(line)
         channels.close()  # the logs are sealed now; later messages go to the terminal only
         data["sealed"] = self._seals.seal_all(self._is_ours)
-        self._record.append("launch.end", title=title_of_end(self._number, data), step=data["last_step"], data=data)
+        title = title_of_end(self._number, data)
+        self._record.write(LaunchEnd.from_json(data), title=title, step=data["last_step"])
         if self._record.waiting:
             self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
         self._close()
-        return LaunchEnd(launch=self._number, exit_code=outcome.exit_code, data=data)
+        return LaunchResult(launch=self._number, exit_code=outcome.exit_code, data=data)
 
     def _rank_tails(self, outcome: LaunchOutcome) -> dict[int, list[str]]:
         """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""
@@ -294,12 +297,11 @@ class Launch:
         if self._start_step is None and (node is None or node[1] == 0):
             self._start_step = read_start_step(self._request.paths.metrics_path(self._number))
             if self._start_step is not None and not self._guard_has_spoken():
-                data = {"start_step": self._start_step, "inferred": True}
-                self._record.append("launch.step", step=self._start_step, data=data)
+                self._record.write(LaunchStep(start_step=self._start_step, inferred=True), step=self._start_step)
 
     def _guard_has_spoken(self) -> bool:
         """Return whether a guard recorded the exact start step: the inferred one must not contradict it."""
-        entries = read_journal(self._request.paths).of_kind("guard.verdict")
+        entries = read_journal(self._request.paths).of_kind(Kind.GUARD_VERDICT)
         return any(entry.launch == self._number for entry in entries)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
@@ -360,7 +362,7 @@ def launch(
     *,
     live_watch: Callable[..., LiveDetector] | None = None,
     clock: Callable[[], float] = time.time,
-) -> LaunchEnd:
+) -> LaunchResult:
     """Run one launch to its end. Raises `LaunchRefused` when nothing was started."""
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:

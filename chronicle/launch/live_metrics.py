@@ -43,7 +43,8 @@ class PrintedMetrics:
 
     Lines are held back for ten seconds, so that the trainer's own file can appear first. A line without a step is ignored.
     Steps only grow within a launch: a line repeated by another rank is dropped, and when the step counter restarts
-    (once an epoch) parsing stops with a message."""
+    (once an epoch) parsing stops with a message.
+    """
 
     def __init__(
         self,

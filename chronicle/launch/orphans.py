@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import LaunchEnd, LaunchStart
 from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes, open_group
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.launch.processes import (
@@ -85,27 +86,28 @@ class Found:
 
 def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
     """List every (launch, host) with a `launch.start`, in journal order. Pure."""
-    starts: dict[tuple[int, str], Mapping[str, Any]] = {}
+    starts: dict[tuple[int, str], LaunchStart] = {}
     ended: set[tuple[int, str | None]] = set()
     for entry in entries:
         if entry.launch is None:
             continue
-        if entry.kind == "launch.start":
-            starts[entry.launch, str(entry.data.get("host", ""))] = entry.data
-        elif entry.kind == "launch.end":
-            ended.add((entry.launch, entry.data.get("host")))
+        if entry.kind == LaunchStart.KIND:
+            start = LaunchStart.of(entry)
+            starts[entry.launch, start.host] = start
+        elif entry.kind == LaunchEnd.KIND:
+            ended.add((entry.launch, LaunchEnd.of(entry).host))
     return [
         LaunchFacts(
             number=number,
             host=host,
-            token=data.get("token"),
-            pid=data.get("pid"),
-            start_ticks=data.get("start_ticks"),
-            boot_id=str(data.get("boot_id") or ""),
-            cgroup=data.get("cgroup"),
+            token=start.token,
+            pid=start.pid,
+            start_ticks=start.start_ticks,
+            boot_id=start.boot_id,
+            cgroup=start.cgroup,
             ended=(number, host) in ended or (number, None) in ended,
         )
-        for (number, host), data in starts.items()
+        for (number, host), start in starts.items()
     ]
 
 

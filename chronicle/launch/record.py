@@ -13,6 +13,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.journal.events import Event, GuardVerdict, LaunchEnd, SealedParts, events_of
 from chronicle.launch.supervisor import LaunchOutcome
 from chronicle.paths import RunPaths
 
@@ -28,6 +29,7 @@ __all__ = [
     "was_refused",
 ]
 
+
 class LaunchRecord:
     """Journal entries of one launch. An entry that cannot be written waits and is tried again with each later one."""
 
@@ -35,7 +37,7 @@ class LaunchRecord:
         self.writer = writer
         self.launch = launch
         self._complain = complain
-        self._waiting: list[tuple[str, dict[str, Any]]] = []
+        self._waiting: list[tuple[Event, int | None, str]] = []
         self._said = False
 
     @property
@@ -43,20 +45,18 @@ class LaunchRecord:
         """Return the number of entries that are not on disk yet."""
         return len(self._waiting)
 
-    def append(
-        self, kind: str, *, title: str = "", step: int | None = None, data: Mapping[str, Any] | None = None
-    ) -> Entry | None:
+    def write(self, event: Event, *, title: str = "", step: int | None = None) -> Entry | None:
         """Write the entry; return None when it has to wait."""
-        self._waiting.append((kind, {"title": title, "step": step, "data": dict(data or {})}))
+        self._waiting.append((event, step, title))
         return self.flush()
 
     def flush(self) -> Entry | None:
         """Write the waiting entries; return the last one written, None when some still wait."""
         entry: Entry | None = None
         while self._waiting:
-            kind, fields = self._waiting[0]
+            event, step, title = self._waiting[0]
             try:
-                entry = self.writer.append(kind, launch=self.launch, **fields)
+                entry = self.writer.write(event, launch=self.launch, step=step, title=title)
             except JournalError as error:
                 if not self._said:
                     self._complain(f"{error}; the run goes on, journal entries wait in memory")
@@ -126,8 +126,8 @@ def describe_end(
 
 def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> bool:
     """Return whether guard or preflight refused this launch (a rank ended with 78): it must not be requeued."""
-    verdicts = [entry for entry in journal.of_kind("guard.verdict") if entry.launch == launch]
-    if verdicts and verdicts[-1].data.get("verdict") == "refused":
+    verdicts = [event.verdict for entry, event in events_of(journal.entries, GuardVerdict) if entry.launch == launch]
+    if verdicts and verdicts[-1] == "refused":
         return True
     codes = (TORCHRUN_CODE.search(line) for line in launcher_tail)
     return any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes)
@@ -188,6 +188,7 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
 # --- Seals: digests of logs and evidence files
 
 BLOCK_BYTES = 1 << 20
+SEALING: Mapping[str, type[LaunchEnd] | type[SealedParts]] = {LaunchEnd.KIND: LaunchEnd, SealedParts.KIND: SealedParts}
 SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
@@ -203,7 +204,7 @@ class LaunchSeals:
         seal = seal_file(self._paths, part)
         if seal is not None:
             self._parts[part] = seal
-            self._record.append("evidence", title=f"log part {part.name} sealed", data={"sealed": [seal]})
+            self._record.write(SealedParts(sealed=(seal,)), title=f"log part {part.name} sealed")
 
     def seal_all(self, is_ours: Callable[[Path], bool]) -> list[dict[str, Any]]:
         """Return the seals of all files this launch wrote on this node, rotated parts included."""
@@ -231,7 +232,8 @@ def verify_seals(paths: RunPaths, entries: Iterable[Entry]) -> list[str]:
     """Return one sentence per sealed file that is missing or has changed."""
     problems = []
     for entry in entries:
-        for seal in entry.data.get("sealed", ()) if entry.kind in ("launch.end", "evidence") else ():
+        event = SEALING[entry.kind].of(entry) if entry.kind in SEALING else None
+        for seal in event.sealed if event is not None else ():
             problem = _check(paths, seal)
             if problem:
                 problems.append(f"{problem} (sealed by {entry.kind} {entry.id})")

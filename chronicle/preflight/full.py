@@ -16,7 +16,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, read_journal
-from chronicle.launch.launching import LaunchEnd, LaunchRequest, launch
+from chronicle.launch.launching import LaunchRequest, LaunchResult, launch
 from chronicle.launch.provenance import describe_launch, redact_command
 from chronicle.preflight.gate import FULL_VARIABLE, PreflightFailed, code_and_environment
 from chronicle.settings import Settings
@@ -95,7 +95,7 @@ def run_experiments(settings: Settings, command: tuple[str, ...], *, grace_secon
     return end.launch
 
 
-def _start(settings: Settings, command: tuple[str, ...], directory: Path, what: str, grace_seconds: float) -> LaunchEnd:
+def _start(settings: Settings, command: tuple[str, ...], directory: Path, what: str, grace_seconds: float) -> LaunchResult:
     request = LaunchRequest(
         command=command,
         paths=settings.paths,

@@ -44,7 +44,7 @@ class Decision:
 
 
 class Ended(Protocol):
-    """What the autopilot needs to know of a launch that ended (`chronicle.launch.LaunchEnd`)."""
+    """What the autopilot needs to know of a launch that ended (`chronicle.launch.launching.LaunchResult`)."""
 
     @property
     def launch(self) -> int: ...

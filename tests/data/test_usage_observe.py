@@ -109,7 +109,7 @@ def test_launch_rank_and_place_are_known_under_chronicle_run(tmp_path: Path, cap
     for launch, part in ((1, samples), (2, [s for s in samples if s["source"] == "text"])):
         environ = {"CHRONICLE_RUN_DIR": str(paths.run_dir), "CHRONICLE_LAUNCH": str(launch), "RANK": "1"}
         list(observe(part, environ=environ, **words))
-    assert capsys.readouterr().err.startswith("data.ratio: share of `")
+    assert capsys.readouterr().err.startswith("chronicle: share of `")
     told = read_journal(paths).entries
     assert [(entry.kind, entry.launch) for entry in told] == [
         ("data.observed", 1), ("data.ratio", 2), ("data.ratio", 2), ("data.observed", 2)]

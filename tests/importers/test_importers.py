@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.integrations.foreign_journals import to_record
 from chronicle.integrations.importing import read_source
-from chronicle.journal import read_journal
+from chronicle.journal import Entry, read_journal
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
 from tests.commands.cli import Cli
@@ -17,6 +16,18 @@ from tests.commands.cli import Cli
 DATA = Path(os.environ.get("CHRONICLE_TEST_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 ENTRIES = DATA / "tr190_entries.jsonl"
 needs_data = pytest.mark.skipif(not ENTRIES.exists(), reason="the data of others is not beside this checkout")
+
+
+def to_record(entry: Entry) -> dict[str, object]:
+    """The line of the source that an imported entry was made from: shows that nothing of it was lost."""
+    data = dict(entry.data)
+    record: dict[str, object] = {**data.pop("import"), **data}
+    record["kind"] = record.pop("kind_there", entry.kind)
+    if entry.title:
+        record["title"] = entry.title
+    if entry.step is not None:
+        record["step"] = entry.step
+    return record
 
 
 @needs_data
