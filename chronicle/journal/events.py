@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import Entry
@@ -247,7 +247,11 @@ class Event(metaclass=_Schema):
     KIND: ClassVar[Kind]
     VERSION: ClassVar[int] = 1
     FIELDS: ClassVar[Mapping[str, Any]]
-    record: Mapping[str, Any]
+    if TYPE_CHECKING:  # a property for type checkers, so that `record` is no field of the events
+
+        @property
+        def record(self) -> Mapping[str, Any]:
+            """The JSON form."""
 
     def __init__(self, **values: Any) -> None:
         unknown, missing = values.keys() - self.FIELDS.keys(), []
