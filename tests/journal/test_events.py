@@ -53,7 +53,15 @@ def journal(tmp_path: Path) -> Journal:
 def entry(number: int, kind: str, *, refs: tuple[str, ...] = (), **data: Any) -> Entry:
     """An entry with a readable id."""
     return Entry(
-        id=f"E{number}", ts="2026-05-18T14:25:00+00:00", run="r", writer="w", seq=number, prev="", kind=kind, refs=refs, data=data
+        id=f"E{number}",
+        ts="2026-05-18T14:25:00+00:00",
+        run="r",
+        writer="w",
+        seq=number,
+        prev="",
+        kind=kind,
+        refs=refs,
+        data=data,
     )
 
 
@@ -91,7 +99,7 @@ def test_every_field_stands_in_the_old_journal_where_it_must(journal: Journal) -
 def test_each_kind_has_one_class() -> None:
     """`Kind` and the classes are the same list."""
     assert set(EVENTS) == set(Kind)
-    assert all(event.KIND == kind and event.__doc__ for kind, event in EVENTS.items())
+    assert all(kind == event.KIND and event.__doc__ for kind, event in EVENTS.items())
     assert len({event.__name__ for event in EVENTS.values()}) == len(EVENTS)
 
 
@@ -121,7 +129,9 @@ def test_unknown_fields_of_a_known_version_are_kept() -> None:
 
 def test_field_of_another_type_reads_as_absent() -> None:
     """Imported journals say what they like; a wrong type is not guessed at."""
-    end = LaunchEnd.from_json({"exit_code": "zero", "last_step": True, "sealed": "x", "tail": None, "duration_seconds": 3})
+    end = LaunchEnd.from_json(
+        {"exit_code": "zero", "last_step": True, "sealed": "x", "tail": None, "duration_seconds": 3}
+    )
     assert (end.exit_code, end.last_step, end.sealed, end.tail, end.duration_seconds) == (None, None, (), (), 3.0)
 
 

@@ -147,7 +147,9 @@ def test_full_disk_loses_only_the_entry_that_was_refused(paths: RunPaths) -> Non
 
 
 @pytest.mark.parametrize("short_by", [1, 2, 30])
-def test_torn_line_that_cannot_be_cut_off_costs_no_later_entry(paths: RunPaths, disk: FaultyDisk, short_by: int) -> None:
+def test_torn_line_that_cannot_be_cut_off_costs_no_later_entry(
+    paths: RunPaths, disk: FaultyDisk, short_by: int
+) -> None:
     """The next entry begins a new line: also where all but the newline had been written."""
     with JournalWriter(paths) as writer:
         writer.append("note", title="before")
