@@ -1,7 +1,8 @@
-"""The append-only, hash-chained journal of one run: entries, their writer and reader, and pure views over them.
+"""The journal of a run: an append-only, hash-chained list of entries, and what is computed from them.
 
-One JSONL file per writer, no locks, merged by copying files together (`docs/design.md` §5.1). Nothing here knows
-checkpoints, the command line or a trainer. The lineage is loaded on first use: `chronicle note` needs none.
+One JSONL file per writer, without locks; journals are merged by copying files together (`docs/design.md` §5.1). The kinds of
+entries are in `chronicle.journal.events`. Nothing here reads checkpoints. The lineage is imported on first use, because
+`chronicle note` does not need it.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """What a run cost beyond its steps: goodput, lost work by cause, interruptions, times to detect, decide and recover.
 
-Computed from entries and from the times of logged steps; reads no file. Definitions: launch_resume_evidence §6. What was not recorded is None
-and is shown as unknown, not as 0.
+Computed from entries and from the times of logged steps; reads no file. Definitions: launch_resume_evidence §6. What was not
+recorded is None and is shown as unknown, not as 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from itertools import pairwise
 from typing import Any
 
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import (
+    Checkpoint,
+    GuardVerdict,
+    Hardware,
+    Incident,
+    Kind,
+    LaunchEnd,
+    LaunchStart,
+    RollbackReceipt,
+    events_of,
+)
 from chronicle.journal.lineage import Lineage, compute_lineage
 
 __all__ = [
@@ -32,41 +43,43 @@ __all__ = [
     "seconds_to_resume",
 ]
 
+HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
+NODE_KINDS = frozenset((Kind.LAUNCH_START, Kind.LAUNCH_END))  # written once per node
+
+
+# --- launches over several nodes ----------------------------------------------------------------------------------------
+
+
 def merge_nodes(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """The entries with one `launch.start` and one `launch.end` a launch; a launch of one node is left as it is."""
+    """The entries with one start and one end per launch, however many nodes wrote them.
+
+    The first node's start is kept. Of the ends, the first that is not well is kept, else the last.
+    """
     kept = tuple(entries)
     chosen: dict[tuple[str, int], Entry] = {}
     for entry in kept:
-        if entry.launch is None or entry.kind not in ("launch.start", "launch.end"):
+        if entry.launch is None or entry.kind not in NODE_KINDS:
             continue
         key = entry.kind, entry.launch
         before = chosen.get(key)
-        if before is None or (entry.kind == "launch.end" and end_is_well(before)):
+        if before is None or (entry.kind == Kind.LAUNCH_END and end_is_well(before)):
             chosen[key] = entry
     ids = {entry.id for entry in chosen.values()}
-    return tuple(
-        entry
-        for entry in kept
-        if entry.kind not in ("launch.start", "launch.end") or entry.launch is None or entry.id in ids
-    )
+    return tuple(e for e in kept if e.kind not in NODE_KINDS or e.launch is None or e.id in ids)
 
 
 def end_is_well(end: Entry) -> bool:
-    """Whether a node ended with code 0; an inferred end has no code and is not well."""
-    return end.data.get("exit_code") == 0
+    """Whether a node ended with code 0. An inferred end has no code and is not well."""
+    return LaunchEnd.of(end).exit_code == 0
 
 
 def drop_preflights(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Without the launches that only made experiments before the first step."""
-    preflights = {
-        entry.launch for entry in entries if entry.kind == "launch.start" and entry.data.get("purpose") == "preflight"
-    }
+    """The entries without the launches of `preflight --full`, which trained nothing."""
+    preflights = {entry.launch for entry, start in events_of(entries, LaunchStart) if start.purpose == "preflight"}
     return tuple(entry for entry in entries if entry.launch is None or entry.launch not in preflights)
 
 
-# --- Why launches ended, and how long detection, decision and restart took
-
-HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
+# --- why launches ended, and how long detection, decision and restart took ----------------------------------------------
 
 
 class Cause(Enum):
@@ -84,7 +97,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One end of a launch that was not the end of the run. `recovered_seconds`: from there to the next first step."""
+    """The end of a launch that was not the end of the run. `recovered_seconds`: until the first step of the next launch."""
 
     launch: int
     cause: Cause
@@ -95,50 +108,47 @@ class Interruption:
 def interruptions_of(
     entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
 ) -> Iterable[Interruption]:
-    ends = [entry for entry in entries if entry.kind == "launch.end" and entry.launch is not None]
-    numbers = sorted({entry.launch for entry in entries if entry.kind == "launch.start" and entry.launch is not None})
-    for entry in ends:
-        assert entry.launch is not None
+    """Every end of a launch, except that of a last launch that completed. `series`: (step, time) pairs by launch."""
+    numbers = sorted({entry.launch for entry, _ in events_of(entries, LaunchStart) if entry.launch is not None})
+    for entry, end in events_of(entries, LaunchEnd):
+        if entry.launch is None:
+            continue
         later = [number for number in numbers if number > entry.launch]
-        completed = entry.data.get("exit_code") == 0 and entry.data.get("stopped_by") is None
-        if completed and not later:
+        if end.exit_code == 0 and end.stopped_by is None and not later:
             continue
         points = series.get(later[0], ()) if later else ()
         recovered = points[0][1] - seconds_of(entry.ts) if points else None
         yield Interruption(
             launch=entry.launch,
-            cause=_cause_of_end(entry, entries),
+            cause=_cause_of_end(seconds_of(entry.ts), end, entries),
             time=entry.ts,
             recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
         )
 
 
-def _cause_of_end(end: Entry, entries: Sequence[Entry]) -> Cause:
-    """From what was recorded alone; a supervisor that vanished leaves the cause unknown."""
-    when = seconds_of(end.ts)
-    for entry in entries:
-        if entry.kind == "hardware" and entry.data.get("serious") is True:
-            happened = entry.data.get("time") or entry.ts
-            if 0 <= when - seconds_of(str(happened)) <= HARDWARE_WINDOW_SECONDS:
-                return Cause.HARDWARE
-    if end.data.get("inferred"):
+def _cause_of_end(when: float, end: LaunchEnd, entries: Sequence[Entry]) -> Cause:
+    """The recorded cause; unknown where the supervisor vanished."""
+    for entry, event in events_of(entries, Hardware):
+        if event.serious and 0 <= when - seconds_of(event.time or entry.ts) <= HARDWARE_WINDOW_SECONDS:
+            return Cause.HARDWARE
+    if end.inferred:
         return Cause.UNKNOWN
-    if end.data.get("stopped_by") == "proposal":
+    if end.stopped_by == "proposal":
         return Cause.DELIBERATE
-    if end.data.get("stopped_by") == "signal":
-        return Cause.PREEMPTED if end.data.get("signal") == "SIGUSR1" else Cause.PLANNED
-    return Cause.PLANNED if end.data.get("exit_code") == 0 else Cause.SOFTWARE
+    if end.stopped_by == "signal":
+        return Cause.PREEMPTED if end.signal == "SIGUSR1" else Cause.PLANNED
+    return Cause.PLANNED if end.exit_code == 0 else Cause.SOFTWARE
 
 
 def seconds_to_detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
-    """Onset of an event to the entry that first says it; one value per event."""
-    seen: set[Any] = set()
-    for entry in entries:
-        if entry.kind != "incident" or entry.data.get("tier") == "notice":
+    """Seconds from the onset of each event to its first entry, one value per event."""
+    seen: set[tuple[int | None, int | None, int]] = set()
+    for entry, incident in events_of(entries, Incident):
+        onset = incident.onset_step
+        if incident.tier == "notice" or onset is None:
             continue
-        key = (entry.launch, entry.data.get("id"), entry.data.get("onset_step"))
-        onset = entry.data.get("onset_step")
-        if key in seen or not isinstance(onset, int):
+        key = (entry.launch, incident.id, onset)
+        if key in seen:
             continue
         seen.add(key)
         moment = next((time for step, time in series.get(entry.launch or 0, ()) if step >= onset), None)
@@ -146,24 +156,23 @@ def seconds_to_detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tu
 
 
 def seconds_to_decide(entries: Sequence[Entry]) -> Iterable[float | None]:
-    """First alarm of a launch to the rollback that answers it; one value per rollback."""
+    """Seconds from the first alarm of a launch to the rollback that answers it, one value per rollback."""
     alarm: float | None = None
     for entry in entries:
-        if entry.kind in ("incident", "note") and alarm is None:
+        if entry.kind in (Kind.INCIDENT, Kind.NOTE) and alarm is None:
             alarm = seconds_of(entry.ts)
-        elif entry.kind == "rollback.receipt":
+        elif entry.kind == Kind.ROLLBACK_RECEIPT:
             yield None if alarm is None else max(0.0, seconds_of(entry.ts) - alarm)
             alarm = None
-        elif entry.kind == "launch.start":
+        elif entry.kind == Kind.LAUNCH_START:
             alarm = None
 
 
 def seconds_to_resume(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
-    """Start of a launch to its first logged step; one value per launch."""
-    for entry in entries:
-        if entry.kind == "launch.start":
-            points = series.get(entry.launch or 0, ())
-            yield max(0.0, points[0][1] - seconds_of(entry.ts)) if points else None
+    """Seconds from the start of each launch to its first logged step, one value per launch."""
+    for entry, _ in events_of(entries, LaunchStart):
+        points = series.get(entry.launch or 0, ())
+        yield max(0.0, points[0][1] - seconds_of(entry.ts)) if points else None
 
 
 def seconds_of(stamp: str) -> float:
@@ -171,13 +180,12 @@ def seconds_of(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-# --- What a run cost beyond its steps: goodput, lost work by cause, interruptions, times to detect, decide and
-# recover.
+# --- all costs of a run -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWork:
-    """Steps that no longer count. `steps` is None where the step gone back from was never logged."""
+    """Steps that no longer count. `steps` is None where the last step before the rollback was not logged."""
 
     cause: Cause
     from_launch: int | None
@@ -190,7 +198,7 @@ class LostWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """All numbers of one run; seconds and fractions. None: unknown."""
+    """The costs of one run in seconds, steps and fractions. None: unknown."""
 
     wall_seconds: float | None
     productive_seconds: float | None
@@ -209,7 +217,7 @@ class Costs:
     unverified_restarts: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; causes as words."""
+        """Plain JSON values."""
         data = asdict(self)
         for key in ("lost", "interruptions"):
             data[key] = [row | {"cause": row["cause"].value} for row in data[key]]
@@ -223,7 +231,7 @@ def compute_costs(
     now: float | None = None,
     samples_per_step: float | None = None,
 ) -> Costs:
-    """Fold a run's journal and its logged (step, time) pairs by launch. `now` counts as the end of a run that is alive."""
+    """The costs of a run from its journal and its logged (step, time) pairs by launch. `now`: the end of a run still alive."""
     entries = merge_nodes(drop_preflights(entries))
     observed = {number: (points[0][0], max(step for step, _ in points)) for number, points in series.items() if points}
     lineage = compute_lineage(entries, observed)
@@ -234,7 +242,7 @@ def compute_costs(
     interruptions = tuple(interruptions_of(entries, series))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
-    saves = [_number(e.data.get("save_seconds")) for e in entries if e.kind == "checkpoint"]
+    saves = [saved.save_seconds for _, saved in events_of(entries, Checkpoint)]
     return Costs(
         wall_seconds=wall,
         productive_seconds=productive,
@@ -255,7 +263,7 @@ def compute_costs(
 
 
 def _seconds_by_step(points: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Seconds each step took; a stride of ten shares its time among its steps. The first point has no predecessor."""
+    """Seconds of each step. A log that writes every tenth step shares the time among the ten; the first point has none."""
     seconds: dict[int, float] = {}
     for (before, start), (after, end) in pairwise(points):
         if after > before and end >= start:
@@ -264,7 +272,7 @@ def _seconds_by_step(points: Sequence[tuple[int, float]]) -> dict[int, float]:
 
 
 def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]) -> float | None:
-    """Time of the steps that still count, each in the launch that holds it; None when nothing was timed."""
+    """Seconds of the steps of the lineage; None when no step was timed."""
     times = [
         step_seconds[kept.launch][step]
         for kept in lineage.kept
@@ -277,10 +285,10 @@ def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]
 def _lost_work(
     entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
 ) -> Iterable[LostWork]:
-    receipts = {entry.id: entry for entry in entries}
+    receipts = {entry.id: receipt for entry, receipt in events_of(entries, RollbackReceipt)}
     after_rollback: set[int | None] = set()
     for mark in lineage.rollbacks:
-        experiment = mark.from_launch in after_rollback or bool(receipts[mark.entry_id].data.get("experiment"))
+        experiment = mark.from_launch in after_rollback or bool(receipts[mark.entry_id].experiment)
         known = mark.from_launch is not None and mark.from_step >= mark.to_step
         yield LostWork(
             cause=Cause.EXPERIMENT if experiment else Cause.DELIBERATE,
@@ -296,17 +304,17 @@ def _lost_work(
 
 
 def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
-    """The launch started next after this entry."""
+    """The first launch that started after this entry."""
     position = next(index for index, entry in enumerate(entries) if entry.id == entry_id)
-    return next((entry.launch for entry in entries[position:] if entry.kind == "launch.start"), None)
+    return next((entry.launch for entry in entries[position:] if entry.kind == Kind.LAUNCH_START), None)
 
 
 def _lost_in_crashes(
     entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
 ) -> Iterable[LostWork]:
-    """A launch that resumes below the last step of the one before it, with no rollback in between: work redone."""
+    """Steps done again because a launch resumed below the last step of the one before it, without a rollback."""
     rolled_back_into = {_next_launch(entries, mark.entry_id) for mark in lineage.rollbacks}
-    starts = {entry.launch: entry for entry in entries if entry.kind == "launch.start"}
+    starts = {entry.launch: entry for entry, _ in events_of(entries, LaunchStart)}
     for before, after in pairwise(lineage.launches):
         start, last = after.start_step, before.last_step
         if after.number in rolled_back_into or start is None or last is None or start >= last:
@@ -329,29 +337,25 @@ def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float 
 
 
 def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
-    """Launches that continued from a step without a guard saying that all was restored."""
-    passed = {e.launch for e in entries if e.kind == "guard.verdict" and e.data.get("verdict") == "passed"}
+    """Number of resumed launches that no guard verdict passed."""
+    passed = {entry.launch for entry, verdict in events_of(entries, GuardVerdict) if verdict.verdict == "passed"}
     return sum(1 for one in lineage.launches if (one.start_step or 0) > 0 and one.number not in passed)
 
 
 def _wall(
     entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], now: float | None
 ) -> float | None:
-    starts = [seconds_of(entry.ts) for entry in entries if entry.kind == "launch.start"]
+    starts = [seconds_of(entry.ts) for entry, _ in events_of(entries, LaunchStart)]
     if not starts:
         return None
-    ends = [seconds_of(entry.ts) for entry in entries if entry.kind in ("launch.end", "rollback.receipt")]
+    ends = [seconds_of(entry.ts) for entry in entries if entry.kind in (Kind.LAUNCH_END, Kind.ROLLBACK_RECEIPT)]
     ends += [points[-1][1] for points in series.values() if points]
     ends += [now] if now is not None else []
     return max(ends) - min(starts) if ends else None
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _sum(values: Iterable[Any]) -> Any:
-    """Sum of what is known; None as soon as one part is unknown, 0 when there is nothing."""
+    """The sum; None when a part is unknown."""
     listed = list(values)
     return None if None in listed else sum(listed)
 

@@ -1,7 +1,7 @@
-"""One line of the journal: its fields, and its two directions `to_json` / `from_json`.
+"""One line of the journal: the envelope that all entries share, with `to_json` and `from_json`.
 
-The envelope is fixed and versioned; what a kind carries lies in `data`. An unknown *version* is refused, an unknown
-*kind* is kept and shown: a newer program may have written it.
+The envelope has a version of its own. What a kind of entry says lies in `data` (`chronicle.journal.events`). An unknown
+version of the envelope is refused, an unknown kind is kept: a newer program may have written it.
 """
 
 import json
@@ -20,7 +20,7 @@ FIRST_PREV = "0" * 64  # `prev` of a writer's first line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry. `prev` is the sha256 of this writer's previous line; `refs` are ids this entry speaks of."""
+    """One entry. `prev` is the sha256 of this writer's previous line, `refs` are the ids of entries that this one is about."""
 
     id: str  # ULID: 48 bits of milliseconds, 80 random, Crockford base 32
     ts: str  # RFC 3339 with offset
@@ -64,7 +64,7 @@ class Entry:
         version = record.get("v")
         if version != VERSION:
             raise JournalError(
-                f"entry version {version!r}: this program reads version {VERSION}", "use a newer `chronicle`"
+                f"entry version {version!r}: expected {VERSION}", "a newer chronicle wrote it: update chronicle"
             )
         try:
             return cls(
@@ -86,7 +86,7 @@ class Entry:
 
 
 def _dump(record: Mapping[str, Any]) -> str:
-    """One line that every JSON reader takes: no bare NaN, no byte that is not UTF-8, nothing lost."""
+    """One line of strict JSON: NaN and infinities as strings, file names that are not UTF-8 as escapes."""
     try:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str, allow_nan=False)
     except ValueError:  # JSON has no NaN; the metrics log writes the same three words

@@ -1,28 +1,37 @@
-"""Lineage: which (launch, step interval) pairs the present weights descend from; everything else is abandoned.
+"""The lineage: which steps of which launches the present weights descend from. All other steps are abandoned.
 
-Pure over entries. A launch that starts at step r truncates *all* earlier kept intervals to steps <= r; an explicit parent
-(`rollback --to N@LAUNCH`) beats inference and takes that launch's own history instead (`docs/design.md` §5.2).
-Pairwise cutting is wrong: exp2 of the seed goes back before the *start* of its predecessor (journal_and_interface §1.5).
+Computed from entries. A launch that starts at step r cuts *all* earlier intervals to steps <= r. An explicit parent
+(`rollback --to N@LAUNCH`) takes that launch's own history instead (`docs/design.md` §5.2). Cutting only the launch before is
+wrong: exp2 of seed 003 goes back before the *start* of its predecessor (journal_and_interface §1.5).
 
     launch 1  1 ────────── 10          kept   1..5
     launch 2        └ 6 ── 8           kept   6..8       headline: step 8 of launch 2
 
-A launch that ended without completing a step moved no weights and truncates nothing. Histories share their tails (a chain
-of immutable links), so that 10^4 launches cost 10^4 links.
+A launch that ended without completing a step changes nothing. Histories share their tails (a chain of immutable links), so
+10^4 launches cost 10^4 links.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import (
+    LAUNCHES,
+    GuardVerdict,
+    Kind,
+    LaunchEnd,
+    LaunchStart,
+    LaunchStep,
+    RollbackReceipt,
+    read,
+)
 
 __all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
 
 ABANDONED = re.compile(r"/abandoned/([0-9A-Z]{26})/")  # where a rollback puts later checkpoints, by the id of its intent
-LAUNCH_KINDS = frozenset(("launch.start", "launch.step", "guard.verdict", "launch.end"))
+APPLIED = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +67,7 @@ class LaunchSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackMark:
-    """Where an applied rollback left the lineage and where it went: (launch, step) before and after."""
+    """An applied rollback: the head of the lineage (launch, step) before and after it."""
 
     entry_id: str
     from_launch: int | None
@@ -110,17 +119,18 @@ def compute_lineage(
     observed: Mapping[int, tuple[int, int]] | None = None,
     saved: Mapping[int, int] | None = None,
 ) -> Lineage:
-    """Fold launches, rollbacks and undos, in journal order.
+    """Fold launches, rollbacks and undos in journal order.
 
     `observed` maps a launch to the first and last step in its per-step log, `saved` to the step of its last checkpoint
-    (beyond what `checkpoint` entries say); they fill in what a killed launch, or one that logs every tenth step, cannot say.
+    (in addition to `checkpoint` entries). They complete launches that were killed or that log every tenth step.
     """
     reached = dict(saved or {})
     relevant: list[Entry] = []
+    checkpoint = Kind.CHECKPOINT
     for entry in entries:
-        if entry.kind in ("rollback.receipt", "undo.receipt") or _speaks_of_a_launch(entry):
+        if entry.kind in APPLIED or (entry.launch is not None and entry.kind in LAUNCHES):
             relevant.append(entry)
-        elif entry.kind == "checkpoint" and entry.launch is not None and entry.step is not None:
+        elif entry.kind == checkpoint and entry.launch is not None and entry.step is not None:
             reached[entry.launch] = max(entry.step, reached.get(entry.launch, entry.step))
     fold = _Fold(_launch_facts(relevant, observed or {}, reached))
     for entry in relevant:
@@ -128,27 +138,23 @@ def compute_lineage(
     return fold.result()
 
 
-def _speaks_of_a_launch(entry: Entry) -> bool:
-    return entry.launch is not None and entry.kind in LAUNCH_KINDS
-
-
 def _launch_facts(
     entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]], reached: Mapping[int, int]
 ) -> dict[int, LaunchSpan]:
-    """What all entries and the per-step log together say of each launch."""
+    """First and last step of each launch, from all entries and the per-step log together."""
     spans: dict[int, LaunchSpan] = {}
     guarded: dict[int, int] = {}
     for entry in entries:
-        if entry.launch is None or entry.kind not in LAUNCH_KINDS:
+        if entry.launch is None or entry.kind not in LAUNCHES:
             continue
-        span = spans.get(entry.launch) or LaunchSpan(number=entry.launch)
-        start = _whole(entry.data.get("start_step"))
+        span, event = spans.get(entry.launch) or LaunchSpan(number=entry.launch), read(entry)
+        start = event.start_step if isinstance(event, LaunchStart | LaunchStep | LaunchEnd | GuardVerdict) else None
         if start is not None and span.start_step is None:
             span = replace(span, start_step=start)
-        if entry.kind == "guard.verdict" and entry.step is not None and entry.data.get("verdict") != "refused":
+        if isinstance(event, GuardVerdict) and entry.step is not None and event.verdict != "refused":
             guarded.setdefault(entry.launch, entry.step)
-        if entry.kind == "launch.end":
-            span = replace(span, ended=True, last_step=_whole(entry.data.get("last_step")))
+        if isinstance(event, LaunchEnd):
+            span = replace(span, ended=True, last_step=event.last_step)
         spans[entry.launch] = span
     return {n: _observe(span, guarded.get(n), seen.get(n), reached.get(n)) for n, span in spans.items()}
 
@@ -165,7 +171,7 @@ def _observe(
 
 
 class _Fold:
-    """Walks the entries once; `kept` is the lineage before the current launch."""
+    """Walks the entries once. `kept` is the lineage before the current launch."""
 
     def __init__(self, spans: dict[int, LaunchSpan]) -> None:
         self.spans = spans
@@ -177,9 +183,9 @@ class _Fold:
         self.aside: dict[str, _Link | None] = {}  # id of a rollback or its intent -> the lineage that it put aside
 
     def take(self, entry: Entry) -> None:
-        if entry.kind == "rollback.receipt":
+        if entry.kind == Kind.ROLLBACK_RECEIPT:
             self._rollback(entry)
-        elif entry.kind == "undo.receipt":
+        elif entry.kind == Kind.UNDO_RECEIPT:
             self._undo(set(entry.refs))
         elif entry.launch is not None and entry.launch not in self.histories:
             self._start(entry.launch)
@@ -203,18 +209,18 @@ class _Fold:
             self.marks.append(_mark(entry.id, before, self.kept, entry.step))
 
     def _base(self, entry: Entry) -> _Link | None:
-        """What the target's weights descend from: a named launch, what an earlier rollback put aside, or the lineage."""
-        parent = _whole(entry.data.get("parent_launch"))
-        if parent is not None and parent in self.histories:
-            return self._through(parent)
-        brought_back = ABANDONED.search(str(entry.data.get("source") or ""))
+        """What the target's weights descend from: a named launch, the history of an abandoned checkpoint, or the lineage."""
+        receipt = RollbackReceipt.of(entry)
+        if receipt.parent_launch is not None and receipt.parent_launch in self.histories:
+            return self._through(receipt.parent_launch)
+        brought_back = ABANDONED.search(receipt.source)
         if brought_back and brought_back[1] in self.aside:
             return self.aside[brought_back[1]]
         beyond = self._beyond(entry.step)
         return self.kept if beyond is None else self._through(beyond)
 
     def _beyond(self, step: int | None) -> int | None:
-        """The newest launch that ran through a step which lies ahead of the lineage: only it can have saved it."""
+        """The newest launch that ran through a step ahead of the lineage: only that launch can have saved it."""
         if step is None or step <= (0 if self.kept is None else self.kept.last):
             return None
         spans = (self.spans[number] for number in reversed(self.histories))
@@ -281,6 +287,3 @@ def _mark_abandoned(spans: Mapping[int, LaunchSpan], kept: Iterable[Interval]) -
         alive_until = last_kept.get(number, span.start_step)
         yield replace(span, abandoned_after=alive_until) if alive_until < span.last_step else span
 
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,9 +1,9 @@
-"""The LR ledger: by which factor of the run's first schedule every launch trains, multiplied up along the lineage.
+"""The LR ledger: the factor between the run's first LR schedule and the schedule of each launch.
 
-Pure over entries. The seed's authors lost count ("25 %" was 18.75 %, "the original LR" was ×0.75), because a factor was
-only ever said relative to the last one. Here each rollback multiplies the factor *of the launch whose weights it goes
-back to*; a launch whose LR was found not to follow (the guard or the LR tripwire said so) has no factor, nor has what
-is taken from it, until a rollback states the base LRs themselves.
+Computed from entries. The authors of seed 003 lost count ("25 %" was 18.75 %, "the original LR" was ×0.75), because each
+factor was given relative to the last one. Here each rollback multiplies the factor *of the launch whose weights it goes back
+to*. A launch whose LR did not follow (found by the guard or the LR tripwire) has an unknown factor, and so has everything
+that continues from it, until a rollback states base LRs.
 """
 
 import re
@@ -12,24 +12,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import GuardVerdict, Incident, Kind, LaunchStart, RollbackReceipt
 from chronicle.journal.lineage import LaunchSpan, Lineage
 
 __all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
 
-
+FOLDED = frozenset((Kind.LAUNCH_START, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
+FINDINGS = frozenset((Kind.INCIDENT, Kind.LR_MISMATCH, Kind.GUARD_VERDICT))
 LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`
 
-LR_EVENTS = ("lr-bug", "lr-mismatch")  # kinds of the detector
-FIRST_STEPS = 20  # a resume is on the wrong LR from its first steps on; a jump later on is the schedule's own
+LR_EVENTS = ("lr-bug", "lr-mismatch")  # classes of the detector
+FIRST_STEPS = 20  # after a resume a wrong LR shows in the first steps; a later jump belongs to the schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """What one launch trains on. `factor` None = it does not follow any known schedule; `reason` says why."""
+    """The LR of one launch. `factor` None: it does not follow a known schedule, see `reason`."""
 
     launch: int
     factor: float | None
-    asked: float | None  # what it should be, when it is known that it is not
+    asked: float | None  # the factor it should have, where the LR is known to be wrong
     reason: str
     base_lr: float | None = None
 
@@ -70,7 +72,7 @@ _Undoable = tuple[str, int | None, _Place, _Told | None]  # entry, the tip befor
 
 
 class _Fold:
-    """`edited` holds the factor inside a checkpoint that a rollback changed: whatever starts from it again inherits it."""
+    """Walks the entries once. `edited`: factors of checkpoints that a rollback changed, inherited by restarts from them."""
 
     def __init__(self, lineage: Lineage, broken: Mapping[int, str]) -> None:
         self.spans = {span.number: span for span in lineage.launches}
@@ -88,12 +90,14 @@ class _Fold:
         return None if self.pending is None else self.pending[0]
 
     def take(self, entry: Entry) -> None:
-        if entry.kind == "launch.start" and entry.launch is not None and entry.launch not in self.lines:
-            self._launch(entry.launch, _number(entry.data.get("base_lr")))
-        elif entry.kind == "rollback.receipt" and entry.step is not None:
-            self._rollback(entry, entry.step)
-        elif entry.kind == "undo.receipt":
+        if entry.kind not in FOLDED:
+            return
+        if entry.kind == Kind.UNDO_RECEIPT:
             self._undo(set(entry.refs))
+        elif entry.kind == Kind.ROLLBACK_RECEIPT and entry.step is not None:
+            self._rollback(entry.id, RollbackReceipt.of(entry), entry.step)
+        elif entry.kind == Kind.LAUNCH_START and entry.launch is not None and entry.launch not in self.lines:
+            self._launch(entry.launch, LaunchStart.of(entry).base_lr)
 
     def _launch(self, number: int, base_lr: float | None) -> None:
         span = self.spans.get(number)
@@ -119,33 +123,31 @@ class _Fold:
         parent = None if span.parent is None else self.lines.get(span.parent)
         return (1.0, "start") if parent is None else (parent.factor, "restart")
 
-    def _rollback(self, entry: Entry, step: int) -> None:
-        source = self._source(entry, step)
-        self.undoable.append((entry.id, self.tip, (source, step), self.edited.get((source, step))))
+    def _rollback(self, entry_id: str, receipt: RollbackReceipt, step: int) -> None:
+        source = self._source(self.targets.get(entry_id, receipt.parent_launch), step)
+        self.undoable.append((entry_id, self.tip, (source, step), self.edited.get((source, step))))
         line = None if source is None else self.lines.get(source)
         inside = self.edited.get((source, step), (1.0 if line is None else line.factor, ""))[0]
-        self.pending = self._changed(entry, inside)
+        self.pending = self._changed(receipt, inside)
         self.edited[source, step] = self.pending
         self.tip = source
 
-    def _changed(self, entry: Entry, old: float | None) -> tuple[float | None, str]:
-        """The factor after this rollback: from the base LRs it states, else the old one times its ratio."""
-        before, after = _number(entry.data.get("base_lr_before")), _number(entry.data.get("base_lr_after"))
+    def _changed(self, receipt: RollbackReceipt, old: float | None) -> tuple[float | None, str]:
+        """The factor after this rollback: from the base LRs it states, else the old factor times its ratio."""
+        before, after = receipt.base_lr_before, receipt.base_lr_after
         if self.first_base is None and before is not None and old:
             self.first_base = before / old
         if after is not None and self.first_base:
             return _tidy(after / self.first_base), "rollback"
-        ratio = _number(entry.data.get("lr_ratio"))
-        ratio = _number(entry.data.get("lr_scale")) if ratio is None else ratio
-        if ratio is None and entry.data.get("sets"):
+        ratio = receipt.lr_scale if receipt.lr_ratio is None else receipt.lr_ratio
+        if ratio is None and receipt.sets:
             return None, "fields set by hand"
         factor = None if old is None else _tidy(old * (1.0 if ratio is None else ratio))
         return factor, "rollback" if ratio not in (None, 1.0) else "rollback, LR kept"
 
-    def _source(self, entry: Entry, step: int) -> int | None:
-        """The launch whose version of the target step is taken: named, or the newest of the lineage that ran through it."""
-        named = self.targets.get(entry.id, entry.data.get("parent_launch"))
-        if isinstance(named, int) and named in self.lines:
+    def _source(self, named: int | None, step: int) -> int | None:
+        """The launch whose version of the target step is taken: the named one, or the newest of the lineage that reached it."""
+        if named is not None and named in self.lines:
             return named
         number = self.tip
         while number is not None:
@@ -166,30 +168,26 @@ class _Fold:
 
 
 def _broken_launches(entries: Iterable[Entry], lineage: Lineage) -> dict[int, str]:
-    """Launches that trained on an LR which was found not to be the one asked for, and the words of the finding."""
+    """Launches whose LR was found to be wrong, each with the words of the finding."""
     broken: dict[int, str] = {}
     starts = {span.number: span.start_step or 0 for span in lineage.launches}
     for entry in entries:
-        if entry.launch is None:
+        if entry.launch is None or entry.kind not in FINDINGS:
             continue
-        event = entry.kind == "incident" and entry.data.get("kind") in LR_EVENTS
-        if entry.kind == "lr.mismatch" or (event and _at_the_start(entry, starts.get(entry.launch, 0))):
+        if entry.kind == Kind.GUARD_VERDICT:
+            verdict = GuardVerdict.of(entry)
+            names = [str(check.get("name", "")) for check in verdict.checks if _failed(check)]
+            if verdict.verdict in ("refused", "warned") and any(LR_WORD.search(name.lower()) for name in names):
+                broken.setdefault(entry.launch, f"{verdict.verdict} by the guard")
+        elif entry.kind == Kind.LR_MISMATCH or _is_wrong_at_the_start(entry, starts.get(entry.launch, 0)):
             broken.setdefault(entry.launch, entry.title or "LR does not follow")
-        elif entry.kind == "guard.verdict" and entry.data.get("verdict") in ("refused", "warned"):
-            names = [str(check.get("name", "")) for check in _checks(entry) if _failed(check)]
-            if any(LR_WORD.search(name.lower()) for name in names):
-                broken.setdefault(entry.launch, f"{entry.data['verdict']} by the guard")
     return broken
 
 
-def _at_the_start(entry: Entry, start_step: int) -> bool:
-    onset = entry.data.get("onset_step", entry.step)
-    return not isinstance(onset, int) or onset <= start_step + FIRST_STEPS
-
-
-def _checks(entry: Entry) -> list[Mapping[str, Any]]:
-    checks = entry.data.get("checks")
-    return [check for check in checks if isinstance(check, Mapping)] if isinstance(checks, list | tuple) else []
+def _is_wrong_at_the_start(entry: Entry, start_step: int) -> bool:
+    incident = Incident.of(entry)
+    onset = entry.step if incident.onset_step is None else incident.onset_step
+    return incident.kind in LR_EVENTS and (onset is None or onset <= start_step + FIRST_STEPS)
 
 
 def _failed(check: Mapping[str, Any]) -> bool:
@@ -198,10 +196,6 @@ def _failed(check: Mapping[str, Any]) -> bool:
     return check.get("expected") != check.get("found")
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _tidy(factor: float) -> float:
-    """0.1 × 3 is 0.3 on a page: a factor is a product of what people typed, rounded to 12 digits."""
+    """Rounded to 12 digits, so that 0.1 × 3 is shown as 0.3."""
     return float(f"{factor:.12g}")

@@ -1,4 +1,4 @@
-"""Attachments in the run's object store (`rollback.disk.objects`), and the record of evidence that an entry carries."""
+"""Files attached to entries: they go into the run's object store, an entry holds their record of evidence."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["object_path", "store_file"]
 
 
 def object_path(paths: RunPaths, sha256: str) -> Path:
-    """Where the object with this digest lies."""
+    """The path of the object with this digest."""
     return ObjectStore(paths.objects_dir).path(sha256)
 
 

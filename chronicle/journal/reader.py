@@ -1,8 +1,8 @@
 """Read a run's journal and check it: every writer's file, its hash chain, and the heads of other writers' chains.
 
-A broken line is a `Problem` of the journal and is reported; the entries around it are still read. A chain of hashes per writer shows
-changes in the middle of a file. It does not show that the end of a file was cut off or that a whole file is missing. For that,
-launches and claims record the last hash of every other writer (`anchor_heads`), and `check_anchors` compares.
+A broken line becomes a `Problem`; the entries around it are still read. A writer's hash chain shows changes in the middle
+of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, each launch and
+claim records the last hash of the other writers (`anchor_heads`), and `check_anchors` compares.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
+from chronicle.journal.events import Claim, LaunchStart, events_of
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -28,9 +29,13 @@ __all__ = [
     "read_journal",
 ]
 
+MOST_WRITERS = 64  # of the newest, whose last lines are recorded
+DIGITS = 16  # of a recorded digest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something wrong in the journal files themselves."""
+    """Something wrong with a line of a journal file, or with the file."""
 
     check: str  # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable
     path: Path
@@ -40,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """All entries of a run in order, and the problems met while reading them."""
+    """All entries of a run in order, and the problems found while reading them."""
 
     run: str
     entries: tuple[Entry, ...] = ()
@@ -63,7 +68,7 @@ class Journal:
 
 
 def read_journal(paths: RunPaths) -> Journal:
-    """Read everything there is; a run without a journal is an empty journal, not an error."""
+    """Read all entries of a run. A run without a journal has an empty one; broken lines are `problems`, not errors."""
     writers: list[list[Entry]] = []
     problems: list[Problem] = []
     heads: list[tuple[str, str]] = []
@@ -89,7 +94,7 @@ def _writer_files(directory: Path, problems: list[Problem]) -> list[Path]:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Entries, each writer's in its own order, merged into one: a later line never sorts before an earlier one of its file."""
+    """Entries of all writers merged by id; each writer's keep the order of its file."""
     placed: list[tuple[str, str, int, Entry]] = []
     highest: dict[str, str] = {}
     for entry in entries:
@@ -100,7 +105,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = True) -> tuple[list[Entry], str]:
-    """Once more where the handle has become stale under our hands (NFS), which opening anew cures."""
+    """The entries of one file and the hash of its last line. A stale NFS handle is cured by opening the file once more."""
     before = len(problems)
     entries: list[Entry] = []
     prev, seq, broken, number = FIRST_PREV, 0, False, 0
@@ -129,7 +134,7 @@ def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = T
 def check_line(
     line: bytes, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, number: int
 ) -> tuple[Entry | None, list[Problem]]:
-    """One line of a writer's file: its entry, or None when it is none, and everything that is wrong with it."""
+    """The entry of one line (None when it cannot be parsed) and all problems of the line."""
     try:
         entry = Entry.from_json(line.decode("utf-8", "strict"))
     except (JournalError, UnicodeDecodeError) as problem:
@@ -152,7 +157,7 @@ def _chain_problems(
 
 
 def _causal(entries: list[Entry]) -> list[Entry]:
-    """Hold an entry back until all entries of this journal that it refers to have come."""
+    """Move an entry behind all entries of this journal that it refers to."""
     position = {entry.id: index for index, entry in enumerate(entries)}
     late = [i for i, e in enumerate(entries) if any(position.get(ref, -1) > i for ref in e.refs)]
     if not late:
@@ -187,24 +192,22 @@ def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[Problem]:
         seen.add(entry.id)
 
 
-# --- Heads of other writers' chains
-
-MOST_WRITERS = 64
-DIGITS = 16
+# --- last lines of other writers ---------------------------------------------------------------------------------------
 
 
 def anchor_heads(journal: Journal) -> dict[str, str]:
-    """Writer -> first digits of its last line's digest, for the newest writers (their names begin with their time)."""
+    """Writer -> first digits of the hash of its last line, for the newest writers (names begin with a time stamp)."""
     newest = sorted(journal.heads)[-MOST_WRITERS:]
     return {writer: digest[:DIGITS] for writer, digest in newest}
 
 
 def check_anchors(paths: RunPaths, journal: Journal) -> Iterator[tuple[str, str]]:
-    """(file, sentence) for every head that was written down and is no line of its writer's file now."""
+    """(file, sentence) for every recorded last line that its writer's file does not hold any more."""
     anchors: dict[str, dict[str, str]] = {}
-    for entry in journal.entries:
-        heads = entry.data.get("journal_heads")
-        for writer, digest in heads.items() if isinstance(heads, Mapping) else ():
+    recorded = [(entry, start.journal_heads) for entry, start in events_of(journal.entries, LaunchStart)]
+    recorded += [(entry, claim.journal_heads) for entry, claim in events_of(journal.entries, Claim)]
+    for entry, heads in recorded:
+        for writer, digest in heads.items():
             anchors.setdefault(str(writer), {}).setdefault(str(digest), entry.id)
     for writer, expected in anchors.items():
         path = paths.journal_dir / f"{writer}.jsonl"
@@ -212,9 +215,9 @@ def check_anchors(paths: RunPaths, journal: Journal) -> Iterator[tuple[str, str]
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError:
-            yield where, f"the file is gone; entry {next(iter(expected.values()))} saw it"
+            yield where, f"the file is missing; entry {next(iter(expected.values()))} recorded it"
             continue
         found = {hashlib.sha256(line).hexdigest()[:DIGITS] for line in lines}
         for digest, entry_id in expected.items():
             if digest not in found:
-                yield where, f"a line that entry {entry_id} saw as its last has been changed or cut off"
+                yield where, f"the line that entry {entry_id} recorded as the last one was changed or removed"

@@ -1,12 +1,12 @@
-"""Append entries: one file per writer, one `os.write` per line, sha256 chain, fsync.
+"""Append entries to the journal: one file per writer, one `os.write` per line, a sha256 chain, fsync per entry.
 
-No lock: nobody else ever writes this file, so it works on NFS and Lustre (`docs/design.md` §5.1). A line that could
-not be written whole (full disk) is cut off again; when even that fails the next append begins a new line, and the
-reader names the torn one.
+No file lock: each process writes its own file, which works on NFS and Lustre (`docs/design.md` §5.1). A line that could
+not be written whole (full disk) is cut off again. If that fails too, the next entry begins a new line and the reader
+reports the torn one.
 
-Hosts' clocks differ. `ts` is what this host's clock said; the *id* carries a hybrid clock: later than every id that
-stood in the journal when this file was begun and than this writer's own last one. So ids order what one writer could
-have known of another, however wrong a clock is, and `audit` can say by how much.
+Hosts' clocks differ. `ts` is this host's clock. The *id* holds a hybrid clock: later than the last ids in the journal when
+this file was created (of the `NEWEST_FILES` files written last) and later than this writer's own last id. So an entry sorts
+behind the entries that its writer could have read, however wrong a clock is, and `audit` reports by how much clocks differ.
 """
 
 import errno
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["JournalWriter", "id_milliseconds", "new_id"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
-NEWEST_FILES = 32  # how many other writers' last lines are looked at for the hybrid clock
+NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
 TAIL_BYTES = 1 << 16
 
 
@@ -52,7 +52,7 @@ def id_milliseconds(entry_id: str) -> int | None:
 
 
 def _random_bits(count: int) -> int:
-    """What `secrets` would give, without the ten modules that come with it: every command starts here."""
+    """Random bits as `secrets` gives them, without the ten modules it imports: `note` starts here."""
     return int.from_bytes(os.urandom(count // 8))
 
 
@@ -92,7 +92,10 @@ class JournalWriter:
         refs: Sequence[str] = (),
         data: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """Write one entry durably and return it; raises `JournalError` when it is not on disk."""
+        """Write one entry, fsync it and return it; raises `JournalError` when that fails.
+
+        For imported entries of any kind; everything else writes typed events (`write`).
+        """
         self._leave_parent()
         with self._lock:
             moment = self._clock()
@@ -138,7 +141,7 @@ class JournalWriter:
         return self.append(event.KIND, step=step, launch=launch, title=title, refs=refs, data=event.to_json())
 
     def close(self) -> None:
-        """Release the file; a later append would start a new one."""
+        """Close the file; a later append starts a new one."""
         self._leave_parent()
         with self._lock:
             if self._fd is not None:
@@ -200,9 +203,9 @@ class JournalWriter:
 
 
 def _newest_milliseconds(directory: Path) -> int:
-    """The highest hybrid clock among the last lines of the writers that wrote last.
+    """The highest hybrid clock among the last lines of the files written last.
 
-    File times choose only *where to look*: a wrong one costs a little order, never an entry.
+    File times only select the files: a wrong one can affect the order of entries, not their number.
     """
     newest = heapq.nlargest(NEWEST_FILES, _written(directory))
     return max((_last_id_milliseconds(path) for _, path in newest), default=0)
@@ -214,7 +217,7 @@ def _written(directory: Path) -> Iterator[tuple[int, str]]:
             if entry.name.endswith(".jsonl"):
                 yield entry.stat().st_mtime_ns, entry.path
         except OSError:
-            continue  # a listing older than the directory (NFS): it is not there any more
+            continue  # gone: the listing was older than the directory (NFS)
 
 
 def _last_id_milliseconds(path: str) -> int:
@@ -224,7 +227,7 @@ def _last_id_milliseconds(path: str) -> int:
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().split(b"\n")
     except OSError:
-        return 0  # not readable for us: the order falls back to the wall clock
+        return 0  # not readable: the order falls back to the wall clock
     for line in reversed(lines[:-1]):
         try:
             return id_milliseconds(str(json.loads(line)["id"])) or 0
@@ -238,7 +241,7 @@ def _fsync_dir(directory: os.PathLike[str]) -> None:
     try:
         os.fsync(fd)
     except OSError as problem:
-        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems know no such thing
+        if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot sync a directory
             raise
     finally:
         os.close(fd)
