@@ -85,6 +85,7 @@ __all__ = [
     "find_open_transaction",
     "intents_closed_by",
     "read",
+    "words_of",
 ]
 
 
@@ -276,6 +277,11 @@ class Event(metaclass=_Schema):
             raise JournalError(
                 f"`{cls.KIND}` in version {version!r}: expected {known}", "a newer chronicle wrote it: update chronicle"
             )
+        return cls.view(data)
+
+    @classmethod
+    def view(cls, data: Mapping[str, Any]) -> Self:
+        """These fields read from any record, whatever its kind and version."""
         event = object.__new__(cls)
         object.__setattr__(event, "record", data)
         return event
@@ -323,10 +329,15 @@ class Words(Event):
     import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
 
 
-class Unknown(Event):
-    """An entry of a kind that this program does not know: written by a newer one, or imported. Shown, never dropped."""
+class Unknown(Words):
+    """An entry of a kind that this program does not know: written by a newer one, or imported. Views show it."""
 
     __slots__ = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The entry's data as it is: nothing is known of its versions."""
+        return cls.view(data)
 
 
 # --- launches ----------------------------------------------------------------------------------------------------------
@@ -642,6 +653,11 @@ class RollbackFacts(Event):
     root: str = ""  # the directory of the checkpoints
     entry: str = ""  # name of the target in it
 
+    @property
+    def asked_ratio(self) -> float | None:
+        """The factor by which the LR was changed; None when the rollback did not say."""
+        return self.lr_scale if self.lr_ratio is None else self.lr_ratio
+
 
 class RollbackIntent(RollbackFacts, kind=Kind.ROLLBACK_INTENT):
     """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
@@ -884,6 +900,8 @@ class StudyReport(Event, kind=Kind.EXPERIMENT_REPORT):
     questions: tuple[Mapping[str, Any], ...]
     evidence: tuple[Mapping[str, Any], ...]
     files: Mapping[str, Any]
+    confounders: tuple[str, ...] = ()  # of imported studies
+    base: str = ""
 
 
 # --- reading -----------------------------------------------------------------------------------------------------------
@@ -894,6 +912,11 @@ E = TypeVar("E", bound=Event)
 def read(entry: Entry) -> Event:
     """The value of an entry; `Unknown` for an unknown kind. Raises `JournalError` for an unknown version."""
     return EVENTS.get(entry.kind, Unknown).of(entry)
+
+
+def words_of(entry: Entry) -> Words:
+    """The words in an entry of any kind: imported entries have them under kinds of their own."""
+    return Words.view(entry.data)
 
 
 def events_of(entries: Iterable[Entry], event: type[E]) -> Iterator[tuple[Entry, E]]:

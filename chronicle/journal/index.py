@@ -4,7 +4,8 @@ It saves CPU time and memory: with 10^5 entries (34 MiB) `chronicle status` take
 when the index is built, 3.0 s and 165 MiB without it (`log -n 20`: 0.2, 1.4 and 2.0 s). Journals below `LARGE_BYTES` are
 read directly. The index lies in the user's cache directory, not on the shared filesystem, and can be deleted at any time.
 An index of another version, of a file that changed, or a damaged one is built again or left out. It holds kind, launch,
-step and place of each line; the line itself is read from the journal. `audit` and everything that decides do not use it.
+step and place of each line; the line itself is read from the journal. `status`, `log`, shell completion and the search for
+recorded settings use it; `audit` and transactions read the journal.
 """
 
 import hashlib

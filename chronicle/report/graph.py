@@ -8,14 +8,15 @@
     |/
     *    launch 1 · steps 1–5 · ×1
 
-Lane 0 is the lineage. Every abandoned stretch has its own lane, which joins where it branched off. A stretch is the kept or the
-abandoned part of a launch; a launch from which a later one branched off is cut there.
+Lane 0 is the lineage. Every abandoned stretch has its own lane, which joins where it branched off. A stretch is the kept or
+the abandoned part of a launch; a launch from which a later one branched off is cut there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chronicle.journal import Entry
+from chronicle.journal.events import GuardVerdict, Incident, Kind, Preflight, RollbackReceipt, words_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
@@ -28,9 +29,30 @@ __all__ = [
     "tell_stretches",
 ]
 
+CHECKPOINTS_NAMED = 4
+REASON = 48  # characters shown of why an LR follows no schedule
+MARKS: dict[str, str] = {
+    Kind.INCIDENT: "!",
+    Kind.ROLLBACK_RECEIPT: "R",
+    Kind.UNDO_RECEIPT: "U",
+    Kind.NOTE: "·",
+    Kind.AMEND: "·",
+    Kind.CLOSE: "=",
+    Kind.HARDWARE: "#",
+    Kind.PROPOSAL: "?",
+    Kind.GUARD_VERDICT: "g",
+}
+SILENT = BOOKKEEPING | {Kind.LAUNCH_START, Kind.LAUNCH_END, Kind.CHECKPOINT}
+LAST_PART = frozenset((Kind.LAUNCH_END, Kind.ROLLBACK_INTENT, Kind.ROLLBACK_RECEIPT))  # belong to the end of a launch
+AT_A_STEP = frozenset((Kind.CHECKPOINT, Kind.INCIDENT, Kind.PROPOSAL))
+
+
+# --- the run as a tree of stretches -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps `first..last` of one launch; `after` is the stretch whose last step it continues."""
+    """Steps `first..last` of one launch. `after`: the stretch that it continues."""
 
     key: tuple[int, int]  # (launch, part)
     launch: LaunchStory
@@ -44,7 +66,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """All stretches in the order in which they began. `before` the first launch, `after` a rollback that none followed."""
+    """All stretches in the order of their beginnings. `before`: entries before the first launch. `after`: after the last."""
 
     stretches: tuple[Stretch, ...]
     before: tuple[Entry, ...]
@@ -53,7 +75,7 @@ class Tree:
 
 
 def tell_stretches(story: Story) -> Tree:
-    """Every entry of the journal lies in exactly one place of the tree."""
+    """The run as a tree; every entry of the journal is in one place of it."""
     cuts: dict[int, set[int]] = {}
     for launch in story.launches:
         parent, start = launch.span.parent, launch.span.start_step
@@ -92,8 +114,10 @@ def _parts(launch: LaunchStory, cuts: set[int]) -> list[Stretch]:
 
 
 def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tree:
-    """Hand out the entries. What follows a rollback belongs to the launch that it prepares, not to the one it ends; a
-    launch that was refused, or died before its first step, prepared nothing: the rollback waits for the next one.
+    """Assign the entries to stretches.
+
+    Entries after a rollback belong to the next launch. A launch that was refused or ended before its first step does not
+    count as the next one.
     """
     by_launch: dict[int, list[Stretch]] = {}
     for stretch in stretches:
@@ -106,12 +130,12 @@ def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tre
     part: dict[int, int] = {}
     current: int | None = None
     for entry in entries:
-        if entry.kind == "launch.start" and entry.launch is not None and entry.launch in by_launch:
+        if entry.kind == Kind.LAUNCH_START and entry.launch is not None and entry.launch in by_launch:
             current, open_to_waiting = entry.launch, False
             if by_launch[current][0].launch.span.has_steps or current == last:
                 held[current, 0] += waiting or []
                 waiting = None
-        elif entry.kind == "rollback.receipt":
+        elif entry.kind == Kind.ROLLBACK_RECEIPT:
             waiting, open_to_waiting = [] if waiting is None else waiting, True
         if waiting is not None and open_to_waiting:
             waiting.append(entry)
@@ -125,10 +149,10 @@ def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tre
 
 
 def _advance(entry: Entry, parts: Sequence[Stretch], now: int) -> int:
-    """Time runs one way: once past a border, an entry about an earlier step still stands where it was written."""
-    if entry.kind in ("launch.end", "rollback.intent", "rollback.receipt"):
+    """The part that an entry belongs to; after a border, entries about earlier steps stay in the later part."""
+    if entry.kind in LAST_PART:
         return len(parts) - 1
-    if entry.step is None or entry.kind not in ("checkpoint", "incident", "proposal"):
+    if entry.step is None or entry.kind not in AT_A_STEP:
         return now
     while now < len(parts) - 1 and (parts[now].last or 0) < entry.step:
         now += 1
@@ -152,27 +176,12 @@ def _holding(stretches: Sequence[Stretch], launch: int | None, step: int | None)
     return None
 
 
-# --- The drawing
-
-CHECKPOINTS_NAMED = 4
-REASON = 48  # characters of why an LR follows nothing
-MARKS = {
-    "incident": "!",
-    "rollback.receipt": "R",
-    "undo.receipt": "U",
-    "note": "·",
-    "amend": "·",
-    "close": "=",
-    "hardware": "#",
-    "proposal": "?",
-    "guard.verdict": "g",
-}
-SILENT = BOOKKEEPING | {"launch.start", "launch.end", "checkpoint"}
+# --- the drawing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLine:
-    """One line: lanes with the mark, text, the entry's id; `style` is the meaning that colour may add."""
+    """One line: lanes with the mark, text, and the id of its entry. `style` names what the line is about, for colours."""
 
     lanes: str
     text: str = ""
@@ -193,7 +202,7 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
         yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
         yield from (_event_line(entry, lanes, column, first) for entry in _told(stretch.entries))
-        saved = sorted({e.step for e in stretch.entries if e.kind == "checkpoint" and e.step is not None})
+        saved = sorted({e.step for e in stretch.entries if e.kind == Kind.CHECKPOINT and e.step is not None})
         if saved:
             yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
         yield from lanes.join(stretch)
@@ -202,28 +211,29 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
 
 
 def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Newest first, without bookkeeping; of one incident only the last word (the detector writes each change of it)."""
-    seen: set[tuple[int | None, str]] = set()
+    """Newest first, without bookkeeping; of each incident only its newest entry."""
+    seen: set[tuple[int | None, int]] = set()
     for entry in reversed(entries):
-        if entry.kind in SILENT or (entry.kind == "preflight" and entry.data.get("verdict") == "passed"):
+        if entry.kind in SILENT or (entry.kind == Kind.PREFLIGHT and Preflight.of(entry).verdict == "passed"):
             continue
-        if entry.kind == "incident" and entry.data.get("id") is not None:
-            incident = (entry.launch, str(entry.data["id"]))
-            if incident in seen:
+        number = Incident.of(entry).id if entry.kind == Kind.INCIDENT else None
+        if number is not None:
+            if (entry.launch, number) in seen:
                 continue
-            seen.add(incident)
+            seen.add((entry.launch, number))
         yield entry
 
 
 def _event_line(entry: Entry, lanes: "_Lanes", column: int | None, first: Mapping[str, str]) -> GraphLine:
-    """`first`: an incident is known everywhere by the id of its first entry, however often it was written."""
-    mark = MARKS.get(entry.kind, "·") if entry.kind != "note" or not _about_hardware(entry) else MARKS["hardware"]
+    """The line of one entry. `first`: the id of an incident's first entry, by which the incident is known."""
+    about_hardware = entry.kind == Kind.NOTE and "hardware" in words_of(entry).tags
+    mark = MARKS.get(Kind.HARDWARE if about_hardware else entry.kind, "·")
     drawn = mark if column is None else lanes.row(column, mark)
     return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=first.get(entry.id, entry.id))
 
 
 class _Lanes:
-    """Which column waits for which stretch; columns are taken from the left and freed when they join."""
+    """The column of each stretch; columns are taken from the left and freed when they join."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[int, int] | None] = []  # column -> the stretch it will continue into
@@ -240,11 +250,11 @@ class _Lanes:
         return len(self.waiting) - 1
 
     def row(self, column: int, mark: str) -> str:
-        """All columns, the mark in one of them."""
+        """All columns with the mark in one of them."""
         return " ".join(mark if i == column else "|" if w is not None else " " for i, w in enumerate(self.waiting)).rstrip()
 
     def join(self, stretch: Stretch) -> Iterator[GraphLine]:
-        """After a stretch's last row: its column now waits for what it grew from, or merges into the column that does."""
+        """After a stretch's last row: its column continues into its parent, or merges into the column that does."""
         column = self.waiting.index(stretch.key)
         target = stretch.after
         if target is not None and target in self.waiting:
@@ -296,20 +306,15 @@ def _checkpoints(steps: Sequence[int]) -> str:
     return f"{len(steps)} checkpoints {steps[0]}, {steps[1]}, … {steps[-1]}"
 
 
-def _about_hardware(entry: Entry) -> bool:
-    tags = entry.data.get("tags")
-    return isinstance(tags, list | tuple) and "hardware" in tags
-
-
 def _event_text(entry: Entry) -> str:
     title = plain(entry.title)
-    if entry.kind == "guard.verdict":
-        verdict = f"guard {plain(entry.data.get('verdict', ''))}"
+    if entry.kind == Kind.GUARD_VERDICT:
+        verdict = f"guard {plain(GuardVerdict.of(entry).verdict)}"
         title = title.replace("guard: ", "guard ", 1)
         title = title if title.startswith(verdict) else verdict + (f": {title}" if title else "")
-    elif entry.kind == "rollback.receipt":
+    elif entry.kind == Kind.ROLLBACK_RECEIPT:
         title = _rollback(entry)
-    elif entry.kind == "close":
+    elif entry.kind == Kind.CLOSE:
         title = f"closed {plain(entry.refs[0][-8:]) if entry.refs else ''} {title}"
     elif entry.kind not in MARKS:
         title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)
@@ -318,6 +323,6 @@ def _event_text(entry: Entry) -> str:
 
 
 def _rollback(entry: Entry) -> str:
-    ratio = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
-    lr = f", LR {format_factor(float(ratio))}" if isinstance(ratio, int | float) and ratio != 1 else ""
+    ratio = RollbackReceipt.of(entry).asked_ratio
+    lr = "" if ratio is None or ratio == 1 else f", LR {format_factor(ratio)}"
     return f"rollback to {entry.step}{lr}"

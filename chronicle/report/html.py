@@ -1,7 +1,7 @@
 """`report.html`: one self-contained page: facts, plots with a table each, and the whole story.
 
-Plotly's script is taken from the installed `plotly` package. A content security policy in the page forbids every request. All text is
-escaped. What the plots draw is computed in `chronicle.report.page_data`.
+Plotly's script is taken from the installed `plotly` package. A content security policy in the page forbids requests. Text is
+escaped. The data of the plots comes from `chronicle.report.page_data`.
 """
 
 import json
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.journal.events import GuardVerdict, Kind, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words
 from chronicle.report.markup import Raw, anchor_of, folded, html_text, link_target, plot, section, table
 from chronicle.report.page_data import build_page_data, drawn
-from chronicle.report.study_panels import KIND
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.learning import MOST_WINDOWS
@@ -30,12 +30,18 @@ __all__ = [
     "render_html",
 ]
 
-FOLD = 400  # a story of more chapters shows its newest `SHOWN`, the older ones in closed parts
+FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
 SHOWN, PART = 200, 1_000
+EXPERIMENT = "experiment"  # kind of studies in imported chronicles
+MOST_FACTORS = 40  # of the LR ledger in the head of the page; the table of launches has all
+SCRIPTS = ("page_axis.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module, in this order
+
+
+# --- the story at the end of the page -----------------------------------------------------------------------------------
 
 
 def page_story(chapters: Sequence[Chapter]) -> Iterator[str]:
-    """Oldest first. Of a long story all but the end is closed: a link, a search or a key opens the part that is meant."""
+    """A table of all chapters, then each chapter, oldest first. The older parts of a long story are closed."""
     heads = ["#", "when", "launch", "step", "what", "action", "to", "outcome"]
     fold = len(chapters) > FOLD
     older, newest = (chapters[:-SHOWN], chapters[-SHOWN:]) if fold else ((), chapters)
@@ -63,25 +69,25 @@ def _row(chapter: Chapter) -> list[object]:
 
 
 def _chapter(chapter: Chapter) -> str:
-    entry, data = chapter.entry, chapter.data
+    entry, words = chapter.entry, chapter.words
     launch = "" if entry.launch is None else f"launch {entry.launch}"
     step = "" if entry.step is None else f"step {entry.step}"
     line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
     parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
     parts.append(f'<p class="soft">{html_text(line)}</p>')
-    for name, key in (("", "text"), ("Seen", "symptom")):
-        parts += _words(name, data.get(key))
+    parts += [*_words("", words.text), *_words("Seen", words.symptom)]
     for name, sentence in machine_words(entry):
         parts += _words(name, sentence)
-    parts += _suspects(data.get("suspects"))
+    cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
+    parts += [table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
     if chapter.action:
         parts += _words("Did", _action(chapter))
-    parts += _words("Expected", data.get("expect"))
+    parts += _words("Expected", words.expect)
     if chapter.outcome:
         parts += _words("Came out", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
     parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(data.get("checks"))
-    parts += _evidence(data.get("evidence"))
+    parts += _checks(GuardVerdict.view(chapter.data).checks)
+    parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
     return "".join(parts) + "</article>"
 
 
@@ -98,20 +104,12 @@ def _action(chapter: Chapter) -> str:
     return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
 
 
-def _suspects(suspects: object) -> list[str]:
-    rows = [s for s in suspects if isinstance(s, Mapping)] if isinstance(suspects, list | tuple) else []
-    cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in rows]
-    return [table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
-
-
-def _checks(checks: object) -> list[str]:
-    rows = [c for c in checks if isinstance(c, Mapping)] if isinstance(checks, list | tuple) else []
+def _checks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
     return [folded(table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
 
 
-def _evidence(evidence: object) -> list[str]:
-    rows = [e for e in evidence if isinstance(e, Mapping)] if isinstance(evidence, list | tuple) else []
+def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     items = []
     for row in rows:
         path, what = str(row.get("path") or ""), str(row.get("what") or "")
@@ -125,17 +123,14 @@ def _evidence(evidence: object) -> list[str]:
     return [f"<ul>{''.join(items)}</ul>"] if items else []
 
 
-# --- Sections and tables
-
-EXPERIMENT = "experiment"
-MOST_FACTORS = 40  # of the LR ledger in the head of the page; the launches' table has them all
+# --- sections and tables ------------------------------------------------------------------------------------------------
 
 
 def page_header(story: Story) -> str:
-    """Where the run is, in a handful of facts."""
+    """The state of the run in a few facts."""
     head, last = story.headline, story.last_launch
     if last is None:
-        return '<p class="soft">No launch stands in this journal, so there is no life of a run to draw.</p>' + _problems(story)
+        return '<p class="soft">No launches yet.</p>' + _problems(story)
     facts = [("step", str(head.step)), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
     if line is not None:
@@ -153,11 +148,11 @@ def page_header(story: Story) -> str:
 
 def _problems(story: Story) -> str:
     count = len(story.problems)
-    return f'<p class="warn">The journal has {count} problem(s): chronicle audit names them.</p>' if count else ""
+    return f'<p class="warn">The journal has {count} problem(s): see chronicle audit.</p>' if count else ""
 
 
 def page_body(story: Story, data: Mapping[str, Any]) -> str:
-    """All sections; a section without anything to show is left out. A study's own journal has no launches but answers."""
+    """All sections that have something to show."""
     chapters = tell_chapters(story)
     return "\n".join(
         [
@@ -263,7 +258,7 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     rows = [[x["from"], x["to"], x["lost"], _time(x["seconds"])] for x in data["rollbacks"]]
     total = sum(x["lost"] for x in data["rollbacks"])
     count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
-    words = f"<p class='soft'>{count} threw {total} steps away. Grey: lost.</p>"
+    words = f"<p class='soft'>{count} discarded {total} steps. Grey: lost.</p>"
     listed = folded(table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
     if any(x["time"][0] for x in data["clocks"]):
         drawn = plot("plot-staircase", "step against wall clock")
@@ -275,7 +270,8 @@ def _time(seconds: float | None) -> str:
 
 
 def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    newest = {str(c.data.get("study") or c.title): c for c in chapters if c.entry.kind == KIND}
+    reports = [c for c in chapters if c.entry.kind == Kind.EXPERIMENT_REPORT]
+    newest = {StudyReport.view(c.data).study or c.title: c for c in reports}
     found = [c for c in chapters if c.entry.kind == EXPERIMENT or c in newest.values()]  # its runs are in its journal
     if not found:
         return
@@ -286,8 +282,9 @@ def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]
 def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
     anchor = anchor_of(chapter.entry.id)
     parts = [f'<h3><a href="#{anchor}">{html_text(chapter.title)}</a></h3>']
-    questions = [q for q in chapter.data.get("questions") or () if isinstance(q, Mapping)]
-    answers = "".join(f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in questions)
+    report = StudyReport.view(chapter.data)
+    rows = (f"<li><b>{html_text(q.get('q', ''))}</b> {html_text(q.get('answer', ''))}</li>" for q in report.questions)
+    answers = "".join(rows)
     parts.append(f"<ul>{answers}</ul>" if answers else "")
     if panel is not None:
         if panel["outcome"]:
@@ -295,21 +292,19 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
         parts.append(f'<div class="grid wide-cards" id="study-{anchor}"></div>')
         heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
         keys = ("name", "question", "n", "mean", "low", "high", "verdict")
-        rows = [[c[key] for key in keys] for c in panel["contrasts"]]
-        parts.append(folded(table(heads, rows, numeric=(2, 3, 4, 5)), "contrasts as a table") if rows else "")
-    arms = [a for a in chapter.data.get("arms") or () if isinstance(a, Mapping)]
+        contrasts = [[c[key] for key in keys] for c in panel["contrasts"]]
+        parts.append(folded(table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
+    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
     cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
     parts.append(table(["arm", "name", "restarts", "data"], cells) if cells else "")
     return "".join(parts)
 
 
-# --- The page
-
-SCRIPTS = ("page_axis.js", "page_draw.js", "page_plots.js", "page_study.js", "page.js")  # one module, in this order
+# --- the page -----------------------------------------------------------------------------------------------------------
 
 
 def plotly_script() -> str:
-    """The library's text, without importing plotly; raises `ChronicleError` where it is not installed."""
+    """Plotly's JavaScript, read without importing plotly; raises `ChronicleError` if plotly is not installed."""
     spec = find_spec("plotly")
     if spec is None or not spec.submodule_search_locations:
         raise ChronicleError("plotly is not installed: the page needs its script", "pip install 'chronicle-ml[report]'")
@@ -329,7 +324,7 @@ def render_html(
     panels: Sequence[Mapping[str, Any]] = (),
     live: bool = False,
 ) -> str:
-    """The page. `panels` are the curves of studies; `live` adds what listens for changes: a page in a mail has none."""
+    """The page. `panels`: the curves of studies. `live` adds the script that listens for changes."""
     data = build_page_data(story, series, lost_seconds or {}, panels)
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
@@ -341,7 +336,7 @@ def render_html(
         "SCRIPT": "\n".join(_own(name) for name in SCRIPTS),
         "LIVE": f'<script type="module">{_own("page_live.js")}</script>' if live else "",
     }
-    pieces = _own("page.html").split("@@")  # one pass: what is filled in is never looked at again
+    pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders
     return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
 
 
@@ -350,6 +345,6 @@ def _own(name: str) -> str:
 
 
 def _inline(data: Mapping[str, Any]) -> str:
-    """JSON inside a script element: `<` as an escape, so that no text of anyone can close the element."""
+    """JSON inside a script element, with `<` escaped so that no text can close the element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,7 +1,7 @@
 """`CHRONICLE.md`: the whole story as a table and one section per chapter. The same journal gives the same bytes.
 
-The file is generated. People's words live in the journal (`chronicle note`, `note --amend`, `close`) and are escaped here. Newest last,
-one sentence a line, numbers aligned to the right, images by relative path.
+The file is generated. What people wrote is in the journal (`chronicle note`, `note --amend`, `close`) and is escaped here.
+Newest last, one sentence a line, numbers aligned to the right, images by relative path.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import GuardVerdict, Incident, Kind, Proposed, StudyReport, Words
 from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
@@ -18,81 +19,82 @@ from chronicle.story.plain import format_age, format_factor, format_number, form
 __all__ = [
     "IMAGES",
     "LINEAGE_PICTURE",
-    "TOLD_KINDS",
     "changed",
     "chapter_section",
     "machine_words",
     "render_markdown",
 ]
 
-TOLD_KINDS = ("incident", "proposal")  # their fields are told here; `chronicle show ID` has them all
+LINEAGE_PICTURE = "plots/lineage.png"
+MARKS = {"supported": "☑", "refuted": "☒"}
+IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
+# Fields and kinds that a paragraph shows; the other fields of other kinds are listed by name
+TOLD = frozenset(
+    (*(field.key for field in Words.FIELDS.values()), "arms", "questions", "confounders", "base", "event", "checks")
+)
+TOLD_KINDS = frozenset(
+    (
+        *(Kind.INCIDENT, Kind.PROPOSAL, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT),
+        *(Kind.GUARD_VERDICT, Kind.EXPERIMENT_REPORT),
+    )
+)
+
+
+# --- what the detector and a proposal recorded, as sentences ------------------------------------------------------------
 
 
 def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
-    """(name of the paragraph, sentence); nothing for what people wrote."""
-    if entry.kind == "incident":
+    """(name of the paragraph, sentence) for a detector's incident or a proposal; nothing for other entries."""
+    if entry.kind == Kind.INCIDENT:
         yield from _incident(event_of(entry))
-    elif entry.kind == "proposal":
-        yield from _proposal(entry.data)
+    elif entry.kind == Kind.PROPOSAL:
+        yield from _proposal(Proposed.of(entry))
 
 
-def _incident(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if not isinstance(event.get("onset_step"), int):
-        return  # a person's: it has words of its own
-    channels = event.get("channels")
-    where = f" on {', '.join(map(str, channels))}" if isinstance(channels, list | tuple) and channels else ""
-    onset, low = event["onset_step"], event.get("onset_low_step")
-    parts = [f"{event.get('kind') or 'incident'}{where}, onset at step {onset}"]
-    if isinstance(low, int) and low != onset:
+def _incident(event: Incident) -> Iterator[tuple[str, str]]:
+    onset, low = event.onset_step, event.onset_low_step
+    if onset is None:
+        return  # written by a person
+    where = f" on {', '.join(event.channels)}" if event.channels else ""
+    parts = [f"{event.kind or 'incident'}{where}, onset at step {onset}"]
+    if low is not None and low != onset:
         parts[0] += f" (at the earliest {low})"
-    if isinstance(event.get("alarm_step"), int):
-        parts.append(f"alarm at {event['alarm_step']}")
-    excess, sigmas, peak = (_number(event.get(name)) for name in ("excess", "sigmas", "peak_step"))
-    if excess is not None:
-        size = f" ({format_number(sigmas)} σ)" if sigmas is not None else ""
-        at = f" at {peak:.0f}" if peak is not None else ""
-        parts.append(f"peak {'+' if excess >= 0 else ''}{format_number(excess)}{size}{at}")
-    if isinstance(event.get("recovered_step"), int):
-        parts.append(f"back at {event['recovered_step']}")
+    if event.alarm_step is not None:
+        parts.append(f"alarm at {event.alarm_step}")
+    if event.excess is not None:
+        size = "" if event.sigmas is None else f" ({format_number(event.sigmas)} σ)"
+        at = "" if event.peak_step is None else f" at {event.peak_step}"
+        parts.append(f"peak {'+' if event.excess >= 0 else ''}{format_number(event.excess)}{size}{at}")
+    if event.recovered_step is not None:
+        parts.append(f"back at {event.recovered_step}")
     yield "Measured", ", ".join(parts)
 
 
-def _proposal(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if data.get("command"):
-        steps = _number(data.get("cost_steps"))
-        cost = "" if steps is None else f" gives up {steps:.0f} steps"
-        command = str(data["command"]).replace("`", "'")
+def _proposal(proposed: Proposed) -> Iterator[tuple[str, str]]:
+    if proposed.command:
+        cost = "" if proposed.cost_steps is None else f" gives up {proposed.cost_steps} steps"
+        command = proposed.command.replace("`", "'")
         yield "Proposed", f"`{command}`{cost}"
-    reasons = data.get("reasons")
-    if isinstance(reasons, list | tuple) and reasons:
-        yield "Because", "; ".join(map(str, reasons))
-    others = [x for x in data.get("alternatives") or () if isinstance(x, Mapping)]
+    if proposed.reasons:
+        yield "Because", "; ".join(proposed.reasons)
+    others = proposed.alternatives
     if others:
         words = (f"to {x.get('step')} of launch {x.get('launch')} ({x.get('cost_steps')} steps)" for x in others)
         yield "Or else", "; ".join(words)
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-# --- One chapter
-
-MARKS = {"supported": "☑", "refuted": "☒"}
-IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
-WORDS = "text tags symptom suspects action expect outcome rule evidence hosts"
-TOLD = frozenset((*WORDS.split(), "arms", "questions", "confounders", "base", "event", "import"))  # told by a paragraph
+# --- one chapter --------------------------------------------------------------------------------------------------------
 
 
 def chapter_section(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[str]:
-    """The lines of one chapter, with its anchor. `imported`: chapters by the number they had in an older chronicle."""
-    entry, data = chapter.entry, chapter.data
+    """The lines of one chapter with its anchor. `imported`: chapters by their number in an older chronicle."""
+    entry = chapter.entry
     yield f'<a id="{anchor_of(entry.id)}"></a>'
     yield ""
     yield f"## {chapter.number}. {markdown_line(chapter.title)} ({format_when(entry.ts)})"
     yield ""
     yield " · ".join(_where(chapter)) + "."
-    for paragraph in _paragraphs(chapter, data, imported):
+    for paragraph in _paragraphs(chapter, imported):
         yield ""
         yield paragraph
     yield ""
@@ -104,40 +106,38 @@ def _where(chapter: Chapter) -> Iterator[str]:
         yield f"Launch {entry.launch}"
     if entry.step is not None:
         yield f"step **{entry.step}**"
-    for name in ("hosts", "tags"):
-        listed = chapter.data.get(name)
-        if isinstance(listed, list | tuple) and listed:
+    words = chapter.words
+    for name, listed in (("hosts", words.hosts), ("tags", words.tags)):
+        if listed:
             yield f"{name} " + ", ".join(_code(item) for item in listed)
     yield f"{markdown_line(entry.kind)} {_code(entry.id)}"
 
 
-def _paragraphs(chapter: Chapter, data: Mapping[str, Any], imported: Mapping[str, Chapter]) -> Iterator[str]:
-    if data.get("text"):
-        yield markdown_text(data["text"])
-    if data.get("symptom"):
-        yield f"**Seen.** {markdown_text(data['symptom'])}"
+def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[str]:
+    words = chapter.words
+    if words.text:
+        yield markdown_text(words.text)
+    if words.symptom:
+        yield f"**Seen.** {markdown_text(words.symptom)}"
     for name, sentence in machine_words(chapter.entry):
         yield f"**{name}.** {markdown_line(sentence)}"
-    yield from _suspects(data.get("suspects"))
-    yield from _did(chapter, data)
+    if words.suspects:
+        yield "**Suspects.**\n\n" + "\n".join(_suspect(row) for row in words.suspects)
+    yield from _did(chapter)
     if chapter.launch is not None:
         yield from _launch_paragraphs(chapter.launch)
-    if data.get("expect"):
-        yield f"**Expected.** {markdown_text(data['expect'])}"
+    if words.expect:
+        yield f"**Expected.** {markdown_text(words.expect)}"
     if chapter.outcome and chapter.launch is None:
         yield f"**Came out.** {_came_out(chapter, imported)}"
     for rule in chapter.rules:
         yield f"> Rule learnt: {markdown_line(rule)}"
-    yield from _checks(data.get("checks"))
-    yield from _experiment(data)
-    yield from _evidence(data.get("evidence"), chapter.title)
+    yield from _checks(GuardVerdict.view(chapter.data).checks)
+    yield from _study(StudyReport.view(chapter.data))
+    pieces = [row for row in words.evidence if isinstance(row, Mapping)]
+    if pieces:
+        yield "\n".join(_piece(row, chapter.title) for row in pieces)
     yield from _rest(chapter)
-
-
-def _suspects(suspects: object) -> Iterator[str]:
-    rows = [s for s in suspects if isinstance(s, Mapping)] if isinstance(suspects, list | tuple) else []
-    if rows:
-        yield "**Suspects.**\n\n" + "\n".join(_suspect(row) for row in rows)
 
 
 def _suspect(row: Mapping[str, Any]) -> str:
@@ -147,13 +147,13 @@ def _suspect(row: Mapping[str, Any]) -> str:
     return f"- {MARKS.get(verdict, '☐')} {markdown_line(row.get('cause', 'unknown'))}{claim}{test}; *{markdown_line(verdict)}*"
 
 
-def _did(chapter: Chapter, data: Mapping[str, Any]) -> Iterator[str]:
+def _did(chapter: Chapter) -> Iterator[str]:
     if not chapter.action:
         return
     target = "" if chapter.to is None else f" to **{chapter.to}**"
     changes = "".join("; " + changed(*change) for change in chapter.changes)
-    action = data.get("action")
-    note = f" ({markdown_line(action['note'])})" if isinstance(action, Mapping) and action.get("note") else ""
+    note = (chapter.words.action or {}).get("note")
+    note = f" ({markdown_line(note)})" if note else ""
     yield f"**Did.** {markdown_line(chapter.action)}{target}{changes}{note}"
 
 
@@ -165,7 +165,7 @@ def _launch_paragraphs(launch: LaunchStory) -> Iterator[str]:
     if launch.lr is not None:
         lines.append(f"LR: {format_factor(launch.lr.factor)} of the first schedule ({markdown_line(launch.lr.reason)}).")
     if launch.verdict is not None or launch.resumed:
-        lines.append(f"Guard: {markdown_line(launch.verdict or 'did not speak')}.")
+        lines.append(f"Guard: {markdown_line(launch.verdict or 'no verdict')}.")
     lines.append(f"Ended: {markdown_line(launch.outcome)}.")
     if launch.checkpoints:
         lines.append("Checkpoints: " + ", ".join(str(saved.step) for saved in launch.checkpoints) + ".")
@@ -188,8 +188,7 @@ def _came_out(chapter: Chapter, imported: Mapping[str, Chapter]) -> str:
     return f"{markdown_line(chapter.outcome)}{words}{link}"
 
 
-def _checks(checks: object) -> Iterator[str]:
-    rows = [c for c in checks if isinstance(c, Mapping)] if isinstance(checks, list | tuple) else []
+def _checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not rows:
         return
     lines = ["| check | expected | found | where |", "|---|---|---|---|"]
@@ -199,28 +198,21 @@ def _checks(checks: object) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def _experiment(data: Mapping[str, Any]) -> Iterator[str]:
-    arms = [a for a in data.get("arms") or () if isinstance(a, Mapping)]
+def _study(report: StudyReport) -> Iterator[str]:
+    arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
     if arms:
         lines = ["| arm | name | restarts | data |", "|---|---|--:|---|"]
         for arm in arms:
             cells = (markdown_cell(arm.get(name, "")) for name in ("id", "name", "restarts", "data"))
             lines.append("| " + " | ".join(cells) + " |")
         yield "\n".join(lines)
-    questions = [q for q in data.get("questions") or () if isinstance(q, Mapping)]
-    if questions:
-        yield "\n".join(f"- **{markdown_line(q.get('q', ''))}** {markdown_line(q.get('answer', ''))}" for q in questions)
-    confounders = data.get("confounders")
-    if isinstance(confounders, list | tuple) and confounders:
-        yield "Confounders: " + "; ".join(markdown_line(c) for c in confounders) + "."
-    if data.get("base"):
-        yield f"Base: {markdown_line(data['base'])}."
-
-
-def _evidence(evidence: object, title: str) -> Iterator[str]:
-    rows = [e for e in evidence if isinstance(e, Mapping)] if isinstance(evidence, list | tuple) else []
-    if rows:
-        yield "\n".join(_piece(row, title) for row in rows)
+    answers = report.questions
+    if answers:
+        yield "\n".join(f"- **{markdown_line(q.get('q', ''))}** {markdown_line(q.get('answer', ''))}" for q in answers)
+    if report.confounders:
+        yield "Confounders: " + "; ".join(markdown_line(c) for c in report.confounders) + "."
+    if report.base:
+        yield f"Base: {markdown_line(report.base)}."
 
 
 def _piece(row: Mapping[str, Any], title: str) -> str:
@@ -237,16 +229,15 @@ def _piece(row: Mapping[str, Any], title: str) -> str:
 
 
 def _rest(chapter: Chapter) -> Iterator[str]:
-    """Fields that no paragraph above tells, for kinds that this program does not know."""
-    told = (*TOLD_KINDS, "rollback.receipt", "guard.verdict", "undo.receipt", "experiment.report")
-    known = chapter.launch is not None or chapter.entry.kind in told
-    rest = {} if known else {k: v for k, v in chapter.data.items() if k not in TOLD and k != "checks"}
+    """The fields that no paragraph above shows, by name."""
+    known = chapter.launch is not None or chapter.entry.kind in TOLD_KINDS
+    rest = {} if known else {key: value for key, value in chapter.data.items() if key not in TOLD}
     if rest:
         yield "\n".join(f"- {markdown_line(key)}: {markdown_line(value)}" for key, value in rest.items())
 
 
 def changed(name: str, before: str, after: str) -> str:
-    """One field as it was and as it is."""
+    """One changed field, before and after."""
     return f"{_code(name)} {markdown_line(before)} → {markdown_line(after)}"
 
 
@@ -254,17 +245,15 @@ def _code(text: object) -> str:
     return "`" + plain(text).replace("`", "'") + "`"
 
 
-# --- The document
-
-LINEAGE_PICTURE = "plots/lineage.png"
+# --- the document -------------------------------------------------------------------------------------------------------
 
 
 def render_markdown(story: Story, *, picture: bool, lost_seconds: Mapping[str, float] | None = None) -> str:
-    """The document. `lost_seconds` maps a rollback's entry id to the hours it threw away, in seconds."""
+    """The document. `lost_seconds`: wall-clock seconds that each rollback discarded, by the id of its receipt."""
     chapters = tell_chapters(story)
     lines = [*_front(story, picture), *_table(chapters), *_launches(story), *_costs(story, chapters, lost_seconds or {})]
     lines += _rules(chapters)
-    imported = {str(c.data["import"].get("n")): c for c in chapters if isinstance(c.data.get("import"), Mapping)}
+    imported = {str(origin.get("n")): c for c in chapters if (origin := c.words.import_) is not None}
     for chapter in chapters:
         lines += chapter_section(chapter, imported)
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -275,7 +264,7 @@ def _front(story: Story, picture: bool) -> Iterator[str]:
     yield f"# {markdown_line(story.run)}"
     yield ""
     counts = f"{len(story.entries)} entries, {len(story.heads)} writers"
-    yield f"<!-- generated by `chronicle render`, never edited; {counts}, seal {seal} -->"
+    yield f"<!-- generated by `chronicle render`, do not edit; {counts}, seal {seal} -->"
     yield ""
     head = story.headline
     place = f"Step **{head.step}**" + (f" of launch {head.launch}" if head.launch else "")
@@ -287,7 +276,7 @@ def _front(story: Story, picture: bool) -> Iterator[str]:
     if len(factors) > 1:
         yield f"LR ledger: {' → '.join(format_factor(f) for f in factors)} of the first schedule."
     if story.problems:
-        yield f"The journal has {len(story.problems)} problem(s): `chronicle audit` names them."
+        yield f"The journal has {len(story.problems)} problem(s): see `chronicle audit`."
     if picture:
         yield ""
         yield f"![{_alt(story)}]({LINEAGE_PICTURE})"

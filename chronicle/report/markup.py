@@ -50,7 +50,7 @@ def markdown_cell(text: object) -> str:
 
 
 def markdown_text(text: object) -> str:
-    """Several lines: line breaks stay; list marks at the beginning of a line stay, headings do not."""
+    """Several lines. Line breaks and list marks at the beginning of a line stay, headings are escaped."""
     lines = str(text).replace("\r\n", "\n").split("\n")
     return "\n".join(_body_line(line) for line in lines).strip("\n")
 
@@ -69,7 +69,7 @@ def _prose(text: str) -> str:
 
 
 def anchor_of(entry_id: str) -> str:
-    """Stable while the journal lives: it names the entry, not its place."""
+    """The anchor of an entry. It depends on the entry's id only, so links to it stay valid."""
     return "e-" + "".join(c for c in entry_id.lower() if c.isalnum())
 
 
@@ -79,7 +79,7 @@ def html_text(text: object) -> str:
 
 
 def link_target(path: str) -> str | None:
-    """A relative path or http(s) address as a link target; None for anything else (`javascript:`, absolute paths, `..`)."""
+    """A relative path or http(s) address as a link target; None for everything else (`javascript:`, absolute paths, `..`)."""
     if WEB_LINK.fullmatch(path):
         return path
     parts = path.split("/")
@@ -88,28 +88,28 @@ def link_target(path: str) -> str | None:
     return quote(path, safe="/.-_~+@,=")
 
 
-# --- Building blocks of the HTML page
+# --- building blocks of the HTML page -----------------------------------------------------------------------------------
 
 
 class Raw:
-    """A cell that is markup already."""
+    """A cell of a table that is already markup."""
 
     def __init__(self, markup: str) -> None:
         self.markup = markup
 
 
 def section(anchor: str, title: str, *parts: str) -> str:
-    """A headed part of the page that a link can name."""
+    """A part of the page with a heading and an anchor."""
     return f'<section id="{anchor}"><h2>{html_text(title)}</h2>' + "".join(parts) + "</section>"
 
 
 def plot(anchor: str, label: str) -> str:
-    """The place of a plot; the page's script draws it when it comes into view."""
+    """The place of a plot. The page's script draws it when it comes into view."""
     return f'<div class="plot" id="{anchor}" role="img" aria-label="{html_text(label)}"></div>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
-    """Cells are escaped here; a cell that is already markup is a `Raw`."""
+    """A table. Cells are escaped, except those of type `Raw`."""
 
     def cell(tag: str, index: int, value: object) -> str:
         kind = ' class="n"' if index in numeric else ""
@@ -122,7 +122,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Se
 
 
 def folded(content: str, title: str = "as a table") -> str:
-    """Closed until somebody opens it: no browser lays it out before, and a search on the page opens it."""
+    """A closed part of the page. Browsers lay it out when it is opened; a search on the page opens it."""
     return f"<details><summary>{html_text(title)}</summary>{content}</details>"
 
 

@@ -1,4 +1,10 @@
-"""The incident cards of the HTML page: what moved, from two checkpoints before the onset, and where one could go. Pure."""
+"""The data of the HTML page as one JSON value: incident cards, thinned curves, marks, clocks, tables.
+
+Curves are thinned to a budget of points, so that a page stays small however many steps, launches and channels there are:
+500k steps × 13 launches × 8 channels stay below 5 MB. Values are rounded to five digits, steps are sent once per curve. Up to
+`MANY` launches each get a share of the points by their length; of more launches the kept parts are thinned together as one
+curve, and so are the abandoned parts.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,13 +43,30 @@ __all__ = [
 
 CARDS = 24
 CARD_BUCKETS = 120
+POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as SVG; 40 channels are below 5 MB
+MANY, MANY_POINTS = 200, 2_000  # with that many launches most points are single, and a dot costs as much as a line
+LEAST_BUCKETS = 6
+SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
+FOREVER = 1 << 62
+CHANNELS = 40
+MOST_BRANCHES = 1_000  # of the launch graph, several per pixel; of more launches every nth is drawn
+SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
+# Of the rows in the tables, the fields that the script draws: with 10^4 launches the others are megabytes
+DRAWN: Mapping[str, Sequence[str]] = {
+    "launches": ("number", "start", "last", "keptTo", "parent", "stood", "lr", "why", "outcome", "colour"),
+    "rollbacks": ("launch", "to"),
+    "incidents": ("launch", "onset", "title"),
+}
+
+
+# --- incident cards -----------------------------------------------------------------------------------------------------
 
 
 def incident_cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[str, Any]]:
-    """Loud incidents first, newest kept."""
+    """At most `CARDS` incidents, the most serious and newest ones."""
     order = {"propose": 0, "warn": 1}
     newest_first = story.matters[::-1]
-    loud = sorted(newest_first, key=lambda m: order.get(str(event_of(m.entry).get("tier")), 2))
+    loud = sorted(newest_first, key=lambda matter: order.get(event_of(matter.entry).tier, 2))
     by_launch = {s.launch: s.channels for s in series}
     cards = (_card(story, matter, by_launch.get(matter.entry.launch or -1, {})) for matter in loud[:CARDS])
     return [card for card in cards if card is not None]
@@ -65,23 +88,22 @@ def _card(story: Story, matter: Matter, channels: Mapping[str, Curve]) -> dict[s
 
 
 def _channel(matter: Matter, channels: Mapping[str, Curve]) -> str | None:
-    """The first channel that the detector named and somebody logged; else the loss."""
-    named = event_of(matter.entry).get("channels")
-    wanted = [str(name) for name in named] if isinstance(named, list | tuple) else []
-    return next((name for name in wanted if name in channels), None) or find_channel(channels, Role.LOSS)
+    """The first of the incident's channels that was logged, else the loss."""
+    named = next((name for name in event_of(matter.entry).channels if name in channels), None)
+    return find_channel(channels, Role.LOSS) if named is None else named
 
 
 def incident_row(matter: Matter) -> dict[str, Any]:
-    """One incident as the table shows it."""
+    """One row of the table of incidents."""
     event, entry = event_of(matter.entry), matter.entry
     return {
         "id": anchor_of(matter.first_id),
         "title": plain(entry.title),
         "launch": entry.launch,
         "onset": matter.onset,
-        "low": event.get("onset_low_step") if isinstance(event.get("onset_low_step"), int) else None,
-        "tier": plain(event.get("tier") or ""),
-        "kind": plain(event.get("kind") or ""),
+        "low": event.onset_low_step,
+        "tier": plain(event.tier),
+        "kind": plain(event.kind),
         "outcome": plain(matter.standing),
     }
 
@@ -92,24 +114,18 @@ def packed(curve: Curve) -> dict[str, Any]:
 
 
 def short(value: float) -> float | int | None:
-    """Five digits; None, a gap in the line, for what is no number."""
+    """A value with five digits; None (a gap in the line) for NaN and infinities."""
     if not math.isfinite(value):
         return None
     rounded = float(f"{value:.5g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded
 
 
-# --- Curves, thinned to a budget
-
-POINTS = 8_000  # of one channel over all launches: finer than any screen, quick as SVG; 40 channels are below 5 MB
-MANY, MANY_POINTS = 200, 2_000  # of that many launches most points stand alone, and a dot costs as much as a line
-LEAST_BUCKETS = 6
-SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
-FOREVER = 1 << 62
+# --- curves -------------------------------------------------------------------------------------------------------------
 
 
 def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dict[str, Any]]:
-    """One row a launch that has anything to draw: `kept`, `gone` (abandoned) and `drift` (smoothed), each only where it is."""
+    """One row per launch that logged the channel: its `kept`, `gone` (abandoned) and `drift` (smoothed) curves."""
     parts = cut(story, series, name)
     total = max(1, sum(len(kept.steps) + len(gone.steps) for kept, gone in parts.values()))
     kept = _thinned({launch: both[0] for launch, both in parts.items()}, total)
@@ -125,7 +141,7 @@ def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> l
 
 
 def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tuple[Curve, Curve]]:
-    """What was kept and what was abandoned of a channel, by launch."""
+    """The kept and the abandoned part of a channel, by launch."""
     parts = {}
     for launch in series:
         curve, told = launch.channels.get(name), story.launch(launch.launch)
@@ -151,11 +167,7 @@ def _thinned(curves: Mapping[int, Curve], total: int) -> dict[int, Curve]:
     return found
 
 
-# --- Everything together
-
-CHANNELS = 40
-MOST_BRANCHES = 1_000  # of the launch graph: several a pixel already; of more launches every nth is drawn
-SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
+# --- the page's data ----------------------------------------------------------------------------------------------------
 
 
 def build_page_data(
@@ -164,7 +176,7 @@ def build_page_data(
     lost_seconds: Mapping[str, float],
     panels: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Everything the page's script needs; text is plain (the page sets it as text, never as markup)."""
+    """All data of the page. Text is plain: the script sets it as text, not as markup."""
     names, clocks = _names(series), tell_clocks(story, series)
     return {
         "v": 1,
@@ -191,16 +203,8 @@ def build_page_data(
     }
 
 
-# of the rows that the tables show, what the script needs: of 10^4 launches the rest is megabytes
-DRAWN: Mapping[str, Sequence[str]] = {
-    "launches": ("number", "start", "last", "keptTo", "parent", "stood", "lr", "why", "outcome", "colour"),
-    "rollbacks": ("launch", "to"),
-    "incidents": ("launch", "onset", "title"),
-}
-
-
 def drawn(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the data that the page's script draws from; the tables are in the page already."""
+    """The part of the data that the script draws; the tables are already in the page."""
     return {**data, **{name: [{key: row[key] for key in keys} for row in data[name]] for name, keys in DRAWN.items()}}
 
 
@@ -233,7 +237,7 @@ def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:
 
 
 def _clock(clock: Clock) -> dict[str, Any]:
-    """Step -> seconds since the epoch, samples, FLOPs; an axis that nobody knows is left out."""
+    """Step -> seconds since the epoch, samples, FLOPs; unknown axes are left out."""
     steps, times = clock.time
     out: dict[str, Any] = {"launch": clock.launch, "time": [steps, [round(v, 1) for v in times]]}
     for axis, (at, values) in (("samples", clock.samples), ("flops", clock.flops)):
@@ -245,7 +249,7 @@ def _clock(clock: Clock) -> dict[str, Any]:
 def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
     parts = cut(story, series, name).values()
     kept, gone = ([v for both in parts for v in both[side].values] for side in (0, 1))
-    if role_of(name) is Role.LR:  # an abandoned LR was often the reason: never clipped
+    if role_of(name) is Role.LR:  # not clipped: an abandoned LR was often the reason for a rollback
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]
     return list(shown_range(kept, gone))

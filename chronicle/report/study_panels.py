@@ -1,7 +1,7 @@
-"""Studies for the page: what `experiment.report` entries say, with the curves that lie beside them in `objects/`.
+"""Studies for the HTML page: the newest report of each study, with its curves from the object store.
 
-The form is docs/studies.md's `panel.json`; nothing of the package that wrote it is imported. Whatever does not fit the
-form is left out: the words of the entry are shown all the same.
+The form is `panel.json` of docs/studies.md. Parts that do not have this form are left out; the report's words are shown in
+any case.
 """
 
 import json
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import StudyReport, events_of
 from chronicle.paths import RunPaths
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import Story
 from chronicle.story.plain import plain
 
-__all__ = ["KIND", "contrast_reach", "read_panels"]
+__all__ = ["contrast_reach", "read_panels"]
 
-KIND = "experiment.report"
 PANEL_VERSION = 1
 MOST_BYTES = 16 << 20
 MOST_POINTS = 400  # of one curve
@@ -26,23 +26,20 @@ CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "ver
 
 
 def read_panels(story: Story, paths: RunPaths) -> list[dict[str, Any]]:
-    """One panel a study, from its newest report that has one; plain values, safe to hand to the page."""
-    newest: dict[str, Entry] = {}
-    for entry in story.entries:
-        if entry.kind == KIND:
-            newest[str(entry.data.get("study") or entry.title)] = entry
-    return [panel for entry in newest.values() if (panel := _panel(entry, paths)) is not None]
+    """One panel per study, from its newest report; plain values for the page."""
+    newest = {report.study or entry.title: (entry, report) for entry, report in events_of(story.entries, StudyReport)}
+    return [panel for entry, report in newest.values() if (panel := _panel(entry, report, paths)) is not None]
 
 
 def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
-    """Half the axis of the contrasts' picture: one arm that nearly diverged must not hide the answers of all the others."""
+    """Half the length of the axis of contrasts. An arm that nearly diverged is cut, so that the others can be read."""
     ends = [max(abs(low), abs(high)) for low, high in intervals]
     return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
 
 
-def _panel(entry: Entry, paths: RunPaths) -> dict[str, Any] | None:
-    for row in entry.data.get("evidence") or ():
-        digest = row.get("sha256") if isinstance(row, Mapping) and row.get("kind") == "panel" else None
+def _panel(entry: Entry, report: StudyReport, paths: RunPaths) -> dict[str, Any] | None:
+    for row in report.evidence:
+        digest = row.get("sha256") if row.get("kind") == "panel" else None
         if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
             found = _read(paths, digest)
             if found is not None:

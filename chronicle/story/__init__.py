@@ -1,8 +1,7 @@
-"""What a run's entries and per-step logs say together: launches, lineage, headline values, what is still open.
+"""What a run's entries and per-step logs say together: launches, lineage, headline values, open matters.
 
-`assemble` is pure over values; `read_story` looks at the disk. `status`, `log`, `render` and `report` tell the same story
-because they all ask here. Nothing here draws, imports a plotting library, or opens a checkpoint. Names are loaded on first
-use: `chronicle note` needs `plain` alone.
+`assemble` computes it from values, `read_story` reads the disk. `status`, `log`, `render` and `report` show the same facts
+because all of them start from this story. Names are imported on first use, because `chronicle note` needs only `plain`.
 """
 
 from importlib import import_module
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chronicle.story.assemble import Headline, LaunchStory, SavedCheckpoint, Story
-    from chronicle.story.matters import Intervention, Matter, Proposed
+    from chronicle.story.matters import Intervention, Matter, OpenProposal
     from chronicle.story.read import read_story
 
 __all__ = [
@@ -18,7 +17,7 @@ __all__ = [
     "Intervention",
     "LaunchStory",
     "Matter",
-    "Proposed",
+    "OpenProposal",
     "SavedCheckpoint",
     "Story",
     "read_story",
@@ -27,7 +26,7 @@ __all__ = [
 HOMES = {
     **dict.fromkeys(("Headline", "Story"), "chronicle.story.assemble"),
     **dict.fromkeys(("LaunchStory", "SavedCheckpoint"), "chronicle.story.assemble"),
-    **dict.fromkeys(("Intervention", "Matter", "Proposed"), "chronicle.story.matters"),
+    **dict.fromkeys(("Intervention", "Matter", "OpenProposal"), "chronicle.story.matters"),
     "read_story": "chronicle.story.read",
 }
 

@@ -9,17 +9,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chronicle.journal import Entry, Journal, LaunchSpan, Lineage, Problem, compute_lineage
+from chronicle.journal.events import (
+    Checkpoint,
+    GuardVerdict,
+    Kind,
+    LaunchEnd,
+    LaunchStart,
+    find_open_transaction,
+    words_of,
+)
 from chronicle.journal.lr_ledger import LedgerLine, LrLedger, compute_lr_ledger
 from chronicle.metrics import Point
 from chronicle.story.matters import (
     Intervention,
     Matter,
-    Proposed,
+    OpenProposal,
     answer_matters,
     collect_interventions,
     collect_matters,
+    event_of,
     latest_proposal,
-    open_intent,
 )
 from chronicle.story.plain import plain
 from rollback.channels import Role, value_of
@@ -35,9 +44,12 @@ __all__ = [
     "with_checkpoint",
 ]
 
+PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A checkpoint that a launch wrote, by its entry."""
+    """A checkpoint that a launch saved."""
 
     step: int
     launch: int | None
@@ -49,7 +61,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchStory:
-    """A launch; `verdict` is its newest guard verdict (`passed`, `warned`, `refused`) or None when no guard spoke."""
+    """One launch. `verdict` is its newest guard verdict (`passed`, `warned`, `refused`); None without a guard."""
 
     number: int
     span: LaunchSpan
@@ -57,7 +69,7 @@ class LaunchStory:
     ended: str = ""
     title: str = ""
     host: str = ""
-    silent_hosts: tuple[str, ...] = ()  # nodes of it that started and have not said that they ended
+    silent_hosts: tuple[str, ...] = ()  # nodes that started and recorded no end
     argv: tuple[str, ...] = ()
     git_commit: str = ""
     exit_code: int | None = None
@@ -76,13 +88,14 @@ class LaunchStory:
 
     @property
     def verified(self) -> bool:
-        """Whether a guard compared its memory with what was saved, and let it pass."""
-        entry = self.verdict_entry
-        return self.verdict == "passed" and entry is not None and bool(entry.data.get("verified", True))
+        """Whether a guard compared its memory with the saved state and passed it."""
+        if self.verdict != "passed" or self.verdict_entry is None:
+            return False
+        return GuardVerdict.of(self.verdict_entry).verified is not False
 
     @property
     def outcome(self) -> str:
-        """How it stands, in a few words."""
+        """The state of the launch in a few words."""
         if self.alive:
             return "running"
         if not self.ended:
@@ -102,10 +115,11 @@ def tell_launches(
         for span in lineage.launches
     }
     saved: dict[int, list[SavedCheckpoint]] = {}
+    checkpoint = Kind.CHECKPOINT
     for entry in entries:
         if entry.launch not in told or entry.launch is None:
             continue
-        if entry.kind == "checkpoint":
+        if entry.kind == checkpoint:
             saved.setdefault(entry.launch, []).extend(saved_checkpoint(entry, lineage))
         else:
             told[entry.launch] = _learn(told[entry.launch], entry)
@@ -113,60 +127,58 @@ def tell_launches(
 
 
 def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
-    data = entry.data
-    host = str(data.get("host") or "")
-    if entry.kind == "launch.start" and launch.started:  # another node of it
-        return replace(launch, silent_hosts=(*launch.silent_hosts, host))
-    if entry.kind == "launch.start":
-        return replace(
-            launch,
-            silent_hosts=(host,) if host else (),
-            started=entry.ts,
-            title=entry.title,
-            host=host,
-            argv=tuple(str(word) for word in data.get("argv") or ()),
-            git_commit=str(data.get("git_commit") or ""),
-            imported=bool(data.get("imported")),
-        )
-    if entry.kind == "launch.end":
-        code, signal = data.get("exit_code"), data.get("signal")
-        number = code if isinstance(code, int) else None
-        signal = "" if signal is None else _signal(signal)
-        silent = tuple(one for one in launch.silent_hosts if one != host) if host else ()
-        launch = replace(launch, silent_hosts=silent, ended=entry.ts, alive=False)
-        if launch.exit_code or launch.signal:
-            return launch  # another node has failed: that is how the launch ended
-        return replace(launch, exit_code=number, signal=signal)
-    if entry.kind == "guard.verdict":
-        return replace(launch, verdict=str(data.get("verdict") or "unknown"), verdict_entry=entry)
+    if entry.kind == Kind.LAUNCH_START:
+        return _started(launch, entry, LaunchStart.of(entry))
+    if entry.kind == Kind.LAUNCH_END:
+        return _ended(launch, entry, LaunchEnd.of(entry))
+    if entry.kind == Kind.GUARD_VERDICT:
+        return replace(launch, verdict=GuardVerdict.of(entry).verdict or "unknown", verdict_entry=entry)
     return launch
 
 
-def _signal(value: object) -> str:
-    return f"signal {value}" if isinstance(value, int) else str(value)
+def _started(launch: LaunchStory, entry: Entry, start: LaunchStart) -> LaunchStory:
+    if launch.started:  # another node of it
+        return replace(launch, silent_hosts=(*launch.silent_hosts, start.host))
+    return replace(
+        launch,
+        silent_hosts=(start.host,) if start.host else (),
+        started=entry.ts,
+        title=entry.title,
+        host=start.host,
+        argv=start.argv,
+        git_commit=start.git_commit or "",
+        imported=start.imported,
+    )
+
+
+def _ended(launch: LaunchStory, entry: Entry, end: LaunchEnd) -> LaunchStory:
+    silent = tuple(host for host in launch.silent_hosts if host != end.host) if end.host else ()
+    launch = replace(launch, silent_hosts=silent, ended=entry.ts, alive=False)
+    if launch.exit_code or launch.signal:
+        return launch  # another node failed first: that is how the launch ended
+    signal = f"signal {end.signal}" if isinstance(end.signal, int) else str(end.signal or "")
+    return replace(launch, exit_code=end.exit_code, signal=signal)
 
 
 def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint]:
-    """The checkpoint of an entry; none where it names no step."""
+    """The checkpoint of an entry; nothing if the entry has no step."""
     if entry.step is not None:
         yield SavedCheckpoint(
             step=entry.step,
             launch=entry.launch,
-            path=str(entry.data.get("path") or ""),
+            path=Checkpoint.of(entry).path,
             entry_id=entry.id,
             kept=entry.launch is not None and lineage.contains(entry.launch, entry.step),
             data=entry.data,
         )
 
 
-# --- The whole run
-
-PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
+# --- the whole run ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """Where the present weights stand. `values` are the newest of each channel at or before `step`, lineage only."""
+    """The newest step of the lineage. `values` are the newest values of each channel at or before it."""
 
     step: int = 0
     launch: int | None = None
@@ -187,7 +199,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """Everything that the views tell."""
+    """All that `status`, `log`, `render` and `report` show of a run."""
 
     run: str
     entries: tuple[Entry, ...]
@@ -200,7 +212,7 @@ class Story:
     matters: tuple[Matter, ...]
     interventions: tuple[Intervention, ...]
     intent: Entry | None
-    proposal: Proposed | None
+    proposal: OpenProposal | None
 
     def launch(self, number: int | None) -> LaunchStory | None:
         """The launch with this number."""
@@ -224,25 +236,27 @@ class Story:
 
     @property
     def last_checkpoint(self) -> SavedCheckpoint | None:
-        """The newest checkpoint of the lineage that the journal knows."""
+        """The newest checkpoint of the lineage."""
         kept = [saved for launch in self.launches for saved in launch.checkpoints if saved.kept]
         return max(kept, key=lambda saved: saved.step, default=None)
 
     @property
     def hardware(self) -> tuple[Entry, ...]:
-        """Entries about hardware that name a step: the machine's own, and notes that people tagged so."""
-        return tuple(e for e in self.entries if e.step is not None and (e.kind == "hardware" or _tagged(e, "hardware")))
+        """Entries about hardware that have a step: hardware events and notes with the tag `hardware`."""
+        kind = Kind.HARDWARE
+        with_step = (entry for entry in self.entries if entry.step is not None)
+        return tuple(entry for entry in with_step if entry.kind == kind or "hardware" in words_of(entry).tags)
 
     @property
     def unverified(self) -> tuple[LaunchStory, ...]:
-        """Resumed launches of the lineage that trained without a guard having passed them."""
+        """Resumed launches of the lineage that no guard verified."""
         kept = {interval.launch for interval in self.lineage.kept}
         return tuple(x for x in self.launches if x.number in kept and x.resumed and not x.verified and not x.imported)
 
     @property
     def open_matters(self) -> tuple[Matter, ...]:
-        """Incidents that still ask for an outcome; a mere notice does not."""
-        return tuple(m for m in self.matters if m.open and _tier(m) != "notice")
+        """Incidents that are still open, without mere notices."""
+        return tuple(matter for matter in self.matters if matter.open and event_of(matter.entry).tier != "notice")
 
 
 def assemble(
@@ -252,8 +266,10 @@ def assemble(
     alive: Sequence[int] = (),
     saved: Mapping[int, int] | None = None,
 ) -> Story:
-    """Put the story together. `observed` are first and last logged steps, `alive` the launches with a sign of life,
-    `saved` the steps of last checkpoints whose entries are not among `journal`'s.
+    """The story of a journal.
+
+    `observed`: first and last logged step by launch. `alive`: launches with a fresh heartbeat. `saved`: step of the last
+    checkpoint by launch, where its entry is not in `journal`.
     """
     lineage = compute_lineage(journal.entries, observed, saved)
     ledger = compute_lr_ledger(journal.entries, lineage)
@@ -268,13 +284,13 @@ def assemble(
         headline=_headline(lineage, points_until),
         matters=answer_matters(collect_matters(journal.entries), lineage),
         interventions=collect_interventions(journal.entries),
-        intent=open_intent(journal.entries),
+        intent=find_open_transaction(journal.entries),
         proposal=latest_proposal(journal.entries),
     )
 
 
 def with_checkpoint(story: Story, entry: Entry) -> Story:
-    """The story, knowing of one more checkpoint entry."""
+    """The story with one more checkpoint entry."""
     launches = tuple(
         replace(launch, checkpoints=(*launch.checkpoints, *saved_checkpoint(entry, story.lineage)))
         if launch.number == entry.launch
@@ -285,7 +301,7 @@ def with_checkpoint(story: Story, entry: Entry) -> Story:
 
 
 def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
-    """Walk the lineage backwards until something was measured: never a point of an abandoned stretch."""
+    """The newest measured values of the lineage; abandoned steps are left out."""
     for interval in reversed(lineage.kept):
         points = [p for p in points_until(interval.launch, interval.last) if p.step >= interval.first]
         if points:
@@ -300,14 +316,3 @@ def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
                 time=points[-1].time,
             )
     return Headline(step=lineage.head_step, launch=lineage.head_launch)
-
-
-def _tagged(entry: Entry, tag: str) -> bool:
-    tags = entry.data.get("tags")
-    return isinstance(tags, list | tuple) and tag in tags
-
-
-def _tier(matter: Matter) -> str:
-    event = matter.entry.data.get("event")
-    source = event if isinstance(event, Mapping) else matter.entry.data
-    return str(source.get("tier") or "")

@@ -1,8 +1,8 @@
-"""The story as chapters, oldest first: what a person would write down, folded out of many entries. Pure.
+"""The story as chapters, oldest first: one chapter for each thing that happened, however many entries it has.
 
-A launch is one chapter (start, guard, end together), a rollback one (intent and receipt together), an incident one
-however often it was written; outcomes and amendments go to the chapter they are about. Single checkpoints, closes and
-amends are no chapters of their own. An unknown kind is a chapter: it is shown, never dropped.
+A launch is one chapter (start, guard, end), a rollback is one (intent and receipt), an incident is one. Outcomes and
+amendments belong to the chapter that they are about. Checkpoints and bookkeeping have no chapters. An entry of an unknown
+kind has one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal import Entry, RollbackMark
+from chronicle.journal.events import Close, GuardVerdict, Kind, RollbackReceipt, Words, words_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
 __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 
-# Bookkeeping between machines: in the journal for whoever asks (`chronicle log --kind …`), no part of a person's story.
-BOOKKEEPING = frozenset(
+# Bookkeeping of programs: `chronicle log --kind …` shows it, the story does not.
+BOOKKEEPING: frozenset[str] = frozenset(
     (
-        *("run.init", "launch.step", "rollback.intent", "undo.intent", "plan"),
-        *("guard.batches", "guard.digest", "data.start", "evidence", "evidence.sealed", "verified"),
+        *(Kind.RUN_INIT, Kind.LAUNCH_STEP, Kind.ROLLBACK_INTENT, Kind.UNDO_INTENT, Kind.PLAN, Kind.VERIFIED),
+        *(Kind.GUARD_BATCHES, Kind.GUARD_DIGEST, Kind.DATA_START, Kind.EVIDENCE, Kind.EVIDENCE_SEALED),
     )
 )
-FOLDED = BOOKKEEPING | {"launch.end", "checkpoint", "close", "amend"}
+FOLDED = BOOKKEEPING | {Kind.LAUNCH_END, Kind.CHECKPOINT, Kind.CLOSE, Kind.AMEND}
+VERDICTS = frozenset((Kind.GUARD_VERDICT, Kind.GUARD_LOG, Kind.PREFLIGHT))  # a chapter unless they passed
+MARGINS = frozenset((Kind.CLOSE, Kind.AMEND, Kind.UNDO_RECEIPT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,16 @@ class Chapter:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """The entry's own fields, amended ones replaced."""
+        """The entry's fields, replaced by those of later amendments."""
         merged = dict(self.entry.data)
         for amendment in self.amendments:
             merged |= amendment.data
         return merged
+
+    @property
+    def words(self) -> Words:
+        """What people said in it, amendments included."""
+        return Words.view(self.data)
 
 
 def tell_chapters(story: Story) -> tuple[Chapter, ...]:
@@ -66,8 +74,8 @@ def tell_chapters(story: Story) -> tuple[Chapter, ...]:
 
 
 def _is_chapter(entry: Entry) -> bool:
-    if entry.kind in ("guard.verdict", "guard.log", "preflight"):
-        return entry.data.get("verdict") != "passed"
+    if entry.kind in VERDICTS:
+        return GuardVerdict.view(entry.data).verdict != "passed"
     return entry.kind not in FOLDED
 
 
@@ -79,12 +87,12 @@ class _Margins:
         self.amends: dict[str, list[Entry]] = {}
         self.undone: set[str] = set()
         for entry in entries:
-            for ref in entry.refs:
-                if entry.kind == "close":
+            for ref in entry.refs if entry.kind in MARGINS else ():
+                if entry.kind == Kind.CLOSE:
                     self.closes[ref] = entry
-                elif entry.kind == "amend":
+                elif entry.kind == Kind.AMEND:
                     self.amends.setdefault(ref, []).append(entry)
-                elif entry.kind == "undo.receipt":
+                else:
                     self.undone.add(ref)
 
 
@@ -92,7 +100,7 @@ def _chapter(
     number: int, entry: Entry, matter: Matter | None, notes: _Margins, mark: RollbackMark | None, story: Story
 ) -> Chapter:
     latest = entry if matter is None else matter.entry
-    launch = story.launch(entry.launch) if entry.kind == "launch.start" else None
+    launch = story.launch(entry.launch) if entry.kind == Kind.LAUNCH_START else None
     amendments = tuple(notes.amends.get(entry.id, ()))
     outcome, words, closed_by = _outcome(entry, matter, notes, launch)
     verb, target = _action(entry)
@@ -115,18 +123,19 @@ def _chapter(
 
 
 def _default_title(entry: Entry) -> str:
-    if entry.kind == "guard.verdict":
-        return f"resume {entry.data.get('verdict', '')} by the guard"
-    if entry.kind == "rollback.receipt":
+    if entry.kind == Kind.GUARD_VERDICT:
+        return f"resume {GuardVerdict.of(entry).verdict} by the guard"
+    if entry.kind == Kind.ROLLBACK_RECEIPT:
         return f"rollback to {entry.step}"
     return entry.kind
 
 
 def _outcome(entry: Entry, matter: Matter | None, notes: _Margins, launch: LaunchStory | None) -> tuple[str, str, str]:
-    close = notes.closes.get(entry.id)
-    if close is not None:
-        return str(close.data.get("outcome") or "closed"), str(close.data.get("text") or ""), close.id
-    told = entry.data.get("outcome")
+    closed_by = notes.closes.get(entry.id)
+    if closed_by is not None:
+        close = Close.of(closed_by)
+        return close.outcome or "closed", close.text, closed_by.id
+    told = words_of(entry).outcome
     if isinstance(told, Mapping):
         return str(told.get("status") or ""), str(told.get("text") or ""), str(told.get("closed_by") or "")
     if entry.id in notes.undone:
@@ -139,27 +148,26 @@ def _outcome(entry: Entry, matter: Matter | None, notes: _Margins, launch: Launc
 
 
 def _action(entry: Entry) -> tuple[str, int | None]:
-    if entry.kind == "rollback.receipt":
+    if entry.kind == Kind.ROLLBACK_RECEIPT:
         return "rollback", entry.step
-    if entry.kind == "undo.receipt":
+    if entry.kind == Kind.UNDO_RECEIPT:
         return "undo", None
-    action = entry.data.get("action")
-    if isinstance(action, Mapping):
+    action = words_of(entry).action
+    if action is not None:
         target = action.get("to")
         return str(action.get("verb") or ""), target if isinstance(target, int) else None
     return "", None
 
 
 def _changes(entry: Entry) -> tuple[tuple[str, str, str], ...]:
-    if entry.kind == "rollback.receipt":
-        ratio = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
-        return (("lr", "×1", f"×{ratio:g}"),) if isinstance(ratio, int | float) and ratio != 1 else ()
-    action = entry.data.get("action")
-    listed = action.get("changes") if isinstance(action, Mapping) else None
+    if entry.kind == Kind.ROLLBACK_RECEIPT:
+        ratio = RollbackReceipt.of(entry).asked_ratio
+        return () if ratio is None or ratio == 1 else (("lr", "×1", f"×{ratio:g}"),)
+    listed = (words_of(entry).action or {}).get("changes")
     rows = [c for c in listed if isinstance(c, Mapping)] if isinstance(listed, list | tuple) else []
     return tuple((str(c.get("field", "")), str(c.get("before", "")), str(c.get("after", ""))) for c in rows)
 
 
 def _rules(entry: Entry, close: Entry | None, amendments: Sequence[Entry]) -> tuple[str, ...]:
     sources = [entry, *amendments, *([] if close is None else [close])]
-    return tuple(str(source.data["rule"]) for source in sources if source.data.get("rule"))
+    return tuple(rule for source in sources if (rule := words_of(source).rule))

@@ -1,7 +1,7 @@
-"""What the curves say about learning: whether the loss still improves, and what each resume did to it.
+"""What the curves show about learning: whether the loss still improves, and what each resume did to it.
 
-`tell_progress` masks spikes and reports a rolling median, its slope and plateaus. `resume_windows` aligns the curves at each resume,
-measures how fast the loss came back and which other channels jumped.
+`tell_progress` masks spikes and reports a rolling median, its slope and plateaus. `resume_windows` aligns the curves at each
+resume and measures how fast the loss came back and which other channels jumped.
 """
 
 import math

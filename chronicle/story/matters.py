@@ -1,35 +1,37 @@
-"""What is not finished: incidents without an outcome, interventions nobody has judged, resumes nobody has verified,
-a transaction that was begun and not ended, a proposal that waits. Pure over entries.
+"""What is not finished: open incidents, rollbacks without an outcome, a proposal that waits. Computed from entries.
 
-An incident is one matter however often its entry is repeated: the detector writes it again as it develops (same launch,
-same event number, or `refs` to the first).
+The detector writes an incident again as it develops (same launch and event number, or `refs` to the first entry); that is
+one matter.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from chronicle.journal import Entry, Lineage, RollbackMark
+from chronicle.journal.events import Close, Incident, Kind, Proposed, RollbackReceipt
 
 __all__ = [
     "Intervention",
     "Matter",
-    "Proposed",
+    "OpenProposal",
     "answer_matters",
     "collect_interventions",
     "collect_matters",
+    "event_of",
     "latest_proposal",
-    "open_intent",
 ]
 
+MATTERS = frozenset((Kind.INCIDENT, Kind.CLOSE))
+INTERVENTIONS = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT, Kind.CLOSE))
+PROPOSALS = frozenset((Kind.PROPOSAL, Kind.ROLLBACK_RECEIPT, Kind.CLOSE))
 RECOVERED = frozenset(("recovered", "closed"))
 OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconclusive", "superseded"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matter:
-    """An incident and what came of it; `open` until it recovers by itself, a rollback answers it, or someone closes it."""
+    """An incident and its outcome. Open until it recovers by itself, a rollback answers it, or a person closes it."""
 
     entry: Entry  # its newest form
     first_id: str
@@ -41,18 +43,18 @@ class Matter:
 
     @property
     def open(self) -> bool:
-        """Whether it still asks for an outcome."""
+        """Whether it has no outcome yet."""
         return self.outcome is None and self.answer is None and self.status not in RECOVERED
 
     @property
     def onset(self) -> int | None:
-        """The step where it began."""
-        step = event_of(self.entry).get("onset_step", self.entry.step)
-        return step if isinstance(step, int) else None
+        """The step at which it began."""
+        onset = event_of(self.entry).onset_step
+        return self.entry.step if onset is None else onset
 
     @property
     def standing(self) -> str:
-        """What came of it, in a few words."""
+        """Its outcome in a few words."""
         if self.outcome is not None or self.answer is None or self.status in RECOVERED:
             return self.outcome or self.status
         return f"answered by the rollback to {self.answer.to_step}"
@@ -60,7 +62,7 @@ class Matter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """An applied rollback and its outcome, if anyone has said."""
+    """An applied rollback and its outcome, if a person recorded one."""
 
     entry: Entry
     undone: bool = False
@@ -69,13 +71,13 @@ class Intervention:
 
     @property
     def open(self) -> bool:
-        """Whether its outcome is still to be told."""
-        return self.outcome is None and not self.undone and not self.entry.data.get("imported")
+        """Whether its outcome is not recorded yet."""
+        return self.outcome is None and not self.undone and not RollbackReceipt.of(self.entry).imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """The proposal that still stands, and the command that carries it out."""
+class OpenProposal:
+    """The proposal that waits for a decision, and the command that applies it."""
 
     entry: Entry
     target_step: int | None
@@ -83,10 +85,10 @@ class Proposed:
     command: str
 
 
-def event_of(entry: Entry) -> Mapping[str, Any]:
-    """What the detector said: `data` itself, or `data.event`."""
-    event = entry.data.get("event")
-    return event if isinstance(event, Mapping) else entry.data
+def event_of(entry: Entry) -> Incident:
+    """What the detector recorded in an incident; older journals nest it in `event`."""
+    incident = Incident.of(entry)
+    return incident if incident.event is None else Incident.view(incident.event)
 
 
 def collect_matters(entries: Iterable[Entry]) -> tuple[Matter, ...]:
@@ -94,23 +96,25 @@ def collect_matters(entries: Iterable[Entry]) -> tuple[Matter, ...]:
     found: dict[object, Matter] = {}
     key_of: dict[str, object] = {}
     for entry in entries:
-        if entry.kind == "incident":
+        if entry.kind not in MATTERS:
+            continue
+        if entry.kind == Kind.INCIDENT:
             key = next((key_of[ref] for ref in entry.refs if ref in key_of), None) or _key(entry)
             known = found.get(key)
             key_of[entry.id] = key
             found[key] = _renewed(known, entry)
-        elif entry.kind == "close":
-            for ref in entry.refs:
-                if ref in key_of:
-                    matter = found[key_of[ref]]
-                    found[key_of[ref]] = replace(matter, outcome=_outcome(entry), outcome_text=_words(entry))
+            continue
+        outcome, text = _closed(entry)
+        for ref in entry.refs:
+            if ref in key_of:
+                found[key_of[ref]] = replace(found[key_of[ref]], outcome=outcome, outcome_text=text)
     return tuple(found.values())
 
 
 def answer_matters(matters: Iterable[Matter], lineage: Lineage) -> tuple[Matter, ...]:
-    """The same incidents; one whose onset lies on steps that a later rollback abandoned is answered by that rollback.
+    """The incidents, each with the later rollback that abandoned the steps of its onset.
 
-    An undone rollback is none. A restart that is no rollback answers nothing: nobody has said that it should.
+    A rollback that was undone does not count, nor does a restart without a rollback.
     """
     marks = sorted(lineage.rollbacks, key=lambda mark: mark.entry_id)
     ids = [mark.entry_id for mark in marks]
@@ -125,13 +129,12 @@ def _answer(matter: Matter, lineage: Lineage, later: Sequence[RollbackMark]) -> 
 
 
 def _key(entry: Entry) -> object:
-    number = event_of(entry).get("id")
-    return (entry.launch, number) if isinstance(number, int) else entry.id
+    number = event_of(entry).id
+    return entry.id if number is None else (entry.launch, number)
 
 
 def _renewed(known: Matter | None, entry: Entry) -> Matter:
-    status = str(event_of(entry).get("status") or "open")
-    outcome = entry.data.get("outcome")
+    status, outcome = event_of(entry).status or "open", Incident.of(entry).outcome
     told = outcome.get("status") if isinstance(outcome, Mapping) else None
     text = str(outcome.get("text") or "") if isinstance(outcome, Mapping) else ""
     told = told if told in OUTCOMES_DONE else None
@@ -146,63 +149,47 @@ def collect_interventions(entries: Iterable[Entry]) -> tuple[Intervention, ...]:
     """All applied rollbacks, oldest first."""
     found: dict[str, Intervention] = {}
     for entry in entries:
-        if entry.kind == "rollback.receipt":
+        if entry.kind not in INTERVENTIONS:
+            continue
+        if entry.kind == Kind.ROLLBACK_RECEIPT:
             found[entry.id] = Intervention(entry=entry)
         for ref in entry.refs:
-            if ref not in found:
-                continue
-            if entry.kind == "undo.receipt":
+            if ref in found and entry.kind == Kind.UNDO_RECEIPT:
                 found[ref] = replace(found[ref], undone=True)
-            elif entry.kind == "close":
-                found[ref] = replace(found[ref], outcome=_outcome(entry), outcome_text=_words(entry))
+            elif ref in found and entry.kind == Kind.CLOSE:
+                outcome, text = _closed(entry)
+                found[ref] = replace(found[ref], outcome=outcome, outcome_text=text)
     return tuple(found.values())
 
 
-def _outcome(entry: Entry) -> str:
-    return str(entry.data.get("outcome") or "closed")
+def _closed(entry: Entry) -> tuple[str, str]:
+    """Outcome and words of a `close` entry."""
+    close = Close.of(entry)
+    return close.outcome or "closed", close.text or entry.title
 
 
-def _words(entry: Entry) -> str:
-    return str(entry.data.get("text") or entry.title)
-
-
-def open_intent(entries: Iterable[Entry]) -> Entry | None:
-    """The intent that has neither receipt nor recovery; a run in this state neither starts nor resumes."""
-    waiting: dict[str, Entry] = {}
+def latest_proposal(entries: Iterable[Entry]) -> OpenProposal | None:
+    """The newest proposal, unless it was withdrawn or closed, or a rollback came after it."""
+    newest: Entry | None = None
     for entry in entries:
-        if entry.kind in ("rollback.intent", "undo.intent"):
-            waiting[entry.id] = entry
-        elif entry.kind in ("rollback.receipt", "undo.receipt", "recover.receipt"):
-            for ref in entry.refs:
-                waiting.pop(ref, None)
-    return next(reversed(waiting.values()), None)
-
-
-def latest_proposal(entries: Iterable[Entry]) -> Proposed | None:
-    """The newest proposal that no rollback, close or withdrawal has overtaken."""
-    standing: Entry | None = None
-    for entry in entries:
-        if entry.kind == "proposal":
-            standing = None if entry.data.get("withdrawn") else entry
-        elif entry.kind == "rollback.receipt" or (entry.kind == "close" and standing and _concerns(entry, standing)):
-            standing = None
-    if standing is None:
+        if entry.kind not in PROPOSALS:
+            continue
+        if entry.kind == Kind.PROPOSAL:
+            newest = None if Proposed.of(entry).withdrawn else entry
+        elif entry.kind == Kind.ROLLBACK_RECEIPT or (newest is not None and _concerns(entry, newest)):
+            newest = None
+    if newest is None:
         return None
-    data = standing.data
-    step, scale = data.get("target_step", standing.step), data.get("lr_scale")
-    command = data.get("command") or _command(step, scale)
-    return Proposed(
-        entry=standing,
-        target_step=step if isinstance(step, int) else None,
-        lr_scale=float(scale) if isinstance(scale, int | float) else None,
-        command=str(command),
-    )
+    proposed = Proposed.of(newest)
+    step = newest.step if proposed.target_step is None else proposed.target_step
+    command = proposed.command or _command(step, proposed.lr_scale)
+    return OpenProposal(entry=newest, target_step=step, lr_scale=proposed.lr_scale, command=command)
 
 
 def _concerns(close: Entry, proposal: Entry) -> bool:
     return bool(set(close.refs) & {proposal.id, *proposal.refs})
 
 
-def _command(step: object, scale: object) -> str:
-    words = f"chronicle rollback --to {step}" if isinstance(step, int) else "chronicle propose"
-    return f"{words} --lr-scale {scale:g}" if isinstance(scale, int | float) and scale != 1 else words
+def _command(step: int | None, scale: float | None) -> str:
+    words = "chronicle propose" if step is None else f"chronicle rollback --to {step}"
+    return words if scale is None or scale == 1 else f"{words} --lr-scale {scale:g}"

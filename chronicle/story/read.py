@@ -1,7 +1,7 @@
 """Read a run's story from disk: the journal, a few places of each per-step log, and signs of life.
 
-Logs are not read whole: `ends_of` and `points_until` find their place by bisection in files above `WHOLE_BYTES`. Smaller files are read
-whole, so that a log whose steps go back is read correctly.
+`ends_of` and `points_until` find their place by bisection in logs larger than `WHOLE_BYTES`. Smaller logs are read whole, so
+that a log whose steps go back is read correctly.
 """
 
 import os
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
+from chronicle.journal.events import INTENTS, LAUNCHES, RECEIPTS, Kind
 from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
@@ -31,7 +32,15 @@ __all__ = [
 
 WHOLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
-WINDOW = 64  # lines looked at before a step: evaluation and gradient norm may be logged less often than the loss
+WINDOW = 64  # lines read before a step: evaluation and gradient norm may be logged less often than the loss
+LAUNCH_DIR = re.compile(r"\d{4,}")
+# Kinds from which lineage, ledger, open matters and proposals are computed
+BRIEF_KINDS = frozenset(
+    (
+        *(*INTENTS, *RECEIPTS, *LAUNCHES, Kind.RUN_INIT, Kind.LR_MISMATCH),
+        *(Kind.INCIDENT, Kind.CLOSE, Kind.PROPOSAL, Kind.VERIFIED),
+    )
+)
 
 
 def ends_of(path: Path) -> tuple[int, int] | None:
@@ -82,7 +91,7 @@ def _last(fd: int, size: int) -> Point | None:
 
 
 def _offset_after(fd: int, size: int, step: int) -> int:
-    """Byte offset behind the last line whose step is at or before `step`."""
+    """Byte offset after the last line whose step is at or before `step`."""
     low, high = 0, size
     while high - low > BLOCK_BYTES:
         middle = (low + high) // 2
@@ -102,14 +111,7 @@ def _offset_after(fd: int, size: int, step: int) -> int:
     return end
 
 
-# --- The story
-
-BRIEF_KINDS = (  # what lineage, ledger, open matters and proposals are folded from
-    *("run.init", "launch.start", "launch.step", "launch.end", "guard.verdict", "lr.mismatch", "incident", "close"),
-    *("rollback.intent", "rollback.receipt", "undo.intent", "undo.receipt", "recover.receipt", "proposal", "verified"),
-)
-
-LAUNCH_DIR = re.compile(r"\d{4,}")
+# --- the story ----------------------------------------------------------------------------------------------------------
 
 
 def read_story(
@@ -120,9 +122,9 @@ def read_story(
     signs_of_life: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Story:
-    """The whole story; a run without anything is an empty story, not an error.
+    """The whole story of a run; empty for a run without entries.
 
-    Without `signs_of_life` it depends on what is recorded alone: a rendered page must not change while nothing happens.
+    Without `signs_of_life` heartbeats are ignored, so that a rendered page does not change while nothing is recorded.
     """
     journal = read_journal(paths) if journal is None else journal
 
@@ -134,7 +136,7 @@ def read_story(
 
 
 def read_brief_story(paths: RunPaths) -> Story:
-    """The story as far as `status` needs it: of a large journal only the kinds that it is folded from are read."""
+    """The story as `status` needs it: of a large journal only the entries of `BRIEF_KINDS` are read."""
     index = open_index(paths)
     if index is None:
         return read_story(paths)
@@ -163,19 +165,17 @@ def _alive(paths: RunPaths, now: float) -> list[int]:
     return [beat.launch for beat in read_heartbeats(paths.heartbeats_dir) if beat.age(now) < FRESH_SECONDS]
 
 
-# --- Time lost by each rollback
+# --- time lost by each rollback -----------------------------------------------------------------------------------------
 
 
 def lost_seconds(story: Story, paths: RunPaths) -> dict[str, float]:
-    """Rollback entry id -> seconds between first passing its target and the step that was thrown away, where known."""
-    return dict(_pairs(story, paths))
-
-
-def _pairs(story: Story, paths: RunPaths) -> Iterator[tuple[str, float]]:
+    """Rollback entry id -> seconds between its target step and the last step before it, where both times were logged."""
+    lost: dict[str, float] = {}
     for mark in story.lineage.rollbacks:
         end, begin = _time(paths, mark.from_launch, mark.from_step), _time(paths, mark.to_launch, mark.to_step)
         if end is not None and begin is not None and end >= begin:
-            yield mark.entry_id, end - begin
+            lost[mark.entry_id] = end - begin
+    return lost
 
 
 def _time(paths: RunPaths, launch: int | None, step: int) -> float | None:

@@ -1,17 +1,19 @@
-"""Whole curves: every channel of every launch as columns, thinned for pictures, and the clocks they can be drawn over.
+"""Whole curves: every channel of every launch as columns, thinned for plots, and the clocks they can be drawn over.
 
-Thinning keeps of each group of neighbouring points the first, lowest, highest and last (M4, Jugel et al. 2014), so that a spike of one
-step is kept. Pure Python: `render --check` runs without numpy. Clocks (wall time, samples, FLOPs) come from logged counters; without
-them samples follow from the data plan's batch and FLOPs from 6 × parameters × tokens (Kaplan et al. 2020, dense models).
+Thinning keeps the first, lowest, highest and last point of each group of neighbours (M4, Jugel et al. 2014), so that a spike
+of one step is kept. Pure Python: `render --check` runs without numpy. Clocks (wall time, samples, FLOPs) come from logged
+counters. Without them, samples are computed from the data plan's batch, and FLOPs as 6 × parameters × tokens (Kaplan et al.
+2020, dense models).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from chronicle.journal.events import DataStart, PlanDeclared, events_of
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story
@@ -78,7 +80,7 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, Curve]:
 
 
 def thin(curve: Curve, buckets: int) -> Curve:
-    """At most four points a bucket; non-finite values are kept as gaps."""
+    """At most four points per bucket; non-finite values are kept as gaps."""
     count = len(curve.steps)
     if count <= 4 * buckets:
         return curve
@@ -99,7 +101,7 @@ def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
 
 
 def smooth(curve: Curve, bins: int, least_points: int) -> Curve:
-    """Medians of neighbours, where there are enough points: noise must not hide the drift."""
+    """Medians of neighbouring points, so that noise does not hide a drift; empty for short or smooth curves."""
     if len(curve.steps) < least_points or bins < 1 or not _is_noisy(curve.values):
         return Curve()
     width = max(8, len(curve.steps) // bins)
@@ -109,14 +111,14 @@ def smooth(curve: Curve, bins: int, least_points: int) -> Curve:
 
 
 def _is_noisy(values: Sequence[float]) -> bool:
-    """Whether it goes up and down: a schedule or a counter, which has steps and ramps, is shown as it is."""
+    """Whether the values go up and down. A schedule or a counter, which has steps and ramps, is not noisy."""
     moves = [b - a for a, b in pairwise(values) if b != a]
     turns = sum(1 for a, b in pairwise(moves) if (a > 0) != (b > 0))
     return turns > len(values) // 8
 
 
 def shown_range(kept: Sequence[float], abandoned: Iterable[float]) -> tuple[float, float]:
-    """The kept part decides; what was abandoned gets room where it is near, and is clipped where it is far."""
+    """The range of an axis: that of the kept points, widened by at most `ROOM_FOR_ABANDONED` for abandoned ones."""
     gone = sorted(v for v in abandoned if math.isfinite(v))
     low, high = robust_range(kept or gone)
     if not gone or not kept:
@@ -130,7 +132,7 @@ def shown_range(kept: Sequence[float], abandoned: Iterable[float]) -> tuple[floa
 def robust_range(
     values: Iterable[float], *, low: float = 0.005, high: float = 0.98, margin: float = 0.15
 ) -> tuple[float, float]:
-    """Quantiles of the finite values, widened: a single 100.0 must not flatten the drift that matters."""
+    """Quantiles of the finite values, widened. One outlier of 100.0 does not flatten the rest."""
     finite = sorted(v for v in values if math.isfinite(v))
     if not finite:
         return 0.0, 1.0
@@ -141,7 +143,8 @@ def robust_range(
     return bottom - margin * (top - bottom), top + margin * (top - bottom)
 
 
-# --- Clocks: wall time, samples and FLOPs as functions of the step
+# --- clocks: wall time, samples and FLOPs as functions of the step ------------------------------------------------------
+
 
 BUCKETS, ALL_BUCKETS = 60, 3_000  # of one launch at most, and of all: 10^4 launches have two points each
 SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
@@ -153,7 +156,7 @@ Table = tuple[list[int], list[float]]  # steps, values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """One launch; `time` is seconds since the epoch, the others count from the beginning of the run. Empty = unknown."""
+    """One launch. `time` is in seconds since the epoch, the others count from the beginning of the run. Empty: unknown."""
 
     launch: int
     time: Table = field(default=([], []))
@@ -204,21 +207,21 @@ def _thinned(table: Table, buckets: int) -> Table:
 
 
 def _counters(story: Story, series: Sequence[LaunchSeries], names: Sequence[str]) -> dict[int, Table]:
-    """A logged counter by launch. One that begins anew at a resume is carried on from where its parent stood."""
+    """A logged counter by launch. If it restarts at a resume, the parent's last value is added."""
     found: dict[int, Table] = {}
     for launch in series:
         name = next((n for n in names if n in launch.channels), None)
         if name is None:
             continue
         steps, values = launch.channels[name].steps, launch.channels[name].values
-        base = _stood(story, found, launch.launch)
+        base = _value_at_start(story, found, launch.launch)
         if base is not None and values and values[0] < base:
             values = [base + value for value in values]
         found[launch.launch] = (steps, values)
     return found
 
 
-def _stood(story: Story, found: Mapping[int, Table], number: int) -> float | None:
+def _value_at_start(story: Story, found: Mapping[int, Table], number: int) -> float | None:
     told = story.launch(number)
     parent = None if told is None else told.span.parent
     if told is None or parent is None or parent not in found or told.span.start_step is None:
@@ -228,23 +231,15 @@ def _stood(story: Story, found: Mapping[int, Table], number: int) -> float | Non
     return before[-1] if before else None
 
 
-def _newest(story: Story, kind: str, read: Callable[[Mapping[str, object]], object]) -> float | None:
-    """The newest entry of a kind that says a positive number."""
-    for entry in reversed(story.entries):
-        value = read(entry.data) if entry.kind == kind else None
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return float(value)
-    return None
-
-
 def _samples_per_step(story: Story) -> float | None:
-    return _newest(story, "data.start", lambda data: _inside(data, "plan").get("batch_size"))
+    return _newest(start.plan.get("batch_size") for _, start in events_of(story.entries, DataStart))
 
 
 def _parameters(story: Story) -> float | None:
-    return _newest(story, "plan", lambda data: _inside(data, "declared").get("params"))
+    return _newest(plan.declared.get("params") for _, plan in events_of(story.entries, PlanDeclared))
 
 
-def _inside(data: Mapping[str, object], name: str) -> Mapping[str, object]:
-    inner = data.get(name)
-    return inner if isinstance(inner, Mapping) else {}
+def _newest(values: Iterable[object]) -> float | None:
+    """The last positive number."""
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    return numbers[-1] if numbers else None

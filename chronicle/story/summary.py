@@ -1,7 +1,7 @@
 """The state of a run as plain JSON (`status --json`, the live page), and the check of the logged LR against the LR ledger.
 
-`check_lr` compares two launches that logged the same step: on one schedule their LRs must differ by the ledger's ratio. Where no step was
-logged twice it makes no statement.
+`check_lr` compares two launches that logged the same step: on one schedule their LRs must differ by the ledger's ratio. If no
+step was logged twice, it makes no statement.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import RollbackReceipt, events_of
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
@@ -23,13 +24,13 @@ __all__ = [
     "summarize",
 ]
 
-LOOKED_AT = 20  # steps behind the resume
+LOOKED_AT = 20  # steps after the resume
 TOLERANCE = 0.01  # logs print LRs with three or four digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrCheck:
-    """`follows` None = no step was logged by both launches, nothing is claimed."""
+    """Whether the logged LR follows the ledger. `follows` None: no step was logged by both launches."""
 
     follows: bool | None = None
     sentence: str = ""
@@ -62,10 +63,9 @@ def _shares_steps(launch: LaunchStory, earlier: LaunchStory) -> bool:
 
 
 def _warm_until(entries: Sequence[Entry], start: int) -> int:
-    """The last step of a warm-up that a rollback asked for and that a launch starting here is in; 0 without one."""
-    asked = [(e.step, e.data.get("warmup_steps")) for e in entries if e.kind == "rollback.receipt" and e.step is not None]
-    ends = [step + count for step, count in asked if isinstance(count, int) and step <= start < step + count]
-    return max(ends, default=0)
+    """The last step of a rollback's warm-up that a launch starting at `start` is in; 0 without one."""
+    asked = [(entry.step, receipt.warmup_steps or 0) for entry, receipt in events_of(entries, RollbackReceipt)]
+    return max((step + count for step, count in asked if step is not None and step <= start < step + count), default=0)
 
 
 def _compare(
@@ -97,13 +97,14 @@ def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-# --- The state as JSON
+# --- the state as JSON --------------------------------------------------------------------------------------------------
+
 
 VERSION = 1
 
 
 def summarize(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None = None) -> dict[str, Any]:
-    """Where the run is and what is open; `v` is the version of this form. `verdict` is that on the last checkpoint."""
+    """The state of the run and what is open. `v` is the version of this form, `verdict` that of the last checkpoint."""
     head, last = story.headline, story.last_launch
     return {
         "v": VERSION,
