@@ -22,7 +22,7 @@ from rollback.checkpoint.listing import (
 )
 from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from rollback.checkpoint.state import CheckpointState
-from rollback.checks.verify import check_names, verify_checkpoint
+from rollback.checks.verify import Verification, check_names, verify_and_read
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
 from rollback.files.json_file import MAX_CHARACTERS
 from rollback.findings import WRONG_FILE, Finding, Severity
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
-Reader = Callable[[Checkpoint], list[Finding]]
+Reader = Callable[[Checkpoint], Verification]
 FATAL = (
     "F1",
     "F2",
@@ -46,8 +46,8 @@ FATAL = (
 )  # what makes a checkpoint unusable, and a file of another step (F4); other disagreements a rollback may mend: shown
 
 
-def _here(checkpoint: Checkpoint) -> list[Finding]:
-    return verify_checkpoint(checkpoint, full=True)
+def _here(checkpoint: Checkpoint) -> Verification:
+    return verify_and_read(checkpoint, full=True)
 
 
 def make_plan(
@@ -76,9 +76,10 @@ def make_plan(
     verdict = find_verdict(chosen.path, ground.journal.entries)
     _refuse_found_unsound(chosen, verdict)
     full = verify == "full" or (verify == "auto" and not (verdict and verdict.sound))
-    findings = read(chosen) if full else verify_checkpoint(chosen)
+    verified = read(chosen) if full else verify_and_read(chosen)
+    findings = verified.findings
     _refuse_unusable(chosen, findings)
-    state = read_state(chosen)
+    state = verified.state or read_state(chosen)  # read again only to raise what forbids it
     manifest = None if chosen.single_file else read_manifest(chosen.path)
     memory = None if manifest is None else manifest.memory
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())

@@ -32,7 +32,14 @@ from chronicle.verified import VERIFIED, find_verdict, verdict_data
 from chronicle.watch.advice import find_checkpoint_roots
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, stamp_of
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
-from rollback.checks.verify import check_retention, passes, root_stray_findings, verify_checkpoint
+from rollback.checks.verify import (
+    Verification,
+    check_retention,
+    passes,
+    root_stray_findings,
+    verify_and_read,
+    verify_checkpoint,
+)
 from rollback.disk.checksums import ByteProgress
 from rollback.errors import RollbackError, one_line
 from rollback.findings import Finding, Severity
@@ -228,14 +235,12 @@ def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgre
         yield lambda count: bar.advance(task, count)
 
 
-def read_every_byte(checkpoint: Checkpoint) -> list[Finding]:
+def read_every_byte(checkpoint: Checkpoint) -> Verification:
     """Verify one checkpoint with its checksums, on all cores."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from rollback.checks.verify import verify_checkpoint
-
     with ThreadPoolExecutor(os.cpu_count()) as executor, byte_progress(checkpoint.size_bytes) as bar:
-        return verify_checkpoint(checkpoint, full=True, executor=executor, progress=bar)
+        return verify_and_read(checkpoint, full=True, executor=executor, progress=bar)
 
 
 # --- Recording what was found

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollback.checkpoint.formats import format_named
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.manifest import Manifest, ManifestFile, digest_file, listed_entries, read_manifest
+from rollback.checkpoint.state import CheckpointState
 from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
 from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
@@ -36,11 +38,20 @@ __all__ = [
     "compare_manifest",
     "passes",
     "root_stray_findings",
+    "verify_and_read",
     "verify_checkpoint",
 ]
 
 MOMENT_FILES = 8  # looked into without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a verification found, and the state it read on the way: None where strays or damage forbid reading it."""
+
+    findings: list[Finding]
+    state: CheckpointState | None
 
 
 def verify_checkpoint(
@@ -55,6 +66,17 @@ def verify_checkpoint(
     `full` reads every byte and compares checksums; `executor` lets that happen on several cores; `progress` is told
     the bytes read.
     """
+    return verify_and_read(checkpoint, full=full, executor=executor, progress=progress).findings
+
+
+def verify_and_read(
+    checkpoint: Checkpoint,
+    *,
+    full: bool = False,
+    executor: Executor | None = None,
+    progress: ByteProgress | None = None,
+) -> Verification:
+    """As `verify_checkpoint`; the state is returned too, so that a caller who needs it does not read the files again."""
     findings = check_names(checkpoint)
     manifest, problem = _manifest_of(checkpoint)
     findings += problem
@@ -62,9 +84,11 @@ def verify_checkpoint(
         findings += compare_manifest(checkpoint.folder, manifest, full=full, executor=executor, progress=progress)
     covered = full and manifest is not None and manifest.digests == "complete"
     findings += _check_files(checkpoint.files, checkpoint, full and not covered, executor, progress)
+    state = None
     if not checkpoint.strays:
-        findings += _check_contents(checkpoint, findings, full)
-    return sorted(findings, key=lambda f: (_ORDER[f.severity], f.check, f.path))
+        state, more = _check_contents(checkpoint, findings, full)
+        findings += more
+    return Verification(sorted(findings, key=lambda f: (_ORDER[f.severity], f.check, f.path)), state)
 
 
 _ORDER = {Severity.ERROR: 0, Severity.WARN: 1, Severity.INFO: 2}
@@ -155,17 +179,19 @@ def _check_files(
         return [*findings, damage(".", problem.message, problem.remedy)]
 
 
-def _check_contents(checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool) -> list[Finding]:
+def _check_contents(
+    checkpoint: Checkpoint, so_far: Sequence[Finding], full: bool
+) -> tuple[CheckpointState | None, list[Finding]]:
     known = format_named(checkpoint.format)
     assert known is not None
     try:
         state = known.read_state(checkpoint)
         sampled = len(state.optimizers) if full else MOMENT_FILES
-        return check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
+        return state, check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
     except (UnreadableFile, UnknownFormat, Refused) as problem:
         if any(finding.severity is Severity.ERROR for finding in so_far):
-            return []  # what is missing or damaged has been named; its consequence is no second finding
-        return [_from_error("F3", problem, ".")]
+            return None, []  # what is missing or damaged has been named; its consequence is no second finding
+        return None, [_from_error("F3", problem, ".")]
 
 
 def _from_error(check: str, problem: RollbackError, path: str) -> Finding:

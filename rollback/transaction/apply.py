@@ -22,6 +22,7 @@ from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import plan_patch, write_edited_copy
+from rollback.files.torch_tree import TorchFile
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import Plan
 from rollback.plan.request import InputFile
@@ -69,14 +70,10 @@ def apply_plan(
     patches = plan_patches(folder, by_file, reflinks=lambda: _has_reflinks(root.parent, disk))
     copied = {name: edits for name, edits in by_file.items() if name not in patches}
     writers: dict[str, Writer] = {
-        "" if plan.single_file else name: _editor(folder / name, edits) for name, edits in copied.items()
+        "" if plan.single_file else name: _editor(edits) for name, edits in copied.items()
     }
     if plan.has_manifest and by_file:
         writers[MANIFEST_NAME] = _manifest_writer(plan, patches)
-
-    def check_twin(twin: Path) -> None:
-        for name, edits in copied.items():
-            _check_edited(folder / name, twin if plan.single_file else twin / name, edits)
 
     change = Change(
         root=root,
@@ -86,7 +83,7 @@ def apply_plan(
         patches={"" if plan.single_file else name: pieces for name, pieces in patches.items()},
         abandon=tuple(later.name for later in plan.abandon),
         pointers={pointer.path: pointer.after.encode() for pointer in plan.pointers if not pointer.is_link},
-        copies={name: _editor(source, plan.edits) for name in plan.copies},
+        copies={name: _editor(plan.edits) for name in plan.copies},
         configs=dict(_edited_configs(plan)),
         links={pointer.path: pointer.after for pointer in plan.pointers if pointer.is_link},
         contract=None
@@ -94,7 +91,7 @@ def apply_plan(
         else (contract_path, lambda rollback: json.dumps(plan.contract(rollback), indent=1).encode() + b"\n"),
         facts=facts_of(plan),
     )
-    return apply_change(change, objects_dir=objects_dir, record=record, check_twin=check_twin, disk=disk)
+    return apply_change(change, objects_dir=objects_dir, record=record, disk=disk)
 
 
 def plan_patches(
@@ -183,23 +180,32 @@ def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
         yield Path(name), replace_numbers(text, values).encode()
 
 
-def _editor(path: Path, edits: Sequence[FieldEdit]) -> Writer:
+def _editor(edits: Sequence[FieldEdit]) -> Writer:
+    """Writes the edited copy of one file and checks it; the original is read once for both."""
+
     def write(source: Path, target: Path, _changed: Sequence[StagedFile]) -> None:
-        if edits:
-            write_edited_copy(read_state_file(source), {edit.keys: edit.after for edit in edits}, target)
-        else:
+        if not edits:
             shutil.copyfile(source, target)
+            return
+        original = read_state_file(source)
+        for edit in edits:
+            found = original.get(edit.keys)
+            if found != edit.before:
+                raise PlanRefused(
+                    f"`{source}`: {'.'.join(map(str, edit.keys))} is {found!r}, planned: {edit.before!r}", "plan again"
+                )
+        write_edited_copy(original, {edit.keys: edit.after for edit in edits}, target)
+        _check_edited(original, target, edits)
 
     return write
 
 
-def _check_edited(original: Path, edited: Path, edits: Sequence[FieldEdit]) -> None:
+def _check_edited(original: TorchFile, edited: Path, edits: Sequence[FieldEdit]) -> None:
     """Read the new file and compare every number: the planned ones changed, no other did."""
     wanted = {edit.keys: edit.after for edit in edits}
-    old, new = read_state_file(original), read_state_file(edited)
-    for before, after in zip(old.leaves(), new.leaves(), strict=True):
+    for before, after in zip(original.leaves(), read_state_file(edited).leaves(), strict=True):
         if before.keys != after.keys or before.kind != after.kind:
-            raise RollbackError(f"`{edited.name}` reads back with another structure than `{original}`")
+            raise RollbackError(f"`{edited.name}` reads back with another structure than `{original.path}`")
         if before.keys in wanted:
             if not _stored_as(wanted[before.keys], after.value):
                 raise RollbackError(f"`{edited.name}`: {before.keys} reads back as {after.value!r}")

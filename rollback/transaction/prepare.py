@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ def prepare_rollback(
     intent: str,
     workspace: Path,
     store: ObjectStore,
-    check_twin: Callable[[Path], None],
     disk: Disk,
 ) -> Prepared:
     attributes = {"root": Attributes.of(change.root).to_json(), "parent": Attributes.of(change.parent).to_json()}
@@ -50,7 +49,6 @@ def prepare_rollback(
         twin = workspace / "twin" / change.entry
         disk.make_directory(twin.parent)
         files = build_twin(disk, source, twin, change.writers)
-        check_twin(twin)
     moves: list[Move] = []
     if source != place or change.writers:
         moves += _install(change.root, twin, place, source, abandoned_dir if displaced else None, workspace, disk)

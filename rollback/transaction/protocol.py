@@ -65,7 +65,6 @@ def apply_change(
     *,
     objects_dir: Path,
     record: Record,
-    check_twin: Callable[[Path], None] = lambda _: None,
     disk: Disk = REAL_DISK,
 ) -> Receipt:
     """Bring `change` about. `record` journals an entry durably and returns its id.
@@ -80,7 +79,7 @@ def apply_change(
     intent = record("rollback.intent", intent_data | dict(change.facts))
 
     def prepare(workspace: Path) -> Prepared:
-        return prepare_rollback(change, intent, workspace, store, check_twin, disk)
+        return prepare_rollback(change, intent, workspace, store, disk)
 
     return _carry_out(intent, "rollback", _Traces.of(intent, intent_data), prepare, record, disk)
 
