@@ -1,7 +1,7 @@
-"""What a study's journal says has happened, and from it what to launch next. Pure: entries in, launches out.
+"""The state of a study from its journal, and what to launch next. Pure: entries in, launches out.
 
-Killing the runner anywhere loses at most launches under way: a leg counts when its `experiment.leg` entry is there, and
-the first such entry of a leg is the only one that counts.
+A leg is done when its `experiment.leg` entry is in the journal; only the first such entry of a leg counts. So a killed
+runner loses at most the launches that were running.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from chronicle.journal import Entry
+from chronicle.journal.events import StudyLeg, StudyRegistered, StudyRetry, StudyStop, read
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.files import LegResult
 
@@ -26,17 +27,10 @@ __all__ = [
     "read_history",
 ]
 
-REGISTER = "experiment.register"
-LAUNCH = "experiment.launch"
-LEG = "experiment.leg"
-STOP = "experiment.stop"
-RETRY = "experiment.retry"
-REPORT = "experiment.report"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """One leg that counts: its result, the launch of its run that made it, the guard's verdict on that launch."""
+    """A finished leg: its result, the number of its launch, and the guard's verdict on that launch."""
 
     result: LegResult
     launch: int
@@ -45,7 +39,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyHistory:
-    """Legs done by run, and runs that were stopped with their reason."""
+    """The registered plan, the finished legs by run, and the reasons of stopped runs."""
 
     plan_hash: str | None = None
     plan: Mapping[str, Any] | None = None
@@ -53,7 +47,7 @@ class StudyHistory:
     stopped: Mapping[str, str] = field(default_factory=dict)
 
     def is_complete(self, run: StudyRun) -> bool:
-        """Whether every leg of the run counts."""
+        """Whether every leg of the run is finished."""
         return len(self.done.get(run.name, ())) == len(run.legs)
 
 
@@ -65,24 +59,22 @@ class NextLaunch(NamedTuple):
 
 
 def read_history(entries: Iterable[Entry]) -> StudyHistory:
-    """Fold the study's journal, in its order."""
+    """Return the state of a study from the entries of its journal."""
     plan_hash: str | None = None
     plan: Mapping[str, Any] | None = None
     done: dict[str, dict[int, Finished]] = {}
     stopped: dict[str, str] = {}
     for entry in entries:
-        data = entry.data
-        if entry.kind == REGISTER and plan_hash is None:
-            plan_hash, plan = str(data["plan_hash"]), data["plan"]
-        elif entry.kind == LEG:
-            finished = Finished(
-                result=LegResult.from_json(data["result"]), launch=int(data["launch"]), guard=data.get("guard")
-            )
-            done.setdefault(str(data["run"]), {}).setdefault(int(data["leg"]), finished)
-        elif entry.kind == STOP:
-            stopped.setdefault(str(data["run"]), str(data["reason"]))
-        elif entry.kind == RETRY:
-            stopped.pop(str(data["run"]), None)
+        match read(entry):
+            case StudyRegistered() as registered if plan_hash is None:
+                plan_hash, plan = registered.plan_hash, registered.plan
+            case StudyLeg(leg=int(number), launch=int(launch)) as leg:
+                finished = Finished(result=LegResult.from_json(leg.result), launch=launch, guard=leg.guard)
+                done.setdefault(leg.run, {}).setdefault(number, finished)
+            case StudyStop() as stop:
+                stopped.setdefault(stop.run, stop.reason)
+            case StudyRetry() as retry:
+                stopped.pop(retry.run, None)
     in_order = {run: tuple(_unbroken(legs)) for run, legs in done.items()}
     return StudyHistory(plan_hash=plan_hash, plan=plan, done=in_order, stopped=stopped)
 
@@ -117,21 +109,21 @@ def list_ready(plan: StudyPlan, history: StudyHistory, running: Collection[str] 
 
 
 def count_updates(plan: StudyPlan, history: StudyHistory) -> int:
-    """Updates of the legs that count."""
+    """Return the updates of all finished legs."""
     return sum(
         run.legs[number].num_updates for run in plan.runs for number in range(len(history.done.get(run.name, ())))
     )
 
 
 class StudyProgress:
-    """Speaks one line per finished launch. The rate is that of this session, not of an earlier one."""
+    """Progress lines, one per finished launch, with the remaining time at the rate of this session."""
 
     def __init__(self, plan: StudyPlan, clock: Callable[[], float]) -> None:
         self._plan, self._clock = plan, clock
         self._began, self._at_begin = clock(), -1
 
     def tell(self, launch: NextLaunch, history: StudyHistory) -> str:
-        """One line for the terminal."""
+        """Return the progress line after a launch."""
         run, leg = launch
         done = count_updates(self._plan, history)
         if self._at_begin < 0:

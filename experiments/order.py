@@ -30,7 +30,6 @@ __all__ = [
     "DataShape",
     "Windows",
     "cut_slice",
-    "cut_slice_like_sed",
     "cut_windows",
     "leg_order",
     "read_shape",
@@ -248,7 +247,6 @@ def _fill(counts: Ids, streams: Sequence[Iterator[int]]) -> Ids:
 
 # --- Slices by line numbers, as the seed cut them
 
-T = TypeVar("T")
 Lines = TypeVar("Lines", bound=Any)  # a list, or an array whose rows are lines
 
 
@@ -262,11 +260,6 @@ def cut_slice(lines: Lines, number: int, size: int) -> Lines:
         )
     part: Lines = lines[first : first + size]
     return part
-
-
-def cut_slice_like_sed(lines: Sequence[T], first: int, more: int) -> Sequence[T]:
-    """What `sed -n 'FIRST,+MOREp'` prints: line FIRST (from 1) and the next MORE lines, silently fewer at the end."""
-    return lines[first - 1 : first + more]
 
 
 # --- The text in windows

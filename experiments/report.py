@@ -1,6 +1,7 @@
-"""The report of a study: refused where its own controls failed, else verdicts in words, plots, tables, one journal entry.
+"""Writes the report of a study: verdicts in words, plots, tables, and one journal entry.
 
-Deterministic: no clock and no dice; the same journals give the same bytes, and the entry holds their hashes.
+A study whose own controls failed gets no report. Deterministic: the same journals give the same bytes, and the entry
+holds their hashes.
 """
 
 from __future__ import annotations
@@ -15,25 +16,21 @@ from typing import Any
 import numpy as np
 
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import StudyReport, events_of
 from chronicle.journal.objects import store_file
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger
-from experiments.history import REPORT
 from experiments.order import read_shape
 from experiments.outcomes import StudyData, outcome_of, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
 from experiments.tables import (
     Block,
-    Figure,
-    Heading,
-    Paragraph,
     ReportTable,
     build_panel,
     contrast_table,
     format_csv,
-    format_html,
     format_markdown,
     ledger_table,
     list_arms,
@@ -63,7 +60,7 @@ GAIN_SHOWN = 0.05  # bits per byte: below that the start checkpoint cannot do th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Where the report lies, in words and as data."""
+    """The report as printed text and as data."""
 
     text: str
     data: Mapping[str, Any]
@@ -99,17 +96,16 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
 def _write(
     data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], blocks: Sequence[Block], directory: Path
 ) -> tuple[dict[str, Any], list[Path]]:
-    """All files of the report; returns the summary and what was written."""
+    """Write all files of the report; return the summary and the written paths."""
     directory.mkdir(parents=True, exist_ok=True)
     plots = draw_plots(data, judged, ledgers, directory)
     tables = [block for block in blocks if isinstance(block, ReportTable)]
     for table in tables:
         (directory / f"{table.name}.csv").write_text(format_csv(table), encoding="utf-8")
     (directory / "report.md").write_text(format_markdown(blocks), encoding="utf-8")
-    (directory / "report.html").write_text(format_html(blocks, directory), encoding="utf-8")
     summary = write_numbers(data, judged, directory)
     names = [f"{name}.{kind}" for name in plots for kind in ("png", "csv")] + [f"{table.name}.csv" for table in tables]
-    names += ["report.md", "report.html", "summary.json", "plan.json", "panel.json"]
+    names += ["report.md", "summary.json", "plan.json", "panel.json"]
     return summary, [directory / name for name in names]
 
 
@@ -118,23 +114,22 @@ def _blocks(
     ledgers: Sequence[Ledger], digests: Mapping[str, str],
 ) -> Iterator[Block]:  # fmt: skip
     study, profile = data.plan.study, data.plan.profile
-    yield Heading(text=f"{study.title} Study {study.name}, profile {profile.name}", level=1)
-    yield Paragraph(text=_what(data))
-    yield Heading(text="Answers")
+    yield f"# {study.title} Study {study.name}, profile {profile.name}"
+    yield _what(data)
+    yield "## Answers"
     for question, said in told:
-        yield Paragraph(text=f"**{question}** {said}")
+        yield f"**{question}** {said}"
     yield from _exactness(data)
-    yield Heading(text="Every contrast in words", level=3)
-    yield Paragraph(text=describe_errors(study, judged))
+    yield "### Every contrast in words"
+    yield describe_errors(study, judged)
     for one in judged:
-        yield Paragraph(text=answer(one, study.margin_bpb, study.alpha))
+        yield answer(one, study.margin_bpb, study.alpha)
     yield _figure("contrasts")
     yield contrast_table(judged)
-    yield Heading(text="What it does not show")
-    for line in limits(data):
-        yield Paragraph(text=line)
-    yield Heading(text="Controls")
-    yield Paragraph(text="All of them held; had one failed there would be no report.")
+    yield "## What it does not show"
+    yield from limits(data)
+    yield "## Controls"
+    yield "All of them held; had one failed there would be no report."
     yield ReportTable(
         name="controls",
         header=("control", "what", "found"),
@@ -142,32 +137,32 @@ def _blocks(
         show=12,
     )
     yield _figure("same-until-treated")
-    yield Heading(text="Right after a restart")
-    yield Paragraph(text="Excess loss over the reference, in bits per byte. On identical batches one seed is "
-                         "enough to see it; where "
-                         "the order changed, the difference to the reference's local mean contains the noise of "
-                         "the batches.")  # fmt: skip
+    yield "## Right after a restart"
+    yield ("Excess loss over the reference, in bits per byte. On identical batches one seed is "
+           "enough to see it; where "
+           "the order changed, the difference to the reference's local mean contains the noise of "
+           "the batches.")  # fmt: skip
     yield _figure("transients")
     yield from transient_tables(data)
-    yield Heading(text="Along the run")
+    yield "## Along the run"
     for name in ("losses", "differences", "ratios"):
         yield _figure(name)
-    yield Heading(text="Outcomes")
+    yield "## Outcomes"
     yield outcome_table(data)
     yield secondary_table(data)
     yield from _few_shot(data)
-    yield Heading(text="Ledger")
-    yield Paragraph(text="Counted from the plan, and proved by the logged digest of every batch. The guard's "
-                         "word is per launch: "
-                         "`warned` where state was lost on purpose and the guard noticed.")  # fmt: skip
+    yield "## Ledger"
+    yield ("Counted from the plan, and proved by the logged digest of every batch. The guard's "
+           "word is per launch: "
+           "`warned` where state was lost on purpose and the guard noticed.")  # fmt: skip
     yield _figure("ledger")
     yield ledger_table(ledgers)
-    yield Heading(text="Provenance")
+    yield "## Provenance"
     start = data.start.result.weights if data.start else "none"
     sources = ", ".join(f"`{name}` {digest}" for name, digest in digests.items())
-    yield Paragraph(text=f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of "
-                         f"its weights) {start}; "
-                         f"sources (sha256): {sources}.")  # fmt: skip
+    yield (f"Plan {data.plan.plan_hash}; definition {study.digest}; common checkpoint (sha256 of "
+           f"its weights) {start}; "
+           f"sources (sha256): {sources}.")  # fmt: skip
 
 
 def _what(data: StudyData) -> str:
@@ -182,37 +177,35 @@ def _what(data: StudyData) -> str:
     )
 
 
-def _exactness(data: StudyData) -> Iterator[Paragraph]:
+def _exactness(data: StudyData) -> Iterator[str]:
     if data.plan.study.gate:
         one, other = data.plan.study.gate
         restarts = max(len(run.restarts) for run in data.of_arm(other))
-        yield Paragraph(text=f"**And a restart that loses nothing?** No effect at all: after {restarts} of them {other} is "
-                             f"{one} to the last bit.")  # fmt: skip
+        yield (f"**And a restart that loses nothing?** No effect at all: after {restarts} of them {other} is "
+               f"{one} to the last bit.")  # fmt: skip
 
 
-def _figure(name: str) -> Figure:
-    return Figure(name=name, caption=PLOTS[name])
+def _figure(name: str) -> str:
+    return f"![{PLOTS[name]}]({name}.png)\n\n{PLOTS[name]} Numbers: [{name}.csv]({name}.csv)."
 
 
 def _few_shot(data: StudyData) -> Iterator[Block]:
-    yield Heading(text="k-shot analogue", level=3)
+    yield "### k-shot analogue"
     final = data.start.result.final if data.start else {}
     for task, keys in (("copy", ("copy/0", "copy/2", "copy/4")), ("recall", ("recall/0", "recall/1"))):
         if not all(key in final for key in keys):
-            yield Paragraph(text=f"{task}: windows of {data.plan.profile.window_bytes} bytes are too short for it.")
+            yield f"{task}: windows of {data.plan.profile.window_bytes} bytes are too short for it."
             continue
         gain = final[keys[0]] - final[keys[-1]]
         told = ", ".join(f"{key} {final[key]:.3f}" for key in keys)
         if gain <= GAIN_SHOWN:
-            yield Paragraph(text=f"{task}: **not measurable at this size**. The positive control fails: at the "
-                                 f"common checkpoint the "
-                                 f"gain is {gain:+.3f} bits per byte ({told}), at or below {GAIN_SHOWN}.")  # fmt: skip
+            yield (f"{task}: **not measurable at this size**. The positive control fails: at the "
+                   f"common checkpoint the "
+                   f"gain is {gain:+.3f} bits per byte ({told}), at or below {GAIN_SHOWN}.")  # fmt: skip
         else:
             means = ", ".join(f"{arm} {np.mean([outcome_of(run, f'{task}-gain') for run in data.of_arm(arm)]):+.3f}"
                               for arm in data.arms)  # fmt: skip
-            yield Paragraph(
-                text=f"{task}: the common checkpoint gains {gain:+.3f} bits per byte ({told}); at the end, by arm: {means}."
-            )
+            yield f"{task}: the common checkpoint gains {gain:+.3f} bits per byte ({told}); at the end, by arm: {means}."
 
 
 # --- Files and journal entry of a report
@@ -236,20 +229,21 @@ def write_numbers(data: StudyData, judged: Sequence[Judged], directory: Path) ->
 def record_report(
     paths: StudyPaths, data: StudyData, judged: Sequence[Judged], told: Sequence[tuple[str, str]], written: Sequence[Path]
 ) -> str:
-    """Journal one entry for this report (docs/studies.md), returns its id; the same report again is not written again."""
+    """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(written)}
-    for entry in read_journal(paths.journal).of_kind(REPORT):
-        if dict(entry.data.get("files", {})) == files:
+    for entry, report in events_of(read_journal(paths.journal).entries, StudyReport):
+        if dict(report.files) == files:
             return entry.id
     verdicts = {one.name: str(one.verdict) for one in judged}
-    record = {"plan_hash": data.plan.plan_hash, "study": data.plan.study.name, "profile": data.plan.profile.name,
-              "checkpoint": data.start.result.weights if data.start else None,
-              "seeds": sorted({seed for _, seed in data.runs}), "verdicts": verdicts, "stopped": dict(data.stopped),
-              "arms": list_arms(data), "questions": [{"q": question, "answer": answer} for question, answer in told],
-              "evidence": [*_attach(paths, written)], "files": files}  # fmt: skip
+    report = StudyReport(
+        plan_hash=data.plan.plan_hash, study=data.plan.study.name, profile=data.plan.profile.name,
+        checkpoint=data.start.result.weights if data.start else None,
+        seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts, stopped=dict(data.stopped),
+        arms=tuple(list_arms(data)), questions=tuple({"q": question, "answer": answer} for question, answer in told),
+        evidence=tuple(_attach(paths, written)), files=files)  # fmt: skip
     settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     with JournalWriter(paths.journal) as writer:
-        return writer.append(REPORT, title=f"{data.plan.study.title} {settled}"[:200], data=record).id
+        return writer.write(report, title=f"{data.plan.study.title} {settled}"[:200]).id
 
 
 def _attach(paths: StudyPaths, written: Sequence[Path]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Carry out a study: register, then launch what the journal says is next until nothing is left. Killable at any point.
+"""Runs a study: registers its plan, then launches what is next until nothing is left. It can be killed at any time.
 
-    register ── ready? ── launch ── ended 0 ── experiment.leg
-                                └── otherwise ── experiment.stop (this run, with its reason; the others go on)
+    register ── ready? ── launch ── exit code 0 ── experiment.leg
+                                └── otherwise ──── experiment.stop (ends this run with its reason; the others go on)
 
-Decisions are `history`'s, processes `launching`'s; this file only keeps the slots filled and the journal written.
+`history.py` decides what is next. This file starts and watches the processes, and writes the study's journal.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from typing import Protocol
 from bit_transformer.training.resume import checkpoint_path
 from chronicle.cli.options import ExitCode
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import (
+    GuardVerdict,
+    LaunchStart,
+    StudyLaunch,
+    StudyLeg,
+    StudyRegistered,
+    StudyRetry,
+    StudyStop,
+    events_of,
+)
 from chronicle.launch.containment import die_with_parent
 from chronicle.launch.orphans import find_alive, list_launches
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import LEG_RESULT, StudyPaths, read_result
-from experiments.history import (
-    LAUNCH,
-    LEG,
-    REGISTER,
-    RETRY,
-    STOP,
-    Finished,
-    NextLaunch,
-    StudyHistory,
-    StudyProgress,
-    list_ready,
-    read_history,
-)
+from experiments.history import Finished, NextLaunch, StudyHistory, StudyProgress, list_ready, read_history
 from rollback.disk.durable import write_atomic
 
 __all__ = [
@@ -53,7 +51,7 @@ __all__ = [
 ]
 
 POLL_SECONDS = 0.1
-BUSY_SECONDS = 60.0  # a launch of a killed runner gets its signal, saves nothing, and is gone within its grace
+BUSY_SECONDS = 60.0  # the launches of a killed runner get its signal and end within their grace period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class StudyOutcome:
 
 
 def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) -> None:
-    """Write the plan into the journal before anything is launched; the same plan again changes nothing.
+    """Write the plan into the journal before the first launch; registering the same plan again changes nothing.
 
     Raises `NotRegistered` where this study's journal registered another plan: a margin or an arm may not change after
     the first result.
@@ -75,25 +73,26 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
     if history.plan_hash is None:
         _write_plan(paths, plan)
         study = plan.study
-        data = {"study": study.name, "profile": plan.profile.name, "seeds": plan.profile.seeds, "arms": list(plan.arm_names),
-                "primary": study.primary, "margin_bpb": study.margin_bpb, "alpha": study.alpha,
-                "contrasts": [[c.name, c.plus, c.minus, c.family] for c in study.contrasts],
-                "study_digest": study.digest, "plan_hash": plan.plan_hash, "plan": plan.to_json()}  # fmt: skip
+        registered = StudyRegistered(
+            study=study.name, profile=plan.profile.name, seeds=plan.profile.seeds, arms=plan.arm_names,
+            primary=study.primary, margin_bpb=study.margin_bpb, alpha=study.alpha,
+            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts),
+            study_digest=study.digest, plan_hash=plan.plan_hash, plan=plan.to_json())  # fmt: skip
         title = (
             f"study {study.name}, profile {plan.profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
         )
-        writer.append(REGISTER, title=title, data=data)
+        writer.write(registered, title=title)
     elif history.plan_hash != plan.plan_hash:
         raise NotRegistered(
             f"`{paths.study_dir}` registered plan {history.plan_hash[:12]}, this is plan {plan.plan_hash[:12]}",
-            "give the changed study another --name: what was registered does not change after the first launch",
+            "give the changed study another --name: a registered plan cannot change",
         )
     elif not paths.plan_path.is_file():
         _write_plan(paths, plan)
 
 
 def read_registered(paths: StudyPaths) -> tuple[StudyPlan, StudyHistory]:
-    """The registered plan and what has happened; raises `NotRegistered`."""
+    """Return the registered plan and the state of the study. Raises `NotRegistered`."""
     history = read_history(read_journal(paths.journal).entries)
     if history.plan is None:
         raise NotRegistered(
@@ -114,7 +113,7 @@ def run_study(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StudyOutcome:
-    """Register and run until nothing is left to launch. On any exception the launches under way are ended first."""
+    """Register the plan and run launches until none is left. On an exception the running launches are ended first."""
     with JournalWriter(paths.journal) as writer:
         register_study(paths, plan, writer)
         keeper = _Keeper(plan, paths, launcher, writer, frozenset(only), say, StudyProgress(plan, clock))
@@ -128,7 +127,7 @@ def run_study(
 
 
 class _Keeper:
-    """Keeps `jobs` launches under way."""
+    """Keeps up to `jobs` launches running and journals their results."""
 
     def __init__(
         self, plan: StudyPlan, paths: StudyPaths, launcher: Launcher, writer: JournalWriter, only: frozenset[str],
@@ -155,7 +154,7 @@ class _Keeper:
 
     def retry_stopped(self) -> None:
         for name in self._history().stopped:
-            self._writer.append(RETRY, title=f"{name} is tried again", data={"run": name})
+            self._writer.write(StudyRetry(run=name), title=f"{name} is tried again")
 
     def stop_all(self) -> None:
         for _, running in self._running.values():
@@ -172,7 +171,7 @@ class _Keeper:
         return read_history(read_journal(self._paths.journal).entries)
 
     def _fill(self, jobs: int) -> set[str]:
-        """Start what may start; returns runs that are ready but still have a launch of another runner alive."""
+        """Start the launches that may start; return the runs whose launch by another runner is still alive."""
         history = self._history()
         refused: set[str] = set()
         busy: set[str] = set()
@@ -189,15 +188,15 @@ class _Keeper:
 
     def _say_busy(self, busy: Collection[str]) -> None:
         for name in sorted(busy):
-            self._say(f"{name}: a launch of it is alive here, started by another runner; left to that one")
+            self._say(f"{name}: skipped, another runner has a live launch of it on this host")
 
     def _wanted(self, run: StudyRun) -> bool:
         return not self._only or run.name in self._only
 
     def _start(self, launch: NextLaunch) -> bool:
         run, leg = launch
-        where = {"run": run.name, "arm": run.arm, "seed": run.seed, "leg": leg.number}
-        self._writer.append(LAUNCH, title=f"{run.name}, launch {leg.number} of {len(run.legs)}", data=where)
+        started = StudyLaunch(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number)
+        self._writer.write(started, title=f"{run.name}, launch {leg.number} of {len(run.legs)}")
         try:
             self._running[run.name] = (launch, self._launcher.start(self._plan, run, leg))
         except (OSError, StudyError) as problem:
@@ -208,7 +207,7 @@ class _Keeper:
 
     def _record(self, launch: NextLaunch, running: Running, code: int) -> None:
         if code == ExitCode.CANNOT_START and not self._launcher.is_free(launch.run):
-            return  # another runner's launch of this run came first: left to that one, and no reason to stop the run
+            return  # another runner launched this run first; the run is not stopped
         if code != 0:
             self._stop(launch, running.explain(code))
             return
@@ -219,15 +218,15 @@ class _Keeper:
 
     def _done(self, launch: NextLaunch, finished: Finished) -> None:
         run, leg = launch
-        data = {"run": run.name, "arm": run.arm, "seed": run.seed, "leg": leg.number, "launch": finished.launch,
-                "guard": finished.guard, "result": finished.result.to_json()}  # fmt: skip
-        self._writer.append(LEG, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done", data=data)
+        done = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
+                        guard=finished.guard, result=finished.result.to_json())  # fmt: skip
+        self._writer.write(done, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
         self._say(self._progress.tell(launch, self._history()))
 
     def _stop(self, launch: NextLaunch, reason: str) -> None:
         run, leg = launch
-        data = {"run": run.name, "arm": run.arm, "seed": run.seed, "leg": leg.number, "reason": reason}
-        self._writer.append(STOP, title=f"{run.name} is stopped: {reason}", data=data)
+        stopped = StudyStop(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, reason=reason)
+        self._writer.write(stopped, title=f"{run.name} is stopped: {reason}")
         self._say(f"{run.name}: stopped at launch {leg.number} of {len(run.legs)}: {reason}")
 
 
@@ -244,29 +243,29 @@ INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICL
 
 
 class Running(Protocol):
-    """A launch under way."""
+    """A running launch."""
 
     def poll(self) -> int | None:
-        """Exit code once it has ended (negative or 128+n: a signal)."""
+        """Return the exit code, None while it runs; negative or 128 + n means a signal."""
 
     def finish(self) -> Finished:
-        """The result of a launch that ended with 0; raises `StudyError` where it left none."""
+        """Return the result of a launch that ended with 0. Raises `StudyError` where it left none."""
 
     def explain(self, code: int) -> str:
-        """Why a launch ended with another code."""
+        """Return in words why a launch ended with a code other than 0."""
 
     def stop(self) -> None:
-        """End it and wait."""
+        """End the launch and wait for it."""
 
 
 class Launcher(Protocol):
-    """Starts launches; raises `OSError` or `StudyError` when one cannot be started."""
+    """Starts launches; tests put a fake here."""
 
     def is_free(self, run: StudyRun) -> bool:
-        """Whether nothing of an earlier launch of this run is alive here."""
+        """Whether no process of an earlier launch of this run is alive on this host."""
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
-        """Start one."""
+        """Start one launch. Raises `OSError` or `StudyError` where that fails."""
 
 
 @dataclass(slots=True)
@@ -277,16 +276,16 @@ class ChronicleLauncher:
     environ: Mapping[str, str]
 
     def is_free(self, run: StudyRun) -> bool:
-        """Whether nothing of this run is alive: a runner that was killed leaves launches that are just ending."""
+        """Whether no process of this run is alive; the launches of a killed runner may still be ending."""
         paths = self.paths.run(run.name)
         return not find_alive(paths, list_launches(read_journal(paths).entries))
 
     def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
-        """Start one launch; its output goes to a file of the study."""
+        """Start one launch, after a rollback where the leg goes back. Its output goes to a file of the study."""
         output = self.paths.output_path(run.name, leg.number)
         output.parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
-        environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches: the study has its own report
+        environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
         environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         if leg.first < (run.legs[leg.number - 2].last if leg.number > 1 else leg.first):
             self._roll_back(plan, run, leg, environ, output)
@@ -297,7 +296,7 @@ class ChronicleLauncher:
         return _Process(process, self.paths, run, leg, plan.plan_hash, output)
 
     def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
-        """The whole command line."""
+        """Return the command line of a launch."""
         trainer = [sys.executable, "-m", "experiments.trainer", "--plan", str(self.paths.plan_path.resolve()),
                    "--run", run.name, "--leg", str(leg.number)]  # fmt: skip
         resume = resume_path(plan, run, leg, self.paths)
@@ -336,8 +335,8 @@ class _Process:
     def finish(self) -> Finished:
         run_paths = self.paths.run(self.run.name)
         entries = read_journal(run_paths).entries
-        own = (e for e in entries if e.kind == "launch.start" and e.data.get("pid") == self.process.pid)
-        launch = max((entry.launch for entry in own if entry.launch is not None), default=None)
+        own = (entry.launch for entry, start in events_of(entries, LaunchStart) if start.pid == self.process.pid)
+        launch = max((number for number in own if number is not None), default=None)
         if launch is None:
             raise StudyError(f"run `{self.run.name}` has no launch in its journal")
         result = read_result(run_paths.launch_dir(launch) / LEG_RESULT)
@@ -345,8 +344,7 @@ class _Process:
             raise StudyError(
                 f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
             )
-        verdicts = [entry.data for entry in entries if entry.kind == "guard.verdict" and entry.launch == launch]
-        words = {str(data.get("verdict")) for data in verdicts}
+        words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == launch}
         guard = next((word for word in ("refused", "warned", "passed") if word in words), None)
         return Finished(result=result, launch=launch, guard=guard)
 
@@ -372,7 +370,7 @@ class _Process:
 
 
 def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> Path | None:
-    """The checkpoint a leg loads: the start's for a first leg, the run's own for the others."""
+    """Return the checkpoint that a leg loads: the common one for a first leg, else the run's own."""
     if run.arm == START:
         return None
     owner = START if leg.number == 1 else run.name
@@ -380,7 +378,7 @@ def resume_path(plan: StudyPlan, run: StudyRun, leg: Leg, paths: StudyPaths) -> 
 
 
 def chronicle_command() -> list[str]:
-    """The command line of this installation, whatever is on the PATH."""
+    """Return the command that runs chronicle from this installation, independent of PATH."""
     return [sys.executable, "-m", "chronicle.cli.main"]
 
 

@@ -1,13 +1,10 @@
-"""The tables and curves of a study's report, and their rendering as Markdown, CSV and HTML."""
+"""The tables and curves of a study's report, and their form as Markdown and CSV. Pure."""
 
 from __future__ import annotations
 
-import base64
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,14 +16,10 @@ from experiments.verdicts import PRIMARY, Judged, format_bpb, paired_differences
 
 __all__ = [
     "Block",
-    "Figure",
-    "Heading",
-    "Paragraph",
     "ReportTable",
     "build_panel",
     "contrast_table",
     "format_csv",
-    "format_html",
     "format_markdown",
     "ledger_table",
     "list_arms",
@@ -229,31 +222,12 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
-# --- Blocks of a report, as Markdown and HTML
-
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}
-table{border-collapse:collapse;font-size:.85rem;margin:1rem 0;display:block;overflow-x:auto}
-td,th{border:1px solid #c9d1d9;padding:.25rem .5rem;text-align:left}img{max-width:100%}"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
-    """A title; level 1 is the report's."""
-
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
-    """Plain sentences; `**` marks what is strong."""
-
-    text: str
+# --- Markdown and CSV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """Rows of text under a header; `name` is the CSV's, which holds all rows even where the page shows fewer."""
+    """Rows of text under a header. The CSV `name` holds all rows; the page shows the first `show` (None: all)."""
 
     name: str
     header: tuple[str, ...]
@@ -261,72 +235,31 @@ class ReportTable:
     show: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A picture `<name>.png` with its numbers in `<name>.csv`."""
-
-    name: str
-    caption: str
-
-
-Block: TypeAlias = Heading | Paragraph | ReportTable | Figure
+Block: TypeAlias = str | ReportTable  # a paragraph or heading in Markdown, or a table
 
 
 def format_markdown(blocks: Sequence[Block]) -> str:
-    """The report for a repository; pictures and CSV lie beside it."""
-    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+    """Return the report as Markdown; plots and CSV files lie beside it."""
+    return "\n\n".join(block if isinstance(block, str) else _markdown(block) for block in blocks) + "\n"
 
 
-def _markdown(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"{'#' * block.level} {block.text}"
-    if isinstance(block, Paragraph):
-        return block.text
-    if isinstance(block, Figure):
-        return f"![{block.caption}]({block.name}.png)\n\n{block.caption} Numbers: [{block.name}.csv]({block.name}.csv)."
-    if not block.rows:
+def _markdown(table: ReportTable) -> str:
+    if not table.rows:
         return "(none)"
-    if block.show == 0:
-        return f"All numbers: [{block.name}.csv]({block.name}.csv)."
-    shown = block.rows[: block.show]
-    lines = [block.header, tuple("---" for _ in block.header), *shown]
+    link = f"All numbers: [{table.name}.csv]({table.name}.csv)"
+    if table.show == 0:
+        return f"{link}."
+    shown = table.rows[: table.show]
+    lines = [table.header, tuple("---" for _ in table.header), *shown]
     text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
-    more = f" ({len(block.rows) - len(shown)} more rows there)" if len(shown) < len(block.rows) else ""
-    return f"{text}\n\nAll numbers: [{block.name}.csv]({block.name}.csv){more}."
+    more = f" ({len(table.rows) - len(shown)} more rows there)" if len(shown) < len(table.rows) else ""
+    return f"{text}\n\n{link}{more}."
 
 
 def format_csv(table: ReportTable) -> str:
-    """All rows of a table."""
+    """Return all rows of a table as CSV."""
     return "\n".join(",".join(_quote(cell) for cell in row) for row in (table.header, *table.rows)) + "\n"
 
 
 def _quote(cell: str) -> str:
     return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"\n') else cell
-
-
-def format_html(blocks: Sequence[Block], directory: Path) -> str:
-    """One self-contained page; pictures are read from `directory` and embedded."""
-    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
-    body = "\n".join(_html(block, directory) for block in blocks)
-    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-            f"<style>{STYLE}</style>\n{body}\n</html>\n")  # fmt: skip
-
-
-def _html(block: Block, directory: Path) -> str:
-    if isinstance(block, Heading):
-        return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
-    if isinstance(block, Paragraph):
-        parts = html.escape(block.text).split("**")
-        text = "".join(part if number % 2 == 0 else f"<b>{part}</b>" for number, part in enumerate(parts))
-        return "\n".join(f"<p>{one}</p>" for one in text.split("\n\n"))
-    if isinstance(block, Figure):
-        picture = base64.b64encode((directory / f"{block.name}.png").read_bytes()).decode()
-        caption = html.escape(block.caption)
-        return f'<figure><img alt="{caption}" src="data:image/png;base64,{picture}"><figcaption>{caption}</figcaption></figure>'
-    if block.show == 0:
-        return ""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in block.header)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in block.rows[: block.show]
-    )
-    return f"<table><tr>{head}</tr>\n{rows}</table>"

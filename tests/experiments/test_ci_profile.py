@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
+from chronicle.journal.events import Kind
 from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
 from experiments.files import StudyPaths
-from experiments.history import LEG, list_ready, read_history
+from experiments.history import list_ready, read_history
 from experiments.outcomes import read_study
 from experiments.report import build_report
 from experiments.runner import ChronicleLauncher, read_registered, resume_path, run_study
@@ -67,7 +68,7 @@ def test_the_report_passes_its_own_gates_and_is_not_empty(paths: StudyPaths, tmp
 @pytest.mark.sample
 def test_the_killed_runner_left_nothing_counted_twice(paths: StudyPaths) -> None:
     plan, history = read_registered(paths)
-    done = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(LEG)]
+    done = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG)]
     assert len(done) == len(set(done)) == plan.num_launches == 17
     assert not list(list_ready(plan, history))
 

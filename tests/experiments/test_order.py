@@ -3,6 +3,7 @@
 import random
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from experiments.errors import NoData
 from experiments.order import (
     DataShape,
     cut_slice,
-    cut_slice_like_sed,
     leg_order,
     shuffle_through_buffer,
     slice_samples,
@@ -45,10 +45,15 @@ def samples(batches: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(pair) for pair in batches.reshape(-1, 2).tolist()]
 
 
+def cut_like_sed(lines: Sequence[int], first: int, more: int) -> Sequence[int]:
+    """The output of `sed -n 'FIRST,+MOREp'`: line FIRST (from 1) and the next MORE lines, fewer at the end."""
+    return lines[first - 1 : first + more]
+
+
 def test_the_seeds_sed_takes_3841_lines_and_overlaps_by_one() -> None:
     """`sed -n '1,+3840p'` and `sed -n '3841,+3840p'` share line 3841; ours take 3,840 and share none."""
     lines = list(range(1, 15_361))
-    first, second = cut_slice_like_sed(lines, 1, 3840), cut_slice_like_sed(lines, 3841, 3840)
+    first, second = cut_like_sed(lines, 1, 3840), cut_like_sed(lines, 3841, 3840)
     assert (len(first), len(second), set(first) & set(second)) == (3841, 3841, {3841})
     exact = [cut_slice(lines, number, 3840) for number in (1, 2, 3, 4)]
     assert [len(part) for part in exact] == [3840] * 4
@@ -60,7 +65,7 @@ def test_the_real_sed_does_the_same(tmp_path) -> None:  # type: ignore[no-untype
     path = tmp_path / "cm4-merged.random.txt"
     path.write_text("".join(f"{line}\n" for line in range(1, 15_361)))
     printed = subprocess.run(["sed", "-n", "3841,+3840p", str(path)], capture_output=True, text=True, check=True).stdout
-    assert [int(line) for line in printed.split()] == list(cut_slice_like_sed(range(1, 15_361), 3841, 3840))
+    assert [int(line) for line in printed.split()] == list(cut_like_sed(range(1, 15_361), 3841, 3840))
 
 
 def test_a_slice_beyond_the_list_is_no_data() -> None:

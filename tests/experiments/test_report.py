@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from chronicle.journal import read_journal
+from chronicle.journal.events import Kind
 from chronicle.journal.objects import object_path
 from chronicle.report.study_panels import contrast_reach
 from experiments.definition import Study, find_study
@@ -17,7 +18,6 @@ from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import check_gates, count_ledger, find_treatment
-from experiments.history import REPORT
 from experiments.order import read_shape
 from experiments.outcomes import bounce, find_transients, read_study
 from experiments.report import build_report
@@ -110,10 +110,9 @@ def test_verdicts_find_what_was_planted(plan: StudyPlan, finished: StudyPaths) -
     """+0.1 by repetition is a difference, +0.001 by restarts is equivalent, noise of 0.05 between orders settles nothing."""
     data = read_study(*read_registered(finished), finished)
     verdicts = {one.name: one for one in (*judge_contrasts(data), *judge_factorial(data))}
-    expected = {"repetition": EffectVerdict.DIFFERENCE, "restart": EffectVerdict.EQUIVALENT, "order": EffectVerdict.INCONCLUSIVE,
-                "b-vs-c": EffectVerdict.DIFFERENCE, "restart-on-repeated": EffectVerdict.EQUIVALENT, "lost-moments": EffectVerdict.NOT_TESTED,
-                "repetition, main effect": EffectVerdict.DIFFERENCE, "restart, main effect": EffectVerdict.EQUIVALENT,
-                "interaction": EffectVerdict.EQUIVALENT}  # fmt: skip
+    expected = {"repetition": "difference", "restart": "equivalent", "order": "inconclusive", "b-vs-c": "difference",
+                "restart-on-repeated": "equivalent", "lost-moments": "not tested", "repetition, main effect": "difference",
+                "restart, main effect": "equivalent", "interaction": "equivalent"}  # fmt: skip
     assert {name: verdicts[name].verdict for name in expected} == expected
     assert verdicts["repetition"].result is not None
     assert verdicts["repetition"].result.mean == pytest.approx(0.1, abs=0.01)
@@ -137,21 +136,20 @@ def test_seven_plots_and_their_tables_are_written(built: Path) -> None:
     for name in plots:
         assert (built / f"{name}.png").stat().st_size > 2000
         assert len((built / f"{name}.csv").read_text().splitlines()) > 2
-    assert (built / "report.html").read_text().count("data:image/png;base64") == 7
 
 
 def test_the_same_data_give_the_same_bytes_and_one_entry(finished: StudyPaths, built: Path, tmp_path: Path) -> None:
     build_report(finished, tmp_path)
     one, two = ({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in d.iterdir()} for d in (built, tmp_path))
     assert one == two
-    entries = list(read_journal(finished.journal).of_kind(REPORT))
+    entries = list(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))
     assert [dict(entry.data["files"]) for entry in entries] == [one]
     assert entries[0].data["verdicts"]["repetition"] == "difference"
 
 
 def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPaths, built: Path) -> None:
     """docs/studies.md: words in the entry, curves in one JSON object, plots as objects; nothing of `experiments` needed."""
-    entry = next(read_journal(finished.journal).of_kind(REPORT))
+    entry = next(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))
     arms = {row["id"]: row for row in entry.data["arms"]}
     assert (arms["B"]["restarts"], arms["B"]["data"], arms["C0"]["data"]) == (3, "1 2 3 4", "1 1 1 1")
     assert {row["q"] for row in entry.data["questions"]} >= {"B vs C: is it the repetition of data?"}
@@ -177,7 +175,7 @@ def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPath
 def test_a_file_that_lies_in_the_folder_already_is_no_part_of_the_report(finished: StudyPaths, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     build_report(finished, tmp_path)
-    assert len(list(read_journal(finished.journal).of_kind(REPORT))) == 1
+    assert len(list(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))) == 1
 
 
 def test_all_controls_hold_on_the_planted_study(plan: StudyPlan, finished: StudyPaths) -> None:
@@ -303,7 +301,8 @@ def test_a_control_that_is_small_but_real_was_seen() -> None:
     result = compare_paired(differences, margin=study.margin_bpb)
     control = Judged(
         name=contrast.name, formula="B-lr − A0", question="", family="control", seeds=tuple(range(8)),
-        differences=differences, result=result, t_p=result.t_p, sign_flip_p=result.sign_flip_p, verdict=EffectVerdict.EQUIVALENT,
+        differences=differences, result=result, t_p=result.t_p, sign_flip_p=result.sign_flip_p,
+        verdict=EffectVerdict.EQUIVALENT,
     )  # fmt: skip
 
     def answer(judged: Judged) -> str:

@@ -8,11 +8,12 @@ import pytest
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Kind
 from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import NotRegistered
 from experiments.files import StudyPaths
-from experiments.history import LAUNCH, LEG, REGISTER, STOP, list_ready, next_launch, read_history
+from experiments.history import list_ready, next_launch, read_history
 from experiments.outcomes import read_study
 from experiments.runner import read_registered, run_study
 from tests.experiments.fakes import FakeLauncher
@@ -62,8 +63,8 @@ def no_sleep(seconds: float) -> None:
 def test_the_registration_comes_before_the_first_launch(plan: StudyPlan, paths: StudyPaths) -> None:
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     kinds = [entry.kind for entry in read_journal(paths.journal).entries]
-    assert kinds[:2] == [REGISTER, LAUNCH]
-    entry = next(read_journal(paths.journal).of_kind(REGISTER))
+    assert kinds[:2] == [Kind.EXPERIMENT_REGISTER, Kind.EXPERIMENT_LAUNCH]
+    entry = next(read_journal(paths.journal).of_kind(Kind.EXPERIMENT_REGISTER))
     assert entry.data["margin_bpb"] == 0.02
     assert entry.data["plan_hash"] == plan.plan_hash
     assert read_registered(paths)[0].plan_hash == plan.plan_hash
@@ -91,7 +92,7 @@ def test_a_finished_study_launches_nothing_more(plan: StudyPlan, paths: StudyPat
 def test_killed_at_any_launch_it_goes_on_and_counts_nothing_twice(
     plan: StudyPlan, paths: StudyPaths, kill_at: int, jobs: int
 ) -> None:
-    """The runner dies as the `kill_at`-th launch starts (its LAUNCH entry is written, nothing else); then it runs again."""
+    """The runner dies as the `kill_at`-th launch starts (only its `experiment.launch` entry is written); then it runs again."""
     count = itertools.count(1)
 
     def fate(run: StudyRun, leg: Leg) -> int:
@@ -110,9 +111,9 @@ def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) ->
     """Two runners at the same time (a SLURM array started twice): the first result of a leg is the result."""
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     before = read_history(read_journal(paths.journal).entries)
-    entry = list(read_journal(paths.journal).of_kind(LEG))[3]
+    entry = list(read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG))[3]
     with JournalWriter(paths.journal) as writer:
-        writer.append(LEG, data={**entry.data, "launch": 99})
+        writer.append(Kind.EXPERIMENT_LEG, data={**entry.data, "launch": 99})
     after = read_history(read_journal(paths.journal).entries)
     assert after == before
     data = read_study(plan, after, paths)
@@ -170,7 +171,7 @@ def test_a_launch_that_leaves_no_result_is_not_counted(plan: StudyPlan, paths: S
 
     outcome = run_study(plan, paths, Silent(paths), sleep=no_sleep)
     assert outcome.stopped == {"X-s1": "no usable result"}
-    assert [entry.data["run"] for entry in read_journal(paths.journal).of_kind(STOP)] == ["X-s1"]
+    assert [entry.data["run"] for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_STOP)] == ["X-s1"]
 
 
 def test_a_start_that_fails_leaves_everything_open(plan: StudyPlan, paths: StudyPaths) -> None:
@@ -221,7 +222,7 @@ def test_a_run_that_another_runner_keeps_busy_is_left_to_it(plan: StudyPlan, pat
     launcher = FakeLauncher(paths, busy_polls={"X-s0": itertools.count()})
     outcome = run_study(plan, paths, launcher, sleep=lambda seconds: None, say=said.append)
     assert (outcome.stopped, outcome.open) == ({}, ("X-s0",))
-    assert said[-1].startswith("X-s0: a launch of it is alive here")
+    assert said[-1].startswith("X-s0: skipped, another runner has a live launch of it")
 
 
 def test_two_runners_that_start_the_same_leg_at_once_stop_no_run(plan: StudyPlan, paths: StudyPaths) -> None:

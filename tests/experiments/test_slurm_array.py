@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
+from chronicle.journal.events import Kind
 from experiments.command import format_slurm
 from experiments.definition import find_study
 from experiments.design import plan_study
 from experiments.files import StudyPaths
-from experiments.history import LEG
 from experiments.runner import read_registered
 from tests.experiments.test_troubles import STUDY
 from tests.launch.test_slurm import slurm  # noqa: F401
@@ -35,6 +35,6 @@ def test_an_array_carries_out_the_plan(slurm: dict[str, str], tmp_path: Path) ->
     registered, history = read_registered(paths)
     assert registered.plan_hash == plan.plan_hash
     assert all(history.is_complete(run) for run in plan.runs)
-    legs = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(LEG)]
+    legs = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG)]
     assert len(legs) == len(set(legs)) == plan.num_launches
 

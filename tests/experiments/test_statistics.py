@@ -165,7 +165,9 @@ def test_bca_undercovers_at_eight_pairs_which_is_why_it_is_not_shown_there() -> 
     assert covered < 0.93
 
 
-def judged_studies(num_studies: int, sds: tuple[float, float, float], means: tuple[float, float, float]) -> list[list[EffectVerdict]]:
+def judged_studies(
+    num_studies: int, sds: tuple[float, float, float], means: tuple[float, float, float]
+) -> list[list[EffectVerdict]]:
     """Verdicts of whole studies at eight seeds: the main contrasts share the reference arm, as in the real one."""
     rng = np.random.default_rng(20260108)
     names = ("order", "restart", "repetition")
