@@ -2,5 +2,5 @@
 
 `python -m benchmarks.planted_bugs` prints, per cause and adapter, whether the guard stops it before the first step,
 when it acts, or only the log shows it; the same without the guard; and false alarms over healthy resumes.
-A new cause is a function of a few lines in `causes_*.py`.
+A new cause is a function of a few lines in `causes_*.py`; `catalogue.py` lists all of them.
 """

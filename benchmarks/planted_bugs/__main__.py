@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.planted_bugs.healthy import healthy_causes
-from benchmarks.planted_bugs.plan import Acts, Cause, causes
+from benchmarks.planted_bugs.catalogue import causes, healthy_causes
+from benchmarks.planted_bugs.plan import Acts, Cause
 from benchmarks.planted_bugs.play import RIGS, Outcome, Result, play, say, workplace
 
 ROOT = Path(__file__).parents[2]

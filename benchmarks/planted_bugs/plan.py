@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Acts", "Cause", "Plan", "Row", "cause", "causes"]
+__all__ = ["Acts", "Cause", "Plan", "Row", "cause", "registered"]
 
 Row = tuple[int, dict[str, float]]  # step, {"lr", "loss"} as the script itself would log them
 
@@ -60,13 +60,6 @@ def cause(
     return register
 
 
-def causes() -> tuple[Cause, ...]:
-    """All causes, in the order they are written."""
-    from benchmarks.planted_bugs import (  # noqa: F401
-        causes_accelerate,
-        causes_frameworks,
-        causes_ranks,
-        causes_unseen,
-    )
-
+def registered() -> tuple[Cause, ...]:
+    """The causes registered so far, in the order they are written; `catalogue.causes` imports all of them first."""
     return tuple(_ALL)

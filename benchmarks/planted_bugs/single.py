@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from benchmarks.planted_bugs.healthy import healthy_causes
-from benchmarks.planted_bugs.plan import causes
+from benchmarks.planted_bugs.catalogue import causes, healthy_causes
 from benchmarks.planted_bugs.play import play
 from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 
-from benchmarks.planted_bugs.healthy import healthy_causes
-from benchmarks.planted_bugs.plan import causes
+from benchmarks.planted_bugs.catalogue import causes, healthy_causes
 from benchmarks.planted_bugs.play import play
 
 

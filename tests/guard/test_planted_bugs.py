@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.planted_bugs.__main__ import find_defects, format_report, play_all, play_here
-from benchmarks.planted_bugs.healthy import healthy_causes
-from benchmarks.planted_bugs.plan import Acts, causes
+from benchmarks.planted_bugs.catalogue import causes, healthy_causes
+from benchmarks.planted_bugs.plan import Acts
 from benchmarks.planted_bugs.play import Outcome
 
 EVERYTHING = tuple(enumerate((*causes(), *healthy_causes())))

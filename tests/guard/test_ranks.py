@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.planted_bugs.__main__ import play_on_ranks
-from benchmarks.planted_bugs.healthy import healthy_causes
-from benchmarks.planted_bugs.plan import causes
+from benchmarks.planted_bugs.catalogue import causes, healthy_causes
 from benchmarks.planted_bugs.play import Outcome
 from chronicle.cli.main import run
 from chronicle.journal import read_journal

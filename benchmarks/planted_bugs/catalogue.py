@@ -1,4 +1,4 @@
-"""Resumes with nothing wrong: every one that the guard stops is a false alarm."""
+"""All causes of the benchmark: the planted bugs of `causes_*.py`, and healthy resumes, where a stop is a false alarm."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.planted_bugs.plan import Acts, Cause, Plan
+from benchmarks.planted_bugs import causes_accelerate, causes_frameworks, causes_ranks, causes_unseen  # noqa: F401 register
+from benchmarks.planted_bugs.plan import Acts, Cause, Plan, registered
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
-__all__ = ["healthy_causes"]
+__all__ = ["causes", "healthy_causes"]
 
 HF_SCHEDULERS = (
     "linear",
@@ -20,6 +21,11 @@ HF_SCHEDULERS = (
     "inverse_sqrt",
     "cosine_with_restarts",
 )
+
+
+def causes() -> tuple[Cause, ...]:
+    """Return all planted bugs, in the order they are written."""
+    return registered()
 
 
 def healthy_causes() -> tuple[Cause, ...]:
