@@ -122,6 +122,20 @@ def test_forecast_recorded_at_save_is_scaled_when_nothing_can_be_computed() -> N
     assert manual.source is Source.UNKNOWN
 
 
+def test_lrs_that_follow_from_recorded_arguments_are_shown_and_never_promised() -> None:
+    """The next launch may be given other arguments: the guard must not refuse it for LRs that nobody could promise."""
+    made = plan(RollbackRequest(step=500))
+    rows = made.expected.next_lrs
+    assert rows is not None
+    for source in (Source.COMPUTED, Source.STORED):
+        contract = replace(made, expected=replace(made.expected, source=source)).contract("R1")
+        assert (contract["next_lrs"], contract["next_lrs_source"]) == ([list(row) for row in rows], str(source))
+    configured = replace(made, expected=replace(made.expected, source=Source.CONFIGURED, reason="if unchanged"))
+    contract = configured.contract("R1")
+    assert (contract["next_lrs"], contract["next_lrs_source"]) == (None, "unknown")
+    assert "computed from the recorded arguments" in format_plan(configured)
+
+
 def test_unknown_scheduler_class_is_refused_for_an_lr_and_not_for_a_plain_rollback() -> None:
     state = state_of(checkpoint(500), {"last_epoch": 1, "_step_count": 2, "base_values": [1.0], "warmup_t": 3})
     with pytest.raises(PlanRefused, match="no known scheduler class"):
