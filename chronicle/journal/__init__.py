@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.reader import Journal, Problem, read_journal
+from chronicle.journal.reader import Journal, JournalProblem, read_journal
 from chronicle.journal.writer import JournalWriter
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ __all__ = [
     "Entry",
     "Interval",
     "Journal",
+    "JournalProblem",
     "JournalWriter",
     "LaunchSpan",
     "Lineage",
-    "Problem",
     "RollbackMark",
     "compute_lineage",
     "read_journal",

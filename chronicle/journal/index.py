@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, VERSION, Entry
 from chronicle.journal.events import Kind
-from chronicle.journal.reader import Journal, Problem, in_order
+from chronicle.journal.reader import Journal, JournalProblem, in_order
 from chronicle.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -230,12 +230,12 @@ class JournalIndex:
         query = "SELECT launch, max(step) FROM entries WHERE kind=? AND launch NOTNULL AND step NOTNULL GROUP BY launch"
         return dict(self._db.execute(query, (kind,)))
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[JournalProblem, ...]:
         """What was wrong with the lines."""
         query = 'SELECT files.name, "check", line, message FROM problems JOIN files ON files.id = problems.file ORDER BY 1, 3'
         directory = self.paths.journal_dir
         rows = self._db.execute(query)
-        return tuple(Problem(check=c, path=directory / n, line=line, message=text) for n, c, line, text in rows)
+        return tuple(JournalProblem(check=c, path=directory / n, line=line, message=text) for n, c, line, text in rows)
 
     def heads(self) -> tuple[tuple[str, str], ...]:
         """(writer, sha256 of its last line) for every writer."""

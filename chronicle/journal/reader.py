@@ -1,8 +1,8 @@
 """Read a run's journal and check it: every writer's file, its hash chain, and the heads of other writers' chains.
 
-A broken line becomes a `Problem`; the entries around it are still read. A writer's hash chain shows changes in the middle
-of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, each launch and
-claim records the last hash of the other writers (`anchor_heads`), and `check_anchors` compares.
+A broken line becomes a `JournalProblem`; the entries around it are still read. A writer's hash chain shows changes in the
+middle of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, each launch
+and claim records the last hash of the other writers (`anchor_heads`), and `check_anchors` compares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chronicle.paths import RunPaths
 
 __all__ = [
     "Journal",
-    "Problem",
+    "JournalProblem",
     "anchor_heads",
     "check_anchors",
     "check_line",
@@ -34,7 +34,7 @@ DIGITS = 16  # of a recorded digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class JournalProblem:
     """Something wrong with a line of a journal file, or with the file."""
 
     check: str  # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable
@@ -49,7 +49,7 @@ class Journal:
 
     run: str
     entries: tuple[Entry, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[JournalProblem, ...] = ()
     heads: tuple[tuple[str, str], ...] = ()  # (writer, sha256 of its last line)
 
     def of_kind(self, *kinds: str) -> Iterator[Entry]:
@@ -70,7 +70,7 @@ class Journal:
 def read_journal(paths: RunPaths) -> Journal:
     """Read all entries of a run. A run without a journal has an empty one; broken lines are `problems`, not errors."""
     writers: list[list[Entry]] = []
-    problems: list[Problem] = []
+    problems: list[JournalProblem] = []
     heads: list[tuple[str, str]] = []
     for path in _writer_files(paths.journal_dir, problems):
         entries, head = _read_file(path, paths.run, problems)
@@ -82,14 +82,14 @@ def read_journal(paths: RunPaths) -> Journal:
     return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
 
 
-def _writer_files(directory: Path, problems: list[Problem]) -> list[Path]:
+def _writer_files(directory: Path, problems: list[JournalProblem]) -> list[Path]:
     """Every writer's file; a directory that cannot be listed is a problem, not an empty journal."""
     try:
         return [directory / name for name in sorted(os.listdir(directory)) if name.endswith(".jsonl")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as problem:
-        problems.append(Problem(check="unreadable", path=directory, line=0, message=problem.strerror or str(problem)))
+        problems.append(JournalProblem(check="unreadable", path=directory, line=0, message=problem.strerror or str(problem)))
         return []
 
 
@@ -104,7 +104,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     return _causal([entry for *_, entry in placed])
 
 
-def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = True) -> tuple[list[Entry], str]:
+def _read_file(path: Path, run: str, problems: list[JournalProblem], *, again: bool = True) -> tuple[list[Entry], str]:
     """The entries of one file and the hash of its last line. A stale NFS handle is cured by opening the file once more."""
     before = len(problems)
     entries: list[Entry] = []
@@ -114,7 +114,7 @@ def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = T
             for number, raw in enumerate(lines, start=1):
                 if raw[-1:] != b"\n":
                     text = f"last line ends without a newline after {len(raw)} bytes: a write was cut short"
-                    problems.append(Problem(check="torn-line", path=path, line=number, message=text))
+                    problems.append(JournalProblem(check="torn-line", path=path, line=number, message=text))
                     break
                 line = raw[:-1]
                 entry, found = check_line(line, prev, seq, broken, run, path, number)
@@ -127,33 +127,33 @@ def _read_file(path: Path, run: str, problems: list[Problem], *, again: bool = T
         if problem.errno == errno.ESTALE and again:
             del problems[before:]
             return _read_file(path, run, problems, again=False)
-        problems.append(Problem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
+        problems.append(JournalProblem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
     return entries, prev
 
 
 def check_line(
     line: bytes, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, number: int
-) -> tuple[Entry | None, list[Problem]]:
+) -> tuple[Entry | None, list[JournalProblem]]:
     """The entry of one line (None when it cannot be parsed) and all problems of the line."""
     try:
         entry = Entry.from_json(line.decode("utf-8", "strict"))
     except (JournalError, UnicodeDecodeError) as problem:
-        return None, [Problem(check="bad-line", path=path, line=number, message=str(problem))]
+        return None, [JournalProblem(check="bad-line", path=path, line=number, message=str(problem))]
     return entry, list(_chain_problems(entry, prev, seq, after_bad_line, run, path, number))
 
 
 def _chain_problems(
     entry: Entry, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, line: int
-) -> Iterator[Problem]:
+) -> Iterator[JournalProblem]:
     if entry.prev != prev and not (after_bad_line and entry.seq == seq):
         text = f"entry {entry.seq} says prev {entry.prev[:12]}…, the line before hashes to {prev[:12]}…"
-        yield Problem(check="broken-chain", path=path, line=line, message=text)
+        yield JournalProblem(check="broken-chain", path=path, line=line, message=text)
     if entry.seq != seq and not after_bad_line:
         text = f"entry number {entry.seq} where {seq} was expected"
-        yield Problem(check="gap", path=path, line=line, message=text)
+        yield JournalProblem(check="gap", path=path, line=line, message=text)
     if entry.run != run:
         text = f"entry belongs to run `{entry.run}`, this is `{run}`"
-        yield Problem(check="foreign-run", path=path, line=line, message=text)
+        yield JournalProblem(check="foreign-run", path=path, line=line, message=text)
 
 
 def _causal(entries: list[Entry]) -> list[Entry]:
@@ -183,12 +183,13 @@ def _causal(entries: list[Entry]) -> list[Entry]:
     return out + waiting  # references in a circle: keep them, in time order
 
 
-def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[Problem]:
+def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[JournalProblem]:
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:
             text = f"entry id {entry.id} occurs twice"
-            yield Problem(check="duplicate-id", path=directory / f"{entry.writer}.jsonl", line=entry.seq + 1, message=text)
+            path = directory / f"{entry.writer}.jsonl"
+            yield JournalProblem(check="duplicate-id", path=path, line=entry.seq + 1, message=text)
         seen.add(entry.id)
 
 

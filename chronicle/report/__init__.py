@@ -1,1 +1,1 @@
-"""The story drawn: terminal graph, Markdown, pictures, one HTML page. Drawing libraries are imported where they draw."""
+"""Views of a run's story: terminal graph, Markdown, picture, HTML page. Plot libraries are imported where they are used."""

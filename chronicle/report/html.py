@@ -14,7 +14,7 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardVerdict, Kind, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words
-from chronicle.report.markup import Raw, anchor_of, folded, html_text, link_target, plot, section, table
+from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
@@ -50,7 +50,7 @@ def page_story(chapters: Sequence[Chapter]) -> Iterator[str]:
         part = older[first : first + PART]
         title = f"chapters {part[0].number} to {part[-1].number}, from {format_when(part[0].entry.ts)}"
         parts.append(folded("".join(_chapter(c) for c in part), title))
-    listed = table(heads, (_row(c) for c in newest), numeric=(0, 2, 3, 6))
+    listed = html_table(heads, (_row(c) for c in newest), numeric=(0, 2, 3, 6))
     yield section("story", "The whole story", *parts, listed, *(_chapter(c) for c in newest))
 
 
@@ -79,7 +79,7 @@ def _chapter(chapter: Chapter) -> str:
     for name, sentence in machine_words(entry):
         parts += _words(name, sentence)
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
-    parts += [table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
+    parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
     if chapter.action:
         parts += _words("Did", _action(chapter))
     parts += _words("Expected", words.expect)
@@ -106,7 +106,7 @@ def _action(chapter: Chapter) -> str:
 
 def _checks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = [[c.get(name) for name in ("name", "expected", "found", "where")] for c in rows]
-    return [folded(table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
+    return [folded(html_table(["check", "expected", "found", "where"], cells), f"{len(cells)} checks")] if cells else []
 
 
 def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -181,7 +181,7 @@ def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
     if data["every"] > 1:
         words += f" Of {len(rows)} launches one in {data['every']} is in the graph below; the table has all."
     label = f"learning rate, loss and tree of {len(rows)} launches"
-    listed = folded(table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
+    listed = folded(html_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
     yield section("lineage", "The life of the run", f"{words}</p>", plot("plot-lineage", label), listed)
 
 
@@ -194,7 +194,7 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
         for x in data["incidents"]
     ]
     heads = ["incident", "kind", "tier", "launch", "onset at the earliest", "onset", "outcome"]
-    listed = folded(table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
+    listed = folded(html_table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
     words = (
         '<p class="soft">Red: onset, with its band back to the earliest. '
         "Ticks: checkpoints. Dashed: where the run went back to.</p>"
@@ -207,7 +207,7 @@ def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
     heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
-    listed = table(heads, rows, numeric=(0, 1, 2, 3))
+    listed = html_table(heads, rows, numeric=(0, 1, 2, 3))
     drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
     newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
     yield section("resumes", "What each restart did", newest, drawn, folded(listed))
@@ -225,7 +225,7 @@ def _channels(data: Mapping[str, Any]) -> Iterator[str]:
         shifts = [[x["launch"], *(s[key] for key in keys)] for x in data["resumes"] for s in x["shifts"]]
         shifts.sort(key=lambda row: -abs(float(row[4])))
         heads = ["launch", "channel", "before", "after", "jump (σ)"]
-        listed = folded(table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
+        listed = folded(html_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
         drawn = plot("plot-channel", "one channel by launch")
         yield section("channels", "What moved with it", chooser, drawn, listed if shifts else "")
     if data["groups"]["sources"]:
@@ -250,7 +250,7 @@ def _progress(data: Mapping[str, Any]) -> Iterator[str]:
             "the loss is printed in low precision (bf16?).</p>"
         )
     rows = [[s, v] for s, v in zip(found["s"], found["v"], strict=True)]
-    listed = folded(table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
+    listed = folded(html_table(["step", "median loss"], rows[:: max(1, len(rows) // 40)], numeric=(0, 1)))
     yield section("progress", "Progress", *words, plot("plot-progress", "rolling median of the loss"), listed)
 
 
@@ -259,7 +259,7 @@ def _costs(data: Mapping[str, Any]) -> Iterator[str]:
     total = sum(x["lost"] for x in data["rollbacks"])
     count = "1 rollback" if len(rows) == 1 else f"{len(rows)} rollbacks"
     words = f"<p class='soft'>{count} discarded {total} steps. Grey: lost.</p>"
-    listed = folded(table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
+    listed = folded(html_table(["from", "to", "steps lost", "time lost"], rows, numeric=(0, 1, 2)))
     if any(x["time"][0] for x in data["clocks"]):
         drawn = plot("plot-staircase", "step against wall clock")
         yield section("costs", "Where the time went", words, drawn, listed if rows else "")
@@ -293,10 +293,10 @@ def _experiment(chapter: Chapter, panel: Mapping[str, Any] | None) -> str:
         heads = ["contrast", "question", "n", "mean", "low", "high", "verdict"]
         keys = ("name", "question", "n", "mean", "low", "high", "verdict")
         contrasts = [[c[key] for key in keys] for c in panel["contrasts"]]
-        parts.append(folded(table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
+        parts.append(folded(html_table(heads, contrasts, numeric=(2, 3, 4, 5)), "contrasts as a table") if contrasts else "")
     arms = [arm for arm in report.arms if isinstance(arm, Mapping)]
     cells = [[a.get("id"), a.get("name"), a.get("restarts"), a.get("data")] for a in arms]
-    parts.append(table(["arm", "name", "restarts", "data"], cells) if cells else "")
+    parts.append(html_table(["arm", "name", "restarts", "data"], cells) if cells else "")
     return "".join(parts)
 
 

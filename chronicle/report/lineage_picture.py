@@ -1,8 +1,8 @@
-"""The one picture of a run's life: LR on top, loss by launch, and below them which launch came out of which.
+"""The picture of a run: LR on top, loss by launch below it, and the tree of launches at the bottom.
 
-Drawing rules (journal_and_interface §6.2): y clipped to robust quantiles with off-scale marks, no line over a launch's
-border, one colour per launch in all panels, the abandoned part grey. Uses matplotlib's `Figure`, never pyplot: no
-backend, no display, no global state. What looks alike is one artist, however many launches there are.
+Drawing rules (journal_and_interface §6.2): y is clipped to robust quantiles with marks for points outside, lines end where a
+launch ends, a launch has one colour in all panels, abandoned parts are grey. Uses matplotlib's `Figure` without pyplot, so it
+needs no display and changes no global state. Lines of one look are one artist, which keeps 10^4 launches fast.
 """
 
 import math
@@ -23,10 +23,10 @@ PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
 BUCKETS = 900
 SMOOTHED_POINTS, SMOOTH_BINS = 120, 120
-TICKS = 20  # checkpoints of one launch; more would only dash its bar
+TICKS = 20  # checkpoints shown per launch; more would look like a dashed line
 SPARSE_POINTS = 200  # of all channels of one launch
 FOREVER = 1 << 62
-LABELS = 24  # more launches than this are drawn without words and ticks, with fewer points, one mark for many neighbours
+LABELS = 24  # more launches are drawn without labels and ticks, with fewer points, and one mark for neighbouring events
 BUTT = {"solid_capstyle": "butt"}
 CROSS = {"linestyle": "none", "marker": "x"}
 RC = {
@@ -50,26 +50,26 @@ class _Panels:
 
 
 class _Strokes:
-    """Lines gathered by panel and look, drawn as one artist each with gaps in between."""
+    """Lines collected by panel and look; each group is drawn as one artist with gaps."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[Any, ...], tuple[Any, list[float], list[float]]] = {}
 
     def add(self, axes: Any, xs: Sequence[float], ys: Sequence[float], **look: Any) -> None:
-        """One more line."""
+        """Add a line."""
         _, at, values = self.found.setdefault((id(axes), *look.items()), (axes, [], []))
         gap = [math.nan] if at else []
         at += [*gap, *xs]
         values += [*gap, *ys]
 
     def draw(self) -> None:
-        """All of them, in the order in which their looks first came."""
+        """Draw all lines, groups in the order in which they were added."""
         for (_, *look), (axes, xs, ys) in self.found.items():
             axes.plot(xs, ys, **dict(look))
 
 
 def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path) -> None:
-    """Write the PNG (about 1600 × 1150 pixels); raises ImportError where matplotlib is not installed."""
+    """Write the PNG (about 1600 × 1150 pixels); raises ImportError if matplotlib is not installed."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -107,7 +107,7 @@ def _colour(launch: LaunchStory) -> str:
 
 
 def _is_sparse(series: Sequence[LaunchSeries]) -> bool:
-    """So few points that a line alone would hide how few."""
+    """Whether there are so few points that each is drawn as a dot."""
     return max((sum(len(c.steps) for c in s.channels.values()) for s in series), default=0) < SPARSE_POINTS
 
 
@@ -126,7 +126,7 @@ def _curves(panels: _Panels, story: Story, series: Sequence[LaunchSeries]) -> No
 
 
 def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: Curve, buckets: int, *, dots: bool) -> None:
-    """The kept part in the launch's colour above, the abandoned part grey below; one point each is a dot."""
+    """The kept part in the launch's colour, the abandoned part behind it in grey; a single point is a dot."""
     limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
     for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
         if not part.steps:
@@ -146,7 +146,7 @@ def _name(series: Sequence[LaunchSeries], role: Role) -> str | None:
 
 
 def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | None) -> None:
-    """y from the kept part, with room for what was abandoned near it; what lies beyond is marked at the border."""
+    """The y range: that of the kept points with room for abandoned ones near it; points outside are marked at the border."""
     if name is None:
         return
     parts: tuple[list[float], list[float]] = ([], [])  # kept, abandoned
@@ -175,7 +175,7 @@ def _hundredth(story: Story) -> int:
 
 
 def _sparse(steps: Sequence[int], width: int) -> list[int]:
-    """A row of neighbours is one mark: at most one per `width`."""
+    """At most one step per `width`."""
     out: list[int] = []
     for step in steps:
         if not out or abs(step - out[-1]) >= width:
@@ -184,12 +184,12 @@ def _sparse(steps: Sequence[int], width: int) -> list[int]:
 
 
 def _told_apart(steps: Sequence[int], story: Story) -> list[int]:
-    """Each step that asks for a mark; of very many launches one per hundredth of the axis, or the marks would be a wall."""
+    """The steps to mark; with more than `LABELS` launches at most one per hundredth of the axis."""
     return list(steps) if len(story.launches) <= LABELS else _sparse(sorted(set(steps)), _hundredth(story))
 
 
 def _tree(panels: _Panels, story: Story) -> None:
-    """One row a launch: the kept part thick and coloured, the abandoned part grey, a line from where it branched off."""
+    """One row per launch: kept part thick and coloured, abandoned part grey, a line from where it branched off."""
     axes, rows, strokes = panels.tree, {launch.number: i for i, launch in enumerate(story.launches)}, _Strokes()
     wide = len(story.launches) <= LABELS
     for launch in story.launches:
@@ -218,7 +218,7 @@ def _tree(panels: _Panels, story: Story) -> None:
 
 
 def _refused(strokes: _Strokes, axes: Any, launch: LaunchStory, step: int | None, row: int, *, wide: bool) -> None:
-    """A launch that took no step: a cross where it would have resumed."""
+    """A launch without steps: a cross where it would have resumed."""
     if step is None:
         return
     strokes.add(axes, [step], [row], markersize=6, color=ALARM, markeredgewidth=1.6, zorder=3, **CROSS)
@@ -276,7 +276,7 @@ def _words(panels: _Panels, story: Story) -> None:
 
 
 def _factors(panels: _Panels, story: Story) -> None:
-    """The cumulative factor where it changes, over the LR panel."""
+    """The cumulative LR factor, written into the LR panel where it changes."""
     shown: float | None = math.nan
     if len(story.launches) > LABELS:
         return

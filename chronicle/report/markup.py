@@ -16,6 +16,7 @@ __all__ = [
     "Raw",
     "anchor_of",
     "folded",
+    "html_table",
     "html_text",
     "link_target",
     "markdown_cell",
@@ -23,7 +24,6 @@ __all__ = [
     "markdown_text",
     "plot",
     "section",
-    "table",
     "write_page",
 ]
 
@@ -108,7 +108,7 @@ def plot(anchor: str, label: str) -> str:
     return f'<div class="plot" id="{anchor}" role="img" aria-label="{html_text(label)}"></div>'
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
     """A table. Cells are escaped, except those of type `Raw`."""
 
     def cell(tag: str, index: int, value: object) -> str:

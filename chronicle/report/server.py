@@ -1,7 +1,7 @@
-"""`chronicle serve`: the HTML page, live. Read-only, 127.0.0.1 only, server-sent events; standard library alone.
+"""The server of the live HTML page: read-only, on 127.0.0.1, with server-sent events, standard library only.
 
-The page is made when someone asks and something has changed since. Requests whose Host is not this machine's loopback
-are refused (a page in a browser must not reach us through a rebound name).
+The page is rendered on request if the run has changed. Requests whose Host is not a loopback name are refused, because a web
+page could reach the server through a rebound DNS name.
 """
 
 import os
@@ -23,11 +23,11 @@ OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
 POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
 DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
-STREAMS = 32  # open event streams at once; more are told to come back
+STREAMS = 32  # open event streams; further ones get 503
 
 
 def fingerprint(paths: RunPaths) -> tuple[tuple[str, int, int], ...]:
-    """Changes whenever a journal file or a per-step log grows."""
+    """A value that changes when a journal file or a per-step log grows."""
     found = []
     for path in (*paths.journal_dir.glob("*.jsonl"), *paths.launches_dir.glob("*/metrics.jsonl")):
         try:
@@ -39,7 +39,7 @@ def fingerprint(paths: RunPaths) -> tuple[tuple[str, int, int], ...]:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves `/` (the page), `/status.json`, `/events` and stored attachments."""
+    """Serves `/` (the page), `/status.json`, `/events` and attachments."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -58,11 +58,11 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """The address of the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def body(self, name: str) -> bytes | None:
-        """The page, made anew only when the run changed."""
+        """The page or status, rendered again if the run has changed; None for another name."""
         if name not in self._make:
             return None
         with self._lock:
@@ -73,12 +73,12 @@ class LiveServer(ThreadingHTTPServer):
             return known[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that goes away in the middle is no news; anything else is."""
+        """Ignore connections that the browser closed; report other errors."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def shutdown(self) -> None:
-        """End the event streams too."""
+        """Stop serving and end the event streams."""
         self.stopping.set()
         super().shutdown()
 
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Everything there is: four kinds of address."""
+        """Answer a request for the page, the status, the event stream or an attachment."""
         if not self._asked_by_our_name():
             return
         path = self.path.partition("?")[0]
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8")
 
     def do_HEAD(self) -> None:
-        """Like GET without a body."""
+        """Answer as GET, without the body."""
         if not self._asked_by_our_name():
             return
         body = self.server.body(self.path.partition("?")[0])
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _object(self, path: Path) -> None:
-        """An attachment as a download: whatever it is, no browser runs it here."""
+        """An attachment as a download, so that the browser does not run it."""
         try:
             content = path.read_bytes()
         except OSError:
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._watch()
         except OSError:
-            pass  # the browser is gone
+            pass  # the browser closed the connection
         finally:
             self.server.streams.release()
 
@@ -177,6 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are nobody's news; `CHRONICLE_SERVE_LOG` shows them on stderr."""
+        """Log requests to stderr if `CHRONICLE_SERVE_LOG` is set."""
         if os.environ.get("CHRONICLE_SERVE_LOG"):
             super().log_message(format, *args)

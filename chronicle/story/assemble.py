@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chronicle.journal import Entry, Journal, LaunchSpan, Lineage, Problem, compute_lineage
+from chronicle.journal import Entry, Journal, JournalProblem, LaunchSpan, Lineage, compute_lineage
 from chronicle.journal.events import (
     Checkpoint,
     GuardVerdict,
@@ -28,7 +28,7 @@ from chronicle.story.matters import (
     collect_interventions,
     collect_matters,
     event_of,
-    latest_proposal,
+    open_proposal,
 )
 from chronicle.story.plain import plain
 from rollback.channels import Role, value_of
@@ -203,7 +203,7 @@ class Story:
 
     run: str
     entries: tuple[Entry, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[JournalProblem, ...]
     heads: tuple[tuple[str, str], ...]
     lineage: Lineage
     ledger: LrLedger
@@ -285,7 +285,7 @@ def assemble(
         matters=answer_matters(collect_matters(journal.entries), lineage),
         interventions=collect_interventions(journal.entries),
         intent=find_open_transaction(journal.entries),
-        proposal=latest_proposal(journal.entries),
+        proposal=open_proposal(journal.entries),
     )
 
 

@@ -26,16 +26,23 @@ __all__ = [
 
 BINS = 240
 SPIKE_SIGMAS = 5.0
-MAD_SCALE = 1.4826
+NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution
 COARSE_VALUES = 24  # distinct values among the last COARSE_POINTS: bf16 near 1.7 has a step of 1/128
 COARSE_POINTS = 1000
 PLATEAU_FRACTION = 0.25  # of the run's steps
 LEAST_BINS = 12
+WINDOW_STEPS = 200  # before and after a resume
+MOST_WINDOWS = 100
+FIRST_POINTS = 20  # after a resume
+LEAST_POINTS = 8  # before a resume
+
+
+# --- does the loss still improve? ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`steps`, `medians`: the masked rolling median. Slopes are per 1000 steps, over the last quarter of the run."""
+    """How the loss develops. `steps` and `medians`: the rolling median without spikes. Slopes: last quarter, per 1000 steps."""
 
     steps: tuple[int, ...] = ()
     medians: tuple[float, ...] = ()
@@ -43,11 +50,11 @@ class Progress:
     slope_per_1000: float | None = None
     slope_error: float | None = None
     plateau: bool = False
-    distinct_values: int | None = None  # only when there are suspiciously few
+    distinct_values: int | None = None  # only if there are suspiciously few
 
 
 def canonical(story: Story, series: Sequence[LaunchSeries], channel: str) -> tuple[list[int], list[float]]:
-    """The one honest curve: every step once, from the launch that the weights descend from."""
+    """The curve of the lineage: every step once, from the launch that the weights descend from."""
     by_launch = {s.launch: s.channels for s in series}
     steps: list[int] = []
     values: list[float] = []
@@ -61,7 +68,7 @@ def canonical(story: Story, series: Sequence[LaunchSeries], channel: str) -> tup
 
 
 def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
-    """Nothing is claimed from fewer than twelve bins."""
+    """The development of the training loss. Slope and plateau need at least `LEAST_BINS` bins."""
     name = find_channel((name for s in series for name in s.channels), Role.LOSS)
     if name is None:
         return Progress()
@@ -90,13 +97,13 @@ def tell_progress(story: Story, series: Sequence[LaunchSeries]) -> Progress:
 def _masked(part: Sequence[tuple[int, float]]) -> tuple[list[float], int]:
     values = [v for _, v in part]
     middle = median(values)
-    scale = MAD_SCALE * median(abs(v - middle) for v in values)
+    scale = NORMAL_MAD * median(abs(v - middle) for v in values)
     kept = [v for v in values if scale == 0 or v - middle <= SPIKE_SIGMAS * scale]
     return kept, len(values) - len(kept)
 
 
 def _slope(steps: Sequence[int], values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Least squares and its standard error."""
+    """Slope by least squares and its standard error; None for fewer than `LEAST_BINS` points."""
     count = len(steps)
     if count < LEAST_BINS:
         return None, None
@@ -109,18 +116,12 @@ def _slope(steps: Sequence[int], values: Sequence[float]) -> tuple[float | None,
     return slope, math.sqrt(rest / (count - 2) / spread)
 
 
-# --- What a resume did
-
-WINDOW_STEPS = 200
-MOST_WINDOWS = 100
-FIRST_POINTS = 20
-LEAST_POINTS = 8
-NORMAL_MAD = 1.4826  # MAD -> standard deviation of a normal distribution
+# --- what a resume did --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """How far one channel moved over a resume, in standard deviations of what came before."""
+    """The jump of one channel at a resume, in standard deviations of the points before it."""
 
     channel: str
     before: float
@@ -130,19 +131,19 @@ class Shift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeWindow:
-    """One resume: offsets (steps from the resume) and the loss relative to the median before it."""
+    """One resume: offsets in steps from it, and the loss relative to the median before it."""
 
     launch: int
     step: int
     offsets: tuple[int, ...]
     excess: tuple[float, ...]
     bump: float | None  # largest smoothed excess among the first points
-    half_life_steps: int | None  # until half of it is gone; None = not within the window, or no bump
+    half_life_steps: int | None  # until half of the bump is gone; None: not within the window, or no bump
     shifts: tuple[Shift, ...] = ()  # largest first
 
 
 def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[ResumeWindow, ...]:
-    """A window for every launch that resumed and has points on both sides; of very many, the newest `MOST_WINDOWS`."""
+    """The newest `MOST_WINDOWS` launches that resumed and have points on both sides."""
     by_launch = {s.launch: s.channels for s in series}
     out: list[ResumeWindow] = []
     for launch in reversed(story.launches):
@@ -159,7 +160,7 @@ def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[Resume
 
 
 def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number: int, channel: str) -> list[tuple[int, float]]:
-    """The last `WINDOW_STEPS` steps of what this launch's weights descend from, in step order."""
+    """The last `WINDOW_STEPS` steps before this launch, along its ancestors, in step order."""
     launch = story.launch(number)
     limit = None if launch is None else launch.span.start_step
     out: list[tuple[int, float]] = []
@@ -205,7 +206,7 @@ def _finite(curve: Curve) -> list[tuple[int, float]]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """A standard deviation that a few spikes do not move; never zero."""
+    """A robust standard deviation, greater than zero."""
     middle = median(values)
     return NORMAL_MAD * median(abs(v - middle) for v in values) or abs(middle) * 1e-3 or 1e-9
 
@@ -236,7 +237,7 @@ def _shifts(
 
 
 def would_have_resumed_at(story: Story, launch: LaunchStory) -> int | None:
-    """Where a launch that took no step stood: what its guard or its start says, else where the rollback before it went."""
+    """The step at which a launch without steps would have resumed: from its guard or start, else from the last rollback."""
     verdict = launch.verdict_entry
     known = launch.span.start_step if verdict is None or verdict.step is None else verdict.step
     if known is not None or verdict is None:

@@ -19,7 +19,7 @@ __all__ = [
     "collect_interventions",
     "collect_matters",
     "event_of",
-    "latest_proposal",
+    "open_proposal",
 ]
 
 MATTERS = frozenset((Kind.INCIDENT, Kind.CLOSE))
@@ -168,7 +168,7 @@ def _closed(entry: Entry) -> tuple[str, str]:
     return close.outcome or "closed", close.text or entry.title
 
 
-def latest_proposal(entries: Iterable[Entry]) -> OpenProposal | None:
+def open_proposal(entries: Iterable[Entry]) -> OpenProposal | None:
     """The newest proposal, unless it was withdrawn or closed, or a rollback came after it."""
     newest: Entry | None = None
     for entry in entries:

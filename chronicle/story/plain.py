@@ -1,6 +1,6 @@
-"""Text of others made safe to show: what would steer a terminal or hide letters is written out, never obeyed or dropped.
+"""Text for terminals and pages: control characters escaped, numbers, factors, dates and durations formatted.
 
-Numbers and spans of time in the few forms that all views share.
+Control characters and marks that change the direction of writing are shown as escapes, so that they have no effect.
 """
 
 import math
@@ -30,7 +30,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Four significant digits; `unknown` where there is none."""
+    """Four significant digits; `unknown` for None."""
     if value is None:
         return "unknown"
     if not math.isfinite(value):
@@ -41,12 +41,12 @@ def format_number(value: float | None) -> str:
 
 
 def format_factor(factor: float | None) -> str:
-    """×0.375; ×? where the LR does not follow the ledger."""
+    """`×0.375`; `×?` for an unknown factor."""
     return "×?" if factor is None else f"×{factor:.6g}"
 
 
 def format_when(ts: str) -> str:
-    """`2026-05-18 14:25` in the writer's own offset; the text itself when it is no timestamp."""
+    """`2026-05-18 14:25` in the writer's time zone; a text that is no timestamp is returned as it is."""
     try:
         return datetime.fromisoformat(ts).strftime("%Y-%m-%d %H:%M")
     except ValueError:
@@ -54,7 +54,7 @@ def format_when(ts: str) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """A span of time in its two largest units."""
+    """A duration in its two largest units."""
     seconds = max(0, round(seconds))
     for unit, size, smaller, small in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if seconds >= size:

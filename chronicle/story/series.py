@@ -151,7 +151,7 @@ SAMPLE_NAMES = ("samples", "consumed_samples", "num_samples", "train/samples")
 FLOP_NAMES = ("flops", "total_flops", "train/flops")
 TOKEN_NAMES = ("tokens", "consumed_tokens", "num_tokens", "train/tokens")
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
-Table = tuple[list[int], list[float]]  # steps, values
+StepValues = tuple[list[int], list[float]]  # steps, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +159,9 @@ class Clock:
     """One launch. `time` is in seconds since the epoch, the others count from the beginning of the run. Empty: unknown."""
 
     launch: int
-    time: Table = field(default=([], []))
-    samples: Table = field(default=([], []))
-    flops: Table = field(default=([], []))
+    time: StepValues = field(default=([], []))
+    samples: StepValues = field(default=([], []))
+    flops: StepValues = field(default=([], []))
 
 
 def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[Clock, ...]:
@@ -178,7 +178,7 @@ def tell_clocks(story: Story, series: Sequence[LaunchSeries]) -> tuple[Clock, ..
     for launch in series:
         steps = _longest(launch).steps
         made = (steps, [batch * step for step in steps]) if batch is not None and not samples else ([], [])
-        none: Table = ([], [])
+        none: StepValues = ([], [])
         tables = (_times(launch), samples.get(launch.launch, made), flops.get(launch.launch, none))
         time, counted, spent = (_thinned(table, buckets) for table in tables)
         out.append(Clock(launch=launch.launch, time=time, samples=counted, flops=spent))
@@ -194,21 +194,21 @@ def _longest(launch: LaunchSeries) -> Curve:
     return max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
 
 
-def _times(launch: LaunchSeries) -> Table:
+def _times(launch: LaunchSeries) -> StepValues:
     curve = _longest(launch)
     rows = [(s, t) for s, t in zip(curve.steps, curve.times, strict=True) if t is not None]
     return [s for s, _ in rows], [t for _, t in rows]
 
 
-def _thinned(table: Table, buckets: int) -> Table:
+def _thinned(table: StepValues, buckets: int) -> StepValues:
     steps, values = table
     curve = thin(Curve(steps, [None] * len(steps), values), buckets)
     return curve.steps, curve.values
 
 
-def _counters(story: Story, series: Sequence[LaunchSeries], names: Sequence[str]) -> dict[int, Table]:
+def _counters(story: Story, series: Sequence[LaunchSeries], names: Sequence[str]) -> dict[int, StepValues]:
     """A logged counter by launch. If it restarts at a resume, the parent's last value is added."""
-    found: dict[int, Table] = {}
+    found: dict[int, StepValues] = {}
     for launch in series:
         name = next((n for n in names if n in launch.channels), None)
         if name is None:
@@ -221,7 +221,7 @@ def _counters(story: Story, series: Sequence[LaunchSeries], names: Sequence[str]
     return found
 
 
-def _value_at_start(story: Story, found: Mapping[int, Table], number: int) -> float | None:
+def _value_at_start(story: Story, found: Mapping[int, StepValues], number: int) -> float | None:
     told = story.launch(number)
     parent = None if told is None else told.span.parent
     if told is None or parent is None or parent not in found or told.span.start_step is None:

@@ -233,7 +233,7 @@ def test_the_page_of_a_study_begins_with_its_answers_and_one_divergent_arm_hides
     page = page_of(run, tmp_path / "report.html")
     sections = re.findall(r'<section id="([^"]*)"', page.read_text())
     assert sections == ["experiments", "story"]
-    assert "no life of a run to draw" in page.read_text()
+    assert "No launches yet." in page.read_text()
     with browser(tmp_path / "profile") as running:
         tab = running.open(page.as_uri())
         tab.until("document.documentElement.dataset.ready")
