@@ -1,9 +1,12 @@
-"""Where the parts of one run lie on disk (`docs/design.md` §3). Pure path arithmetic: nothing here touches the disk."""
+"""Where the parts of one run lie on disk (`docs/design.md` §3): path arithmetic, and the numbers of its launches."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RunPaths"]
+__all__ = ["RunPaths", "list_launch_numbers"]
+
+LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +85,10 @@ class RunPaths:
     def report_html(self) -> Path:
         """The self-contained page."""
         return self.run_dir / "report.html"
+
+
+def list_launch_numbers(paths: RunPaths) -> list[int]:
+    """Return the numbers of the launches that have a directory, in order; an empty list without `launches/`."""
+    if not paths.launches_dir.is_dir():
+        return []
+    return sorted(int(one.name) for one in paths.launches_dir.iterdir() if LAUNCH_DIR.fullmatch(one.name))

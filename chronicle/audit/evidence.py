@@ -16,14 +16,13 @@ from typing import Any
 from chronicle.audit.rank import VERSION
 from chronicle.journal import Entry, Journal, compute_lineage
 from chronicle.metrics.log import read_metrics
-from chronicle.paths import RunPaths
+from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.channels import Role, value_of
 
 __all__ = ["LaunchEvidence", "Observation", "RunEvidence", "read_evidence"]
 
 EVIDENCE_FILE = re.compile(r"(rank-\d+|host-[\w.-]+)\.jsonl")
 HOST = -1  # rank of records written by a host's supervisor
-LAUNCH_DIR = re.compile(r"\d{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class RunEvidence:
 
 def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
     """Read the evidence of all launches. Without `metrics` only the ranks' records are read, which takes milliseconds."""
-    launches = tuple(_read_launch(paths, number, metrics) for number in _launch_numbers(paths))
+    launches = tuple(_read_launch(paths, number, metrics) for number in list_launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
         for one in launches
@@ -87,12 +86,6 @@ def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) ->
     return RunEvidence(
         run=journal.run, launches=launches, kept=kept, head_step=lineage.head_step, entries=tuple(journal.entries)
     )
-
-
-def _launch_numbers(paths: RunPaths) -> list[int]:
-    if not paths.launches_dir.is_dir():
-        return []
-    return sorted(int(one.name) for one in paths.launches_dir.iterdir() if LAUNCH_DIR.fullmatch(one.name))
 
 
 def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:

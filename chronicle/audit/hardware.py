@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chronicle.metrics.log import read_metrics
-from chronicle.paths import RunPaths
+from chronicle.paths import RunPaths, list_launch_numbers
 
 __all__ = [
     "HardwareEvent",
@@ -177,13 +177,12 @@ def _parse_pair(
 
 # --- The launch and step of a moment
 
-NUMBER = re.compile(r"\d{4,}")
 
 
 def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
     """Return (launch, last step logged before `moment`) of the launch that was running; None when none was."""
     when = _seconds(moment)
-    for number in _launches(paths):
+    for number in list_launch_numbers(paths):
         before = None
         try:
             for point in read_metrics(paths.metrics_path(number)):
@@ -201,7 +200,7 @@ def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
 
 def guess_year(paths: RunPaths, now: datetime) -> int:
     """Return the year for syslog lines of this run: that of the first logged step, else this year."""
-    for number in _launches(paths):
+    for number in list_launch_numbers(paths):
         try:
             for point in read_metrics(paths.metrics_path(number)):
                 if point.time is not None:
@@ -209,12 +208,6 @@ def guess_year(paths: RunPaths, now: datetime) -> int:
         except OSError:
             continue
     return now.year
-
-
-def _launches(paths: RunPaths) -> list[int]:
-    if not paths.launches_dir.is_dir():
-        return []
-    return sorted(int(one.name) for one in paths.launches_dir.iterdir() if NUMBER.fullmatch(one.name))
 
 
 def _seconds(moment: datetime) -> float:

@@ -298,17 +298,13 @@ def read_mlflow(uri: str, run_id: str) -> Import:
     A run that was resumed holds both timelines in one history; the timestamps separate them. Raises `ChronicleError` when
     the store has no such run.
     """
-    try:
-        from mlflow.tracking import MlflowClient
-    except ModuleNotFoundError as problem:
-        raise ChronicleError("mlflow is not installed", "pip install 'chronicle-ml[mlflow]'") from problem
-    client = MlflowClient(tracking_uri=uri)
+    client = _client(uri)
     try:
         run = client.get_run(run_id)
         query = f"tags.`mlflow.parentRunId` = '{run_id}'"
         nested = client.search_runs([run.info.experiment_id], query, order_by=["attributes.start_time"])
     except Exception as problem:
-        raise ChronicleError(f"mlflow run `{run_id}`: {str(problem).splitlines()[0][:200]}") from problem
+        raise ChronicleError(f"cannot read mlflow run `{run_id}`: {_first_line(problem)}") from problem
     launches = [part for found in (run, *nested) for part in _launches(client, found)]
     return Import(format="mlflow", launches=tuple(launches))
 

@@ -7,7 +7,6 @@ closes launches that ended without an entry: an unended `launch.start` of this m
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, find_alive, list_launches
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
-from chronicle.paths import RunPaths
+from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock
 
 __all__ = [
@@ -165,15 +164,13 @@ def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], no
 
 # --- Launch numbers
 
-NUMBER = re.compile(r"\d{4,}")
 
 
 def take_number(paths: RunPaths) -> int:
     """Take the next launch number by creating its directory, so that two launches cannot share one."""
     try:
         paths.launches_dir.mkdir(parents=True, exist_ok=True)
-        taken = [int(p.name) for p in paths.launches_dir.iterdir() if NUMBER.fullmatch(p.name)]
-        number = max(taken, default=0) + 1
+        number = max(list_launch_numbers(paths), default=0) + 1
         while True:
             try:
                 paths.launch_dir(number).mkdir()

@@ -40,7 +40,6 @@ from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import (
-    DO_NOT_REQUEUE,
     LaunchRecord,
     LaunchSeals,
     describe_end,
@@ -48,7 +47,7 @@ from chronicle.launch.record import (
     title_of_end,
     was_refused,
 )
-from chronicle.launch.supervisor import LaunchOutcome, Supervisor
+from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.paths import RunPaths
 
 __all__ = [

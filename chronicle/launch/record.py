@@ -14,11 +14,10 @@ from typing import Any
 from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import Event, GuardVerdict, LaunchEnd, SealedParts, events_of
-from chronicle.launch.supervisor import LaunchOutcome
+from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
 __all__ = [
-    "DO_NOT_REQUEUE",
     "LaunchRecord",
     "LaunchSeals",
     "describe_end",
@@ -67,8 +66,6 @@ class LaunchRecord:
 
 
 # --- Exit report: how the launch ended
-
-DO_NOT_REQUEUE = 78
 
 TAIL_LINES = 12
 TORCHRUN_RANK = re.compile(r"\brank\s*: (\d+) \(local_rank: \d+\)")

@@ -24,7 +24,7 @@ from chronicle.launch.containment import ControlGroup, EndReport, die_with_paren
 from chronicle.launch.processes import Process, read_process, send_signal, walk_children
 from chronicle.launch.ranks import RankDeath, RankWatch
 
-__all__ = ["FORWARDED", "LaunchOutcome", "Supervisor"]
+__all__ = ["DO_NOT_REQUEUE", "FORWARDED", "LaunchOutcome", "Supervisor"]
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 1.0
@@ -33,7 +33,7 @@ LOOK_EARLY_SECONDS = 120.0
 BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they report which rank did not end
 TERM_SECONDS = 5.0
 QUIET_SECONDS = 2.0  # children of a launcher that succeeded may be ending too
-DO_NOT_REQUEUE = 78
+DO_NOT_REQUEUE = 78  # guard or preflight refused: a restart would be refused again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
