@@ -53,7 +53,7 @@ test-all: install
 
 lint: install
 	$(BIN)/ruff check .
-	$(BIN)/python scripts/readme_tree.py --check
+	$(BIN)/python scripts/map.py --check
 	$(BIN)/python scripts/channel_names.py
 	$(BIN)/python scripts/house.py
 
