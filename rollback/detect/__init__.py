@@ -1,6 +1,6 @@
-"""See trouble in a training log: spikes, divergences, NaN, wrong learning rates, lost weights.
+"""Detect incidents in a training log: spikes, divergences, NaN, wrong learning rates, lost weights.
 
-`Detector` folds logged points, live or after the fact, into `Event`s with an onset, a lower bound for it, a class and
+`Detector` folds logged points, live or after the fact, into `Event`s with an onset, a lower bound for it, a kind and
 a tier. Standard library only; no clock, no disk. What to do about an event: `rollback.propose`.
 """
 

@@ -1,13 +1,15 @@
 """The state of one channel and the lifecycle of its events: open, onset, second rise, recovery, NaN.
 
-`ChannelState` holds what a fold remembers; the functions below change it when a point opens, continues or closes an
-event. The fold itself is in `channel.py`.
+`ChannelState` holds what a fold remembers, and its JSON form. The functions below change it when a point opens,
+continues or closes an event. The fold itself is in `channel.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from typing import Any, Self
 
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Status
@@ -16,8 +18,8 @@ from rollback.detect.noise import GridSense, find_wander
 
 SCALARS = (
     "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",
-    "tail_u", "tail_beta", "pairs", "hot", "cold", "far", "marginal", "frozen", "wander", "next_calibration",
-    "healthy", "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
+    "tail_u", "tail_beta", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
+    "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
     "strayed", "strayed_row",
 )  # fmt: skip
@@ -25,6 +27,19 @@ PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
     "respikes", "sorted", "warm",
 )  # fmt: skip
+
+
+RESPIKE_GAP = 6  # points since the last sudden one
+RESPIKE_SETTLED = 24  # ordinary points before a second spike counts
+PERSISTENT_POINTS, PERSISTENT_WITHIN = 4, 8  # sudden points in a row, soon after the alarm
+RESPIKE_MOST, SECOND_RISE_MOST = 64, 200  # points after which an event on top of another is closed unrecovered
+CALM_POINTS, CALM_LEAST, CALM_SIGMAS = 8, 7, 3.0  # a respike is over when 7 of 8 points are within 3 sigma
+PLATEAU_FIRST, PLATEAU_LATER = 0.06, 0.02  # gains of the level at which an open event has settled
+PRESENT_POINTS = 96  # points whose median is the level after an event
+RESTARTED_POINTS, DESCENT_POINTS = 48, 256  # points looked at after a restart; points that `before` measured the fall over
+INSTANT_REFERENCE = 33  # points before a sudden alarm whose median is its reference
+
+Item = tuple[int, int, float, float]  # row, step, deviation in noise units, value
 
 
 class ChannelState:
@@ -40,18 +55,16 @@ class ChannelState:
         self.warm: list[tuple[int, int, float]] = []
         self.level = self.middle = self.slow = self.scale = 0.0
         self.inflation = self.root = self.widening = 1.0  # long-run over one point's variance, its roots
-        self.wander = 1.0  # the least inflation that the run's own residuals ask for
+        self.wander = 1.0  # least inflation at which the run's own residuals raise no alarm
         self.healthy = 0  # points folded outside events
         self.next_calibration = config.calibrate_points
         self.cusum, self.cusum_row = 0.0, -1
-        self.tail_u, self.tail_beta = 1.645, config.tail_prior
+        self.tail_u, self.tail_beta = config.tail_first, config.tail_prior
         self.pairs = 0  # bits: which of the last three points were near the threshold
         self.hot = 0  # points above the threshold in a row
-        self.far = 0  # points far above the reference in a row
-        self.marginal = 1.5  # mean absolute residual x 1.25, in units of the local scale
+        self.marginal = config.marginal_first  # spread of the residuals against the slow level, in local noise units
         self.cold = 0  # points far below it in a row
         self.last_hot = -1000
-        self.frozen = 0
         self.block_sum, self.block_size, self.block_1, self.block_2, self.blocks = 0.0, 0, 0.0, 0.0, 0
         self.long_run = 0.0
         self.last_end = self.restart_row = -(10**9)
@@ -61,11 +74,11 @@ class ChannelState:
         self.settled = 0
         self.height = config.cusum_height
         self.relapse, self.relapse_row, self.plateau = 0.0, -1, 0.0
-        self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that came back by itself, and when it did
+        self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that recovered by itself, and when
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
-        self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // 16))
-        self.buffer: deque[tuple[int, int, float, float]] = deque(maxlen=config.buffer_points)
+        self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // config.lag_every))
+        self.buffer: deque[Item] = deque(maxlen=config.buffer_points)
         self.residuals: deque[float] = deque(maxlen=config.residual_points)
         self.history: deque[tuple[int, float, float, float]] = deque(maxlen=512)  # (step, level, middle, slow)
         self.grid = GridSense()
@@ -75,13 +88,53 @@ class ChannelState:
         self.events: list[ChannelEvent] = []  # open ones only
 
     def set_inflation(self, inflation: float) -> None:
-        """Keep the two roots that every point needs beside it."""
+        """Store the inflation with its square root and fourth root, which are read at each point."""
         self.inflation, self.root = inflation, math.sqrt(inflation)
         self.widening = math.sqrt(self.root)
 
     def take_id(self) -> int:
+        """Return a number that no event of this channel has."""
         self.next_id += 1
         return self.next_id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain JSON values; floats keep every bit through repr."""
+        record: dict[str, Any] = {name: getattr(self, name) for name in SCALARS}
+        record["name"] = self.name
+        record["before"] = None if self.before is None else list(self.before)
+        record["warm"] = [list(item) for item in self.warm]
+        record["history"] = [list(item) for item in self.history]
+        record["residuals"] = list(self.residuals)
+        record["order"], record["lagged"] = list(self.order), list(self.lagged)
+        record["buffer"] = [list(item) for item in self.buffer]
+        record["grid"] = self.grid.to_json()
+        record["events"] = [event.to_json() for event in self.events]
+        record["respikes"] = [event.id for event in self.respikes]
+        record["excursion"] = self.excursion and self.excursion.to_json()
+        return record
+
+    @classmethod
+    def from_json(cls, config: ChannelConfig, record: Mapping[str, Any]) -> Self:
+        """Rebuild a channel from `to_json`; `config` is that of its role."""
+        channel = cls(record["name"], config)
+        for name in SCALARS:
+            setattr(channel, name, record[name])
+        channel.before = None if record["before"] is None else (record["before"][0], record["before"][1])
+        channel.warm = [(row, step, value) for row, step, value in record["warm"]]
+        channel.order = deque(record["order"])
+        channel.sorted = sorted(channel.order)
+        channel.lagged.extend(record["lagged"])
+        channel.buffer.extend((row, step, z, value) for row, step, z, value in record["buffer"])
+        channel.history.extend((step, level, middle, slow) for step, level, middle, slow in record["history"])
+        channel.residuals.extend(record["residuals"])
+        channel.grid = GridSense(*record["grid"])
+        channel.events = [ChannelEvent.from_json(event) for event in record["events"]]
+        by_id = {event.id: event for event in channel.events}
+        channel.respikes = [by_id[number] for number in record["respikes"]]
+        if record["excursion"] is not None:
+            event = by_id[record["excursion"]["event"]]
+            channel.excursion = Excursion.from_json(config, event, record["excursion"])
+        return channel
 
 
 # --- Lifecycle of events
@@ -90,7 +143,7 @@ class ChannelState:
 def feed_drop(
     channel: ChannelState, row: int, step: int, value: float, level: float, changed: list[ChannelEvent] | None
 ) -> list[ChannelEvent] | None:
-    """A sudden fall that stayed for four points, far outside the run's own range: other data, or other weights."""
+    """Report a sudden fall that lasted four points, far outside the run's own range: other data, or other weights."""
     fall = level - value
     if channel.rows < channel.config.drop_history or fall < channel.config.drop_marginals * channel.marginal * channel.scale:
         return changed
@@ -100,14 +153,14 @@ def feed_drop(
 def feed_restarted(
     channel: ChannelState, row: int, step: int, changed: list[ChannelEvent] | None
 ) -> list[ChannelEvent] | None:
-    """Soon after a restart: is the loss lower than its own descent explains? Then it sees data again."""
-    if channel.before is None or len(channel.buffer) < 48 or row - channel.restart_row < 48:
+    """Report a loss that is lower, soon after a restart, than its own descent explains: data is probably repeated."""
+    if channel.before is None or len(channel.buffer) < RESTARTED_POINTS or row - channel.restart_row < RESTARTED_POINTS:
         return changed
     base, natural = channel.before
-    recent = [item[3] for item in list(channel.buffer)[-48:]]
+    recent = [item[3] for item in list(channel.buffer)[-RESTARTED_POINTS:]]
     mean = math.fsum(recent) / len(recent)
     unit = channel.scale * channel.root
-    gain = base - mean - 2.0 * natural * (row - channel.restart_row) / 256.0
+    gain = base - mean - 2.0 * natural * (row - channel.restart_row) / DESCENT_POINTS
     if gain < channel.config.too_good_sigmas * max(unit, 0.5 * channel.marginal * channel.scale):
         return changed
     channel.before = None
@@ -115,6 +168,7 @@ def feed_restarted(
 
 
 def closed_event(channel: ChannelState, shape: str, row: int, step: int, value: float, level: float) -> ChannelEvent:
+    """Make an event that is over when it is found: a drop, or a loss that is too good."""
     return ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape=shape, alarm_row=row, alarm_step=step, onset_row=row,
         onset_step=step, onset_low_row=row, onset_low_step=step, level=level, sigma=channel.scale, closed=True,
@@ -127,16 +181,16 @@ def open_event(
     channel: ChannelState, row: int, step: int, value: float, sudden: bool, z: float, sigma: float, reference: float,
     unit: float, changed: list[ChannelEvent] | None,
 ) -> list[ChannelEvent]:  # fmt: skip
-    """Open the event of an alarm: where it began, what it is judged against, whether it is sudden."""
+    """Open the event of an alarm: find its onset and its reference, and decide whether it is sudden."""
     tail = suspects(channel, row)
     residuals = [item[2] for item in tail]
     onset = find_onset(residuals, inflation=channel.root)
     first, low = tail[onset.index], tail[onset.low_index]
-    if row - first[0] > 10:
+    if row - first[0] > channel.config.sudden_points:
         low = _earlier(channel, low, row - first[0])
     local = sudden and value - reference < 3.0 * unit
-    if local:  # sudden against the fast level only: the slow reference lies higher (early descent)
-        before = sorted(item[3] for item in list(channel.buffer)[-33:-1])
+    if local:  # sudden against the fast level only: the slow reference lies higher, in the early descent
+        before = sorted(item[3] for item in list(channel.buffer)[-INSTANT_REFERENCE:-1])
         reference, unit = before[len(before) // 2] if before else value - z * sigma, sigma
         first = low = tail[-1]
     event = ChannelEvent(
@@ -146,7 +200,7 @@ def open_event(
         inflation=_local_inflation(channel, sigma) if local else channel.inflation,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
     )  # fmt: skip
-    if sudden and row - first[0] <= 10:
+    if sudden and row - first[0] <= channel.config.sudden_points:
         event.shape = "instant"
     channel.events.append(event)
     channel.excursion = Excursion(channel.config, event, reference, unit)
@@ -156,30 +210,28 @@ def open_event(
 
 
 def _own_wander(channel: ChannelState, row: int) -> float:
-    """How far this run has strayed by itself, in the channel's unit: between events, and in those that came back."""
+    """Return how far this run has drifted by itself, in the channel's unit: between events, and in recovered ones."""
     strayed = channel.strayed * math.exp2((channel.strayed_row - row) / channel.config.strayed_half_life)
     return max(find_wander(channel.residuals) * channel.scale, strayed)
 
 
 def _local_inflation(channel: ChannelState, sigma: float) -> float:
-    """What the slow layer knows of the run's wander, in units of the local noise: a level that wanders is no shift."""
+    """Return the slow layer's inflation in units of the local noise: a level that wanders is no shift."""
     return max(1.0, min(channel.config.max_inflation, (channel.scale * channel.root / sigma) ** 4))
 
 
-def _earlier(
-    channel: ChannelState, low: tuple[int, int, float, float], points: int
-) -> tuple[int, int, float, float]:
-    """The bound of a slow rise, moved back by as many points as the alarm came late.
+def _earlier(channel: ChannelState, low: Item, points: int) -> Item:
+    """Move the lower bound of a slow rise back by as many points as the alarm came late.
 
-    The likelihood knows steps and straight ramps; what grows by e-folds spends as long again below the noise.
+    The likelihood knows steps and straight ramps. Exponential growth spends as long again below the noise.
     """
     wanted = max(low[0] - points, channel.last_end, channel.restart_row)
     return next((item for item in channel.buffer if item[0] >= wanted), low)
 
 
-def suspects(channel: ChannelState, row: int) -> list[tuple[int, int, float, float]]:
-    """The points among which the onset is sought: from a little before the CUSUM last left zero."""
-    start = (channel.cusum_row if channel.cusum > 0.0 else row) - 96
+def suspects(channel: ChannelState, row: int) -> list[Item]:
+    """Return the points among which the onset is sought: from a little before the CUSUM last left zero."""
+    start = (channel.cusum_row if channel.cusum > 0.0 else row) - channel.config.onset_reach
     start = max(start, channel.last_end)
     tail = [item for item in channel.buffer if item[0] >= start]
     return tail or [channel.buffer[-1]]
@@ -189,18 +241,20 @@ def feed_open(
     channel: ChannelState, row: int, step: int, value: float, sudden: bool, z: float, sigma: float,
     changed: list[ChannelEvent] | None,
 ) -> list[ChannelEvent] | None:  # fmt: skip
+    """Fold one point while an event is open: second spikes, a second rise, and the recovery test."""
     excursion = channel.excursion
     assert excursion is not None
     result = list(changed or ())
-    if sudden and row - channel.last_hot > 6 and channel.settled >= 24 and not channel.respikes:
+    apart = row - channel.last_hot > RESPIKE_GAP and channel.settled >= RESPIKE_SETTLED
+    if sudden and apart and not channel.respikes:
         result.append(respike(channel, row, step, value, z, sigma))
     if sudden:
         channel.last_hot = row
-        if channel.hot == 4 and row - excursion.event.alarm_row <= 8:
+        if channel.hot == PERSISTENT_POINTS and row - excursion.event.alarm_row <= PERSISTENT_WITHIN:
             excursion.event.persistent = True
             result.append(excursion.event)
     if channel.respikes:
-        result.extend(follow_respikes(channel, row, step, value, z))
+        result.extend(follow_respikes(channel, row, step, value))
     relapse = feed_relapse(channel, row, step, value, excursion)
     if relapse is not None:
         result.append(relapse)
@@ -212,7 +266,7 @@ def feed_open(
 
 
 def respike(channel: ChannelState, row: int, step: int, value: float, z: float, sigma: float) -> ChannelEvent:
-    """A sudden event on top of an open one: its own short life, judged against the local level."""
+    """Open a sudden event on top of an open one; it is judged against the local level."""
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="instant", alarm_row=row, alarm_step=step, onset_row=row,
         onset_step=step, onset_low_row=row, onset_low_step=step, level=value - z * sigma, sigma=sigma, sigmas=z,
@@ -224,18 +278,19 @@ def respike(channel: ChannelState, row: int, step: int, value: float, z: float, 
 
 
 def feed_relapse(channel: ChannelState, row: int, step: int, value: float, excursion: Excursion) -> ChannelEvent | None:
-    """A second rise on top of an open event: the same CUSUM against the level at which the event had settled."""
+    """Detect a second rise on top of an open event, by a CUSUM against the level at which the event had settled."""
     if excursion.count < 2 * channel.config.preview_points:
-        channel.plateau = value if excursion.count == 0 else channel.plateau + (value - channel.plateau) * 0.06
+        channel.plateau = value if excursion.count == 0 else channel.plateau + (value - channel.plateau) * PLATEAU_FIRST
         return None
     deviation = (value - channel.plateau) / excursion.unit
     before = channel.relapse
-    channel.relapse = max(0.0, before + max(-4.0, min(4.0, deviation)) - channel.config.cusum_slack)
+    clip = channel.config.cusum_clip
+    channel.relapse = max(0.0, before + max(-clip, min(clip, deviation)) - channel.config.cusum_slack)
     if channel.relapse > 0.0 and before == 0.0:
         channel.relapse_row = row
     height = channel.height * channel.root
-    if channel.relapse < 0.34 * height:
-        channel.plateau += (value - channel.plateau) * 0.02
+    if channel.relapse < channel.config.suspicion * height:
+        channel.plateau += (value - channel.plateau) * PLATEAU_LATER
     if channel.relapse < height:
         return None
     tail = [item for item in channel.buffer if item[0] >= channel.relapse_row - 16]
@@ -255,16 +310,17 @@ def feed_relapse(channel: ChannelState, row: int, step: int, value: float, excur
     return event
 
 
-def follow_respikes(channel: ChannelState, row: int, step: int, value: float, z: float) -> list[ChannelEvent]:
+def follow_respikes(channel: ChannelState, row: int, step: int, value: float) -> list[ChannelEvent]:
+    """Update the events on top of the open one; returns those that this point closed."""
     done = []
     for event in channel.respikes:
         if value - event.level > (event.excess or 0.0):
             event.excess, event.peak_row, event.peak_step = value - event.level, row, step
             event.sigmas = event.excess / event.sigma
-        calm = sum((item[3] - event.level) < 3.0 * event.sigma for item in list(channel.buffer)[-8:])
-        if row - event.alarm_row >= 8 and calm >= 7:
+        calm = sum((item[3] - event.level) < CALM_SIGMAS * event.sigma for item in list(channel.buffer)[-CALM_POINTS:])
+        if row - event.alarm_row >= CALM_POINTS and calm >= CALM_LEAST:
             event.status, event.recovered_row, event.recovered_step = Status.RECOVERED, row, step
-        elif row - event.alarm_row >= (64 if event.shape == "instant" else 200):
+        elif row - event.alarm_row >= (RESPIKE_MOST if event.shape == "instant" else SECOND_RISE_MOST):
             event.status = Status.PARTIAL
         else:
             continue
@@ -277,14 +333,15 @@ def follow_respikes(channel: ChannelState, row: int, step: int, value: float, z:
 
 
 def close_event(channel: ChannelState, row: int, *, recovered: bool) -> None:
+    """Leave the open event: the slow levels start again from the present one."""
     excursion = channel.excursion
     assert excursion is not None
     if excursion.event in channel.events:
         channel.events.remove(excursion.event)
     channel.excursion = None
-    channel.cusum, channel.frozen, channel.last_end = 0.0, 0, row
+    channel.cusum, channel.last_end = 0.0, row
     channel.block_sum, channel.block_size, channel.blocks = 0.0, 0, 0
-    recent = sorted(item[3] for item in list(channel.buffer)[-96:])
+    recent = sorted(item[3] for item in list(channel.buffer)[-PRESENT_POINTS:])
     present = recent[len(recent) // 2]
     if recovered:
         present = min(present, channel.slow)
@@ -295,7 +352,7 @@ def close_event(channel: ChannelState, row: int, *, recovered: bool) -> None:
 
 
 def abandon_events(channel: ChannelState, row: int, step: int) -> list[ChannelEvent]:
-    """The steps in which these events happened were taken back: close them as they stand, forget what they taught."""
+    """Close the open events and restore the levels of this step: the log went back to it. Returns what this closed."""
     closed = [event for event in channel.events if event.shape != "nan"]
     for event in closed:
         event.closed = True
@@ -311,14 +368,14 @@ def abandon_events(channel: ChannelState, row: int, step: int) -> list[ChannelEv
         _, channel.level, channel.middle, channel.slow = channel.history[-1]
     channel.lagged.clear()
     channel.events = [event for event in channel.events if event.shape == "nan"]
-    channel.respikes, channel.cusum, channel.frozen, channel.last_end = [], 0.0, 0, row
-    channel.hot = channel.far = channel.pairs = 0
+    channel.respikes, channel.cusum, channel.last_end = [], 0.0, row
+    channel.hot = channel.pairs = 0
     channel.relapse = 0.0
     return closed
 
 
 def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
-    """A slow rise that went away by itself was the run's own wander (of 20 real divergences one did that)."""
+    """Add a slow rise that recovered by itself to the run's drift (of 20 real divergences one recovered)."""
     if event.shape == "gradual" and not event.after_restart:
         channel.strayed, channel.strayed_row = max(event.crest, _own_wander(channel, channel.last_end)), channel.last_end
         channel.wander = min(channel.config.max_inflation, 1.6 * max(channel.wander, event.inflation))
@@ -326,6 +383,7 @@ def learn_from(channel: ChannelState, event: ChannelEvent) -> None:
 
 
 def feed_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelEvent] | None:
+    """Fold a NaN or an infinity: the first opens an event, the third in a row confirms it."""
     channel.non_finite += 1
     if channel.non_finite > 1:
         return confirm_non_finite(channel) if channel.non_finite == channel.config.non_finite_points else None
@@ -339,6 +397,7 @@ def feed_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelE
 
 
 def close_non_finite(channel: ChannelState, row: int, step: int) -> list[ChannelEvent]:
+    """Close the NaN event: this point is a number again."""
     channel.non_finite = 0
     event = non_finite_event(channel)
     event.status, event.closed = Status.RECOVERED, True
@@ -348,11 +407,12 @@ def close_non_finite(channel: ChannelState, row: int, step: int) -> list[Channel
 
 
 def non_finite_event(channel: ChannelState) -> ChannelEvent:
+    """Return the open NaN event."""
     return next(event for event in channel.events if event.shape == "nan")
 
 
 def confirm_non_finite(channel: ChannelState) -> list[ChannelEvent]:
-    """One NaN can be a skipped step; several are weights that no longer work."""
+    """Mark the NaN event as lasting: one NaN can be a skipped step, several are weights that no longer work."""
     event = non_finite_event(channel)
     event.unresolved, event.status = True, Status.DIVERGING
     return [event]

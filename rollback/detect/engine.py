@@ -5,25 +5,24 @@
         for event in detector.feed(point.step, point.values):
             ...                                # opened or changed by this point
 
-Each channel folds alone (`channel.py`), the stream watches steps and launches, the LR watch compares rates, the
-fusion makes events of what they find. `to_json` is the whole state: folded in two halves, or killed and resumed at
-any point, the output is the same to the last byte.
+Each channel folds alone (`channel.py`), the stream follows steps and launches, the watches follow LR, loss scale and
+plateau, and the fusion makes events of what they find. `to_json` is the whole state: folded in two halves, or killed and
+resumed at any point, the output is the same to the last byte.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollback.channels import EXPECTED_LR, Role, role_of
 from rollback.detect.channel import Channel
-from rollback.detect.channel_events import SCALARS
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
-from rollback.detect.excursion import ChannelEvent, Excursion
-from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, Group, mixture_sentence, source_sentence, view_sources
-from rollback.detect.noise import GridSense
+from rollback.detect.excursion import ChannelEvent
+from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 from rollback.detect.watches import BLOCK_POINTS, BLOCKS, LrFinding, LrWatch, PlateauWatch, ScaleWatch
 
@@ -32,9 +31,9 @@ DECISIVE = (Role.LOSS, Role.SOURCE)
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.REINIT, Kind.MIX_SHIFT)
-RESTART_ROWS = 200
-SHARE_POINTS = 512
-FRESH_ROWS = 4
+RESTART_ROWS = 200  # an onset so soon after the start of a launch has that as evidence
+SHARE_POINTS = 512  # of the mixture that are remembered
+FRESH_ROWS = 4  # points that count as the start of a launch
 
 
 class UnknownState(ValueError):
@@ -63,10 +62,11 @@ class Detector:
 
     @property
     def events(self) -> tuple[Event, ...]:
+        """All events so far, in order of opening."""
         return tuple(self._fusion.events)
 
     def skip_to(self, row: int) -> None:
-        """The next point is the log's `row`th: rows that could not be read were rows, too."""
+        """Count the rows before `row` as read: the log holds rows that are no points."""
         if row > self.row:
             self.row = row
 
@@ -116,7 +116,7 @@ class Detector:
         self, row: int, step: int, launch: int | None, values: Mapping[str, float | None], repeated: bool,
         changed: list[Event],
     ) -> None:  # fmt: skip
-        """Norms and the like come after the losses of the same point: they can be folded apart (`split.py`)."""
+        """Fold norms and throughput after the losses of the same point, so that they can be folded in another process."""
         for name, channel in self._evidence.items():
             value = values.get(name)
             if value is None or (repeated and channel.last_step == step and value - value == 0.0):
@@ -126,7 +126,7 @@ class Detector:
                 self._fuse(self._roles[name], items, row, step, launch, changed)
 
     def finish(self) -> list[Event]:
-        """The log is complete: an event still open at its end is judged by its last points. Not part of the fold."""
+        """Judge the events that are still open by their last points: the log is complete. Not part of the fold."""
         changed: list[Event] = []
         stream = self._stream
         last_step = stream.last_step if stream.last_step is not None else 0
@@ -135,7 +135,7 @@ class Detector:
         return changed
 
     def _meet(self, name: str) -> Role:
-        """First sight of a channel: decide what it is; of several total losses the first one leads."""
+        """Decide the role of a new channel; of several total losses the first one leads."""
         role = role_of(name)
         if role is Role.LOSS and any(known is Role.LOSS for known in self._roles.values()):
             role = Role.SOURCE
@@ -149,16 +149,14 @@ class Detector:
     def _config_for(self, role: Role) -> ChannelConfig:
         if role not in LOG_ROLES:
             return self.config
-        values = {name: getattr(self.config, name) for name in ChannelConfig.__slots__}
-        falling = role is Role.SPEED
-        return ChannelConfig(**{**values, "log": True, "falling": falling, "floor_fraction": 0.02, "level_fraction": 0.0})
+        return replace(self.config, log=True, falling=role is Role.SPEED, floor_fraction=0.02, level_fraction=0.0)
 
     def _place(
         self, placement: Placement, row: int, step: int, launch: int | None, changed: list[Event]
     ) -> None:
-        """A point that does not simply follow the one before it: another launch, interval or writer."""
+        """Handle a point of another launch, log interval or writer."""
         if placement.interleaved:
-            sentence = "two writers share this log: only the one further on is watched"
+            sentence = "two writers append to this log: only the one with the higher steps is scanned"
             changed.append(
                 self._add(Kind.INTERLEAVED_WRITERS, Tier.WARN, row, step, launch, (), sentence, closed=True)
             )
@@ -247,7 +245,7 @@ class Detector:
                 changed.append(self._attribute(event, row) if role is Role.LOSS else event)
 
     def _attribute(self, event: Event, row: int) -> Event:
-        """Add what stands beside the event; blame the mixture where no source moved."""
+        """Add evidence to an event of the loss; name the mixture as its kind where no source moved."""
         onset = event.onset_row if event.onset_row is not None else row
         evidence: dict[str, None] = {}
         sources = {name: self._channels[name] for name, role in self._roles.items() if role is Role.SOURCE}
@@ -263,7 +261,7 @@ class Detector:
         if event.kind in MIX_KINDS and row - onset >= MIX_POINTS:
             total = next(self._channels[name] for name, role in self._roles.items() if role is Role.LOSS)
             sentence = mixture_sentence(total, sources, self._shares, onset)
-            if sentence is None:  # what was before is forgotten by now: what was found then holds
+            if sentence is None:  # the points before the onset are forgotten by now: the earlier finding holds
                 sentence = next((line for line in event.evidence if line.startswith(MIXTURE)), None)
             if sentence:
                 kind, evidence = Kind.MIX_SHIFT, {**evidence, sentence: None}
@@ -291,8 +289,8 @@ class Detector:
             "rewound": self._rewound,
             "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
-            "channels": [channel_to_json(channel) for channel in (*self._channels.values(), *self._evidence.values())],
-            "fusion": fusion_to_json(self._fusion),
+            "channels": [channel.to_json() for channel in (*self._channels.values(), *self._evidence.values())],
+            "fusion": self._fusion.to_json(),
         }
 
     @classmethod
@@ -316,102 +314,12 @@ class Detector:
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]
             place = detector._evidence if role in EVIDENCE else detector._channels
-            place[stored["name"]] = channel_from_json(detector._config_for(role), stored)
-        detector._fusion = fusion_from_json(record["fusion"], {**detector._channels, **detector._evidence})
+            place[stored["name"]] = Channel.from_json(detector._config_for(role), stored)
+        detector._fusion = Fusion.from_json(record["fusion"], {**detector._channels, **detector._evidence})
         return detector
 
 
 def lr_tier(finding: LrFinding) -> Tier:
-    """A broken promise is proposed at once; a rate that only looks odd against the run's own past warns."""
+    """Propose where the LR differs from a promised one; warn where it only looks wrong against the run's own past."""
     return Tier.PROPOSE if finding.expected is not None else Tier.WARN
 
-
-# --- State as JSON
-
-
-def channel_to_json(channel: Channel) -> dict[str, Any]:
-    """Everything the fold needs to go on as if it had never stopped."""
-    record: dict[str, Any] = {name: getattr(channel, name) for name in SCALARS}
-    record["name"] = channel.name
-    record["before"] = None if channel.before is None else list(channel.before)
-    record["warm"] = [list(item) for item in channel.warm]
-    record["history"] = [list(item) for item in channel.history]
-    record["residuals"] = list(channel.residuals)
-    record["order"], record["lagged"] = list(channel.order), list(channel.lagged)
-    record["buffer"] = [list(item) for item in channel.buffer]
-    record["grid"] = channel.grid.to_json()
-    record["events"] = [event.to_json() for event in channel.events]
-    record["respikes"] = [event.id for event in channel.respikes]
-    record["excursion"] = channel.excursion and channel.excursion.to_json()
-    return record
-
-
-def channel_from_json(config: ChannelConfig, record: Mapping[str, Any]) -> Channel:
-    """Rebuild a channel; `config` is that of its role."""
-    channel = Channel(record["name"], config)
-    for name in SCALARS:
-        setattr(channel, name, record[name])
-    channel.before = None if record["before"] is None else (record["before"][0], record["before"][1])
-    channel.warm = [(row, step, value) for row, step, value in record["warm"]]
-    channel.order = deque(record["order"])
-    channel.sorted = sorted(channel.order)
-    channel.lagged.extend(record["lagged"])
-    channel.buffer.extend((row, step, z, value) for row, step, z, value in record["buffer"])
-    channel.history.extend((step, level, middle, slow) for step, level, middle, slow in record["history"])
-    channel.residuals.extend(record["residuals"])
-    channel.grid = GridSense(*record["grid"])
-    channel.events = [ChannelEvent.from_json(event) for event in record["events"]]
-    by_id = {event.id: event for event in channel.events}
-    channel.respikes = [by_id[number] for number in record["respikes"]]
-    if record["excursion"] is not None:
-        event = by_id[record["excursion"]["event"]]
-        channel.excursion = Excursion.from_json(config, event, record["excursion"])
-    return channel
-
-
-def fusion_to_json(fusion: Fusion) -> dict[str, Any]:
-    return {
-        "events": [event.to_json() for event in fusion.events],
-        "loss_events": list(fusion.loss_events),
-        "first_loss": fusion.first_loss,
-        "lr_wrong": fusion.lr_wrong,
-        "groups": [_group_to_json(group) for group in fusion.groups],
-    }
-
-
-def fusion_from_json(record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Fusion:
-    fusion = Fusion()
-    fusion.events = [Event.from_json(event) for event in record["events"]]
-    fusion.loss_events = list(record["loss_events"])
-    fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
-    fusion.groups = [_group_from_json(group, channels) for group in record["groups"]]
-    return fusion
-
-
-def _group_to_json(group: Group) -> dict[str, Any]:
-    return {
-        "number": group.number,
-        "role": group.role.value,
-        "cluster": group.cluster,
-        "row": group.row,
-        "step": group.step,
-        "leader": group.members.index(group.leader),
-        "members": [member.to_json() for member in group.members],
-    }
-
-
-def _group_from_json(record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Group:
-    members = [_shared(ChannelEvent.from_json(member), channels) for member in record["members"]]
-    group = Group(Role(record["role"]), members[record["leader"]])
-    group.members, group.number, group.cluster = members, record["number"], record["cluster"]
-    group.row, group.step = record["row"], record["step"]
-    return group
-
-
-def _shared(event: ChannelEvent, channels: Mapping[str, Channel]) -> ChannelEvent:
-    """Return the channel's own object while the event is open: both sides must see its changes."""
-    channel = channels.get(event.channel)
-    for candidate in channel.events if channel else ():
-        if candidate.id == event.id:
-            return candidate
-    return event

@@ -1,4 +1,4 @@
-"""What the detector says: kinds, tiers, statuses and the event that carries them. Values only; JSON in and out.
+"""The detector's result: kinds, tiers, statuses, and the event that has one of each. Values only; JSON in and out.
 
 Rows count logged points from 0, because steps repeat after a rewind. Unknown is None.
 """
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class Kind(StrEnum):
-    """The shapes of trouble, by the names used in the labelled curves."""
+    """The kinds of incidents, by the names used in the labelled curves."""
 
     INSTANT_SPIKE = "instant-spike"
     GRADUAL_DIVERGENCE = "gradual-divergence"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 class Tier(StrEnum):
-    """How loud: notice (for the journal), warn (look), propose (act); ordered by `rank`."""
+    """How serious: notice (goes into the journal), warn (look at it), propose (act); ordered by `rank`."""
 
     NOTICE = "notice"
     WARN = "warn"
@@ -40,11 +40,12 @@ class Tier(StrEnum):
 
     @property
     def rank(self) -> int:
+        """The place in the order notice < warn < propose."""
         return ("notice", "warn", "propose").index(self.value)
 
 
 class Status(StrEnum):
-    """Whether the run came back: an equivalence test decides, not a threshold."""
+    """Whether the run recovered: an equivalence test decides, not a threshold."""
 
     OPEN = "open"
     RECOVERED = "recovered"

@@ -17,11 +17,12 @@ from typing import Any
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Status
 
-WINDOWS = (32, 64, 128, 200)
+WINDOWS = (32, 64, 128, 200)  # points over which the recovery test takes its mean
 UPPER_95 = 1.645
 RISING_99 = 2.33
-CHECK_EVERY = 8
-EXPLODED_DECADES = 1.0
+CHECK_EVERY = 8  # points
+EXPLODED_DECADES = 1.0  # a norm ten times its usual size
+CLIP = 4.0  # one point counts as at most so far below the reference
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,9 +30,8 @@ class ChannelEvent:
     """What one channel knows about one event; changed in place while it is open, read by the fusion.
 
     `level` is the reference it is judged against and `sigma` its noise, both in the channel's own unit (log10 for
-    norms); `wander` and `inflation` tell how far the series strays by itself, the latter as its long-run variance over
-    the variance of one point; `unresolved` says that it did not come back in time; a `respike` happened on top of
-    another event.
+    norms). `wander` and `inflation` tell how far the series drifts by itself, the latter as its long-run variance over
+    the variance of one point. `unresolved`: it did not recover in time. A `respike` happened on top of another event.
     """
 
     id: int
@@ -46,7 +46,7 @@ class ChannelEvent:
     level: float
     sigma: float
     inflation: float = 1.0
-    wander: float = 0.0  # how far block means strayed before, in units of sigma
+    wander: float = 0.0  # how far block means drifted before, in units of sigma
     status: Status = Status.OPEN
     peak_row: int | None = None
     peak_step: int | None = None
@@ -65,12 +65,14 @@ class ChannelEvent:
     after_restart: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
         record = {name: getattr(self, name) for name in self.__slots__}
         record["status"] = self.status.value
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> ChannelEvent:
+        """Rebuild an event from `to_json`."""
         return cls(**{**record, "status": Status(record["status"])})
 
 
@@ -86,14 +88,15 @@ class Excursion:
         level = 0.0 if config.log else config.level_fraction * abs(reference)
         self.margin = max(config.equivalence * self.spread, level / unit)
         self.own = config.wanders * event.wander  # a rise must be larger than that to be proposed soon
-        self.top = max(8.0, 1.5 * self.own)  # where one point's weight ends
+        self.top = max(8.0, 1.5 * self.own)  # one point counts as at most so far above
         self.count = 0
         self.recent: deque[tuple[int, int, float]] = deque(maxlen=WINDOWS[-1])
 
     def feed(self, row: int, step: int, value: float) -> bool:
+        """Fold one point; True when something about the event changed."""
         event = self.event
         residual = (value - self.reference) / self.unit
-        self.recent.append((row, step, -4.0 if residual < -4.0 else self.top if residual > self.top else residual))
+        self.recent.append((row, step, -CLIP if residual < -CLIP else self.top if residual > self.top else residual))
         self.count += 1
         exploded = False
         if event.excess is None or value - self.reference > event.excess:
@@ -127,7 +130,7 @@ class Excursion:
         return changed
 
     def finish(self) -> bool:
-        """The log ends here: an event still high and not falling is a divergence that somebody stopped."""
+        """Judge the event at the end of the log: still high and not falling is a divergence. True when it changed."""
         event = self.event
         residuals = [item[2] for item in self.recent]
         size = min(len(residuals), 32)
@@ -161,7 +164,7 @@ class Excursion:
         return self._mean(residuals, size) > max(own, height * self.spread) and not self._is_falling(residuals, size)
 
     def _verdict(self, residuals: list[float]) -> Status:
-        """Partial or diverging; one that diverged stays so until it is plainly lower, or every check would turn it."""
+        """Return partial or diverging. Diverging has hysteresis: it holds until the mean is clearly lower."""
         mean = self._mean(residuals, 200)
         if mean < self.margin:
             return Status.OPEN
@@ -186,7 +189,7 @@ class Excursion:
         return math.fsum(residuals[-size:]) / min(size, len(residuals))
 
     def _return_point(self) -> tuple[int, int]:
-        """The first point of the unbroken run of ordinary ones that ends here."""
+        """Return row and step of the first of the ordinary points that the event ends with."""
         row, step, _ = self.recent[-1]
         strange = 0
         for item in reversed(self.recent):
@@ -198,6 +201,7 @@ class Excursion:
         return row, step
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; the event is named by its number."""
         return {
             "event": self.event.id, "reference": self.reference, "unit": self.unit, "count": self.count,
             "recent": [list(item) for item in self.recent],
@@ -205,6 +209,7 @@ class Excursion:
 
     @classmethod
     def from_json(cls, config: ChannelConfig, event: ChannelEvent, record: dict[str, Any]) -> Excursion:
+        """Rebuild an excursion around its event."""
         excursion = cls(config, event, record["reference"], record["unit"])
         excursion.count = record["count"]
         excursion.recent.extend((row, step, value) for row, step, value in record["recent"])
@@ -212,6 +217,12 @@ class Excursion:
 
 
 # --- Onset: profile likelihood over the change point
+
+# Two models compete for every candidate start: a step (the mean jumps and stays) and a ramp (it grows from zero). For
+# residuals z in units of their own noise the log-likelihood gains over "nothing happened" are
+# G_step = (sum z)^2 / 2n and G_ramp = (sum z_i i)^2 / 2 sum i^2 over the tail of n points. The estimate maximises the
+# larger one. A start within 3.32 of the maximum (half the 99 % point of chi-square with one degree of freedom,
+# Hinkley 1970) may be the true one too; the earliest of those is the lower bound.
 
 CHI_SQUARE_HALF = 3.32
 CLIP_LOW, CLIP_HIGH = -4.0, 12.0

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from rollback.channels import Role
 from rollback.detect.channel import Channel
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
 
-CLOSED_SHAPES = ("drop", "too-good")  # good news, however suspicious: no part of a series of spikes
-JOIN_ROWS = 200  # channels that alarm this close together tell of one thing
+CLOSED_SHAPES = ("drop", "too-good")  # the loss is lower: never part of a series of spikes
+JOIN_ROWS = 200  # channels that alarm this close together belong to one event
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
-CHAIN_ROWS = 2000  # an event that never came back is still part of the story for so long
-UNSTABLE_EVENTS = 3
+CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
+UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
@@ -36,30 +36,50 @@ class Group:
     def __init__(self, role: Role, leader: ChannelEvent) -> None:
         self.role, self.leader = role, leader
         self.members = [leader]
-        self.number: int | None = None  # None: held back, evidence for an event that may never come
+        self.number: int | None = None  # None: held back until something makes it an event
         self.cluster = -1
-        self.row = self.step = -1  # where it was published: that is the alarm
+        self.row = self.step = -1  # where it was published: the alarm
 
     @property
     def is_open(self) -> bool:
+        """Whether one of the channel events still is open."""
         return not all(member.closed for member in self.members)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the group as plain JSON values."""
+        return {
+            "number": self.number,
+            "role": self.role.value,
+            "cluster": self.cluster,
+            "row": self.row,
+            "step": self.step,
+            "leader": self.members.index(self.leader),
+            "members": [member.to_json() for member in self.members],
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Self:
+        """Rebuild a group; events that are open in their channel stay shared with it."""
+        members = [_shared(ChannelEvent.from_json(member), channels) for member in record["members"]]
+        group = cls(Role(record["role"]), members[record["leader"]])
+        group.members, group.number, group.cluster = members, record["number"], record["cluster"]
+        group.row, group.step = record["row"], record["step"]
+        return group
 
 
 class Fusion:
-    """Fold channel events, in the order in which they happen, into events; all of them are in `events` by number."""
+    """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.groups: list[Group] = []  # open or recent ones
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
-        self.lr_wrong = False  # the LR watch has an open mismatch: a rise now needs no long proof
+        self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
 
     def forget_after(self, step: int) -> None:
-        """The log went back to `step`: what began later was undone and starts no cluster any more."""
-        self.loss_events = [
-            number for number in self.loss_events if (self.events[number].onset_low_step or 0) < step
-        ]  # fmt: skip
+        """Leave out of later clusters what began after `step`: the log went back to it."""
+        self.loss_events = [number for number in self.loss_events if (self.events[number].onset_low_step or 0) < step]
         self.groups = [group for group in self.groups if group.is_open]
 
     def feed(
@@ -83,15 +103,35 @@ class Fusion:
         return event if event != known else None
 
     def add(self, event: Event) -> Event:
-        """Take an event that no channel made (rewind, LR); its number and cluster are filled in here."""
+        """Add an event that no channel made (rewind, LR); its number and cluster are filled in here."""
         number = len(self.events)
         self.events.append(replace(event, id=number, cluster=number))
         return self.events[number]
 
     def change(self, number: int, **changes: Any) -> Event:
-        """Replace fields of one event."""
+        """Replace fields of one event; returns the new one."""
         self.events[number] = replace(self.events[number], **changes)
         return self.events[number]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain JSON values."""
+        return {
+            "events": [event.to_json() for event in self.events],
+            "loss_events": list(self.loss_events),
+            "first_loss": self.first_loss,
+            "lr_wrong": self.lr_wrong,
+            "groups": [group.to_json() for group in self.groups],
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], channels: Mapping[str, Channel]) -> Self:
+        """Rebuild the fusion over channels that are rebuilt already."""
+        fusion = cls()
+        fusion.events = [Event.from_json(event) for event in record["events"]]
+        fusion.loss_events = list(record["loss_events"])
+        fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
+        fusion.groups = [Group.from_json(group, channels) for group in record["groups"]]
+        return fusion
 
     def _group_of(self, item: ChannelEvent) -> Group | None:
         for group in self.groups:
@@ -100,7 +140,7 @@ class Fusion:
         return None
 
     def _place(self, role: Role, item: ChannelEvent, interval: float) -> Group:
-        """Join the group that tells of the same thing, or begin one."""
+        """Join the group of the same incident, or begin one."""
         row = item.alarm_row
         self.groups = [g for g in self.groups if g.is_open or row - g.leader.alarm_row <= 4 * JOIN_ROWS]
         for group in reversed(self.groups):
@@ -123,7 +163,7 @@ class Fusion:
             self.loss_events.append(number)
 
     def _cluster_for(self, item: ChannelEvent, interval: float, number: int) -> int:
-        """A spike soon after, or during, an unresolved one belongs to its cluster."""
+        """Return the cluster of an event: that of an unresolved one before it, or of one that ended shortly before."""
         if not self.loss_events:
             return number
         reach = min(CLUSTER_MAX_ROWS, max(CLUSTER_STEPS / max(interval, 1e-9), CLUSTER_MIN_ROWS))
@@ -180,7 +220,7 @@ class Fusion:
         return Kind.GRADUAL_DIVERGENCE
 
     def _is_reinit(self, leader: ChannelEvent) -> bool:
-        """The loss is back near where it was before anything had been learnt; without a restart it must also last."""
+        """Whether the loss is back near its first value; without a restart it must also stay there."""
         if self.first_loss is None or leader.excess is None or leader.shape != "instant":
             return False
         descent = self.first_loss - leader.level
@@ -192,7 +232,7 @@ class Fusion:
         return stays and leader.excess <= REINIT_MOST * descent
 
     def _tier(self, group: Group, number: int, known: Event | None) -> Tier:
-        """Tiers only rise: what was proposed once stays in the record as proposed."""
+        """Return the tier; it never falls below what was recorded before."""
         leader, tier = group.leader, Tier.NOTICE
         if group.role is Role.LOSS:
             tier = self._loss_tier(group, number)
@@ -216,7 +256,7 @@ class Fusion:
             return Tier.NOTICE
         if self._size_of(group.cluster) + (number >= len(self.events)) >= UNSTABLE_EVENTS:
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
-            unusual = leader.height > leader.wander * leader.sigma  # more than the run has strayed by itself
+            unusual = leader.height > leader.wander * leader.sigma  # more than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
@@ -225,7 +265,7 @@ class Fusion:
 
 
 def _is_publishable(group: Group) -> bool:
-    """A loss always speaks for itself; other channels only when they last, and a norm only when it is far off."""
+    """Whether a group is an event of its own: a loss always is, other channels when they last, a norm when it is far off."""
     leader = group.leader
     if group.role is Role.LOSS:
         return True
@@ -241,6 +281,7 @@ def _is_publishable(group: Group) -> bool:
 
 
 def _belongs(group: Group, role: Role, item: ChannelEvent) -> bool:
+    """Whether a channel event belongs to the incident of a group: other channel, close in time, no second spike."""
     leader = group.leader
     if item.respike or item.shape == "nan" or leader.respike or leader.shape == "nan":
         return False
@@ -260,13 +301,13 @@ STILL_SIGMAS = 1.0
 MIX_POINTS = 24  # points after the onset before a mixture is blamed
 WEIGHT_CHANGE = 0.02
 SOURCE_SHARE = 0.5  # of the total's rise: a source that moved so far is part of the trouble
-MIXTURE = "no source moved like the total"
+MIXTURE = "no source moved as far as the total"
 STANDARD_ERROR = 0.28  # of a difference of two means, 16 against 64 points, in units of one point's noise
 
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """How far each source's loss stands from its own reference, in noise units of a mean."""
+    """Names of the sources whose loss moved from its own reference, and of those that did not."""
 
     moved: tuple[str, ...]
     still: tuple[str, ...]
@@ -287,9 +328,9 @@ def view_sources(sources: Mapping[str, Channel], since_row: int) -> SourceView:
 
 
 def _shift(channel: Channel, since_row: int) -> float | None:
-    """Mean after minus mean before, in units of one point's noise; None without points on both sides.
+    """Return the mean after minus the mean before, in units of one point's noise; None without points on both sides.
 
-    After: the first or the last points since then, whichever stand higher; a spike is over when its event closes.
+    After means the first or the last points since then, whichever are higher: a spike is over when its event closes.
     """
     since = [item[3] for item in channel.buffer if item[0] >= since_row]
     after = max(since[:VIEW_POINTS], since[-VIEW_POINTS:], key=lambda part: math.fsum(part) / max(1, len(part)))
@@ -300,7 +341,7 @@ def _shift(channel: Channel, since_row: int) -> float | None:
 
 
 def source_sentence(view: SourceView) -> str | None:
-    """`only loss/cm4 moved, not loss/pmd`; None when there is nothing to tell apart."""
+    """Return `moved: loss/cm4; not loss/pmd`; None when there is nothing to tell apart."""
     if not view.moved:
         return None
     if view.still:
@@ -311,10 +352,10 @@ def source_sentence(view: SourceView) -> str | None:
 def mixture_sentence(
     total: Channel, sources: Mapping[str, Channel], shares: Mapping[str, Sequence[tuple[int, float]]], since_row: int
 ) -> str | None:
-    """Say that the mixture moved the total; empty where a source did, None where nobody can know (any more).
+    """Return a sentence where the mixture moved the total, "" where a source did, None where it cannot be known.
 
-    The total is the sources' mean weighted by their shares: while these stay, some source moves at least as far as the
-    total (Kitagawa 1955). Where shares are logged they must have changed too.
+    The total is the sources' mean weighted by their shares. While the shares are constant, some source moves at least as
+    far as the total (Kitagawa 1955). Where shares are logged they must have changed too.
     """
     since = [item for item in total.buffer if item[0] >= since_row]
     if len(sources) < 2 or not since:
@@ -330,7 +371,7 @@ def mixture_sentence(
     changed = _changed_shares(shares, since_row)
     if shares and not changed:
         return ""
-    return MIXTURE + (f", shares did: {', '.join(changed)}" if changed else "")
+    return MIXTURE + (f"; changed shares: {', '.join(changed)}" if changed else "")
 
 
 def _move(channel: Channel, since_row: int, window: tuple[int, int]) -> float | None:
@@ -340,6 +381,15 @@ def _move(channel: Channel, since_row: int, window: tuple[int, int]) -> float | 
     if len(before) < VIEW_POINTS or not after or channel.scale <= 0.0:
         return None
     return math.fsum(after) / len(after) - math.fsum(before) / len(before)
+
+
+def _shared(event: ChannelEvent, channels: Mapping[str, Channel]) -> ChannelEvent:
+    """Return the channel's own object while the event is open: both sides must see its changes."""
+    channel = channels.get(event.channel)
+    for candidate in channel.events if channel else ():
+        if candidate.id == event.id:
+            return candidate
+    return event
 
 
 def _changed_shares(shares: Mapping[str, Sequence[tuple[int, float]]], since_row: int) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def quantum_at(value: float, bits: int) -> float:
 
 
 def is_on_grid(value: float, bits: int) -> bool:
-    """Say whether a printed value is one that the format can hold; a quantum below the print tolerance proves nothing."""
+    """Whether a printed value is one that the format can hold; False where the grid is finer than the print tolerance."""
     quantum = quantum_at(value, bits)
     if quantum <= 4 * PRINT_TOLERANCE:
         return False
@@ -34,10 +34,12 @@ def is_on_grid(value: float, bits: int) -> bool:
 
 
 class GridSense:
-    """Sense the quantum of a series: its values lie on the bf16 or fp16 grid, or they repeat too often for a real number.
+    """Find the quantum of a series: its values lie on the bf16 or fp16 grid, or neighbours are equal too often.
 
-    The second test finds every other rounding (two printed decimals, a plot's pixels): of independent real numbers no
-    two neighbours are equal, so where a seventh of them are, the smallest difference seen is the quantum.
+    The 80B run of the seed logged a bf16 loss: between 1 and 2 its quantum is 2^-7 = 0.0078, two thirds of its noise,
+    so every scale needs half the quantum as a floor. The second test finds other roundings (two printed decimals, the
+    pixels of a plot): independent real numbers are never equal, so where a seventh of the neighbours are, the smallest
+    difference seen is the quantum.
     """
 
     __slots__ = ("bf16", "fp16", "last", "least", "seen", "ties")
@@ -71,26 +73,33 @@ class GridSense:
         return 0.0
 
     def to_json(self) -> list[float]:
+        """Return the arguments that rebuild this sense."""
         return [self.seen, self.bf16, self.fp16, self.ties, self.last, self.least]
 
 
 # --- Correlation: block bootstrap of the residuals
+
+# Slow wander (data order, curricula, averaging) makes sums of residuals grow faster than independent noise would, on
+# scales that a variance of short blocks does not see. So blocks of the run's own residuals are strung together at
+# random, the CUSUM is run over them, and the inflation is raised until false alarms would be rare enough. Blocks keep
+# the correlation (Künsch 1989); the maxima of segments follow a Gumbel law, which is extrapolated to the wanted rate.
 
 BLOCK_POINTS = 192
 WANDER_POINTS = 48
 SEGMENT_POINTS = 384
 SEGMENTS = 16
 TARGET_POINTS = 300_000  # one false alarm in so many points
-STEPS = 1.5  # the ladder of inflations that are tried
+INFLATION_STEP = 1.5  # factor between two inflations that are tried
+CUSUM_CLIP = 4.0  # as in the fold
 GUMBEL_SCALE = math.sqrt(6.0) / math.pi
 EULER = 0.5772
 
 
 def find_wander(residuals: Sequence[float]) -> float:
-    """How far the mean of a block strayed from the others, at most, while nothing was wrong; 0.0 with too little history.
+    """Return how far block means differ from their median, at most, while nothing was wrong; 0.0 with too little history.
 
-    A rise that is no larger than what the run has done by itself proves nothing, however significant it looks. Blocks
-    count from the first that reaches the middle: in the early descent all lie far below their slow reference.
+    A rise that is no larger than this drift proves nothing, however significant it looks. Blocks count from the first
+    that reaches the median: in the early descent all lie far below their slow reference.
     """
     if len(residuals) < 8 * WANDER_POINTS // 2:
         return 0.0
@@ -103,12 +112,13 @@ def find_wander(residuals: Sequence[float]) -> float:
 
 
 class Dice:
-    """A small linear congruential generator (Knuth's MMIX constants): pure modules have no `random`, and it replays."""
+    """A linear congruential generator (Knuth's MMIX constants), seeded and repeatable; this package imports no `random`."""
 
     def __init__(self, seed: int) -> None:
         self.state = (seed * 2862933555777941757 + 3037000493) & 0xFFFFFFFFFFFFFFFF
 
     def below(self, limit: int) -> int:
+        """Return the next number in [0, limit)."""
         self.state = (self.state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
         return (self.state >> 33) % limit
 
@@ -116,10 +126,9 @@ class Dice:
 def calibrate_inflation(
     residuals: Sequence[float], inflation: float, *, height: float, slack: float, limit: float
 ) -> float:
-    """Return the smallest inflation >= the given one at which the CUSUM is quiet on the run's own residuals.
+    """Return the smallest inflation >= the given one at which the CUSUM raises no alarm on the run's own residuals.
 
-    `residuals` are in units of the noise of one point, in order. A level that wanders is centred block by block only
-    as far as the reference would follow it: not at all, which is the cautious side.
+    `residuals` are in units of the noise of one point, in order. Blocks are not centred, which is the cautious side.
     """
     if len(residuals) < 2 * BLOCK_POINTS:
         return inflation
@@ -130,7 +139,7 @@ def calibrate_inflation(
         unit = math.sqrt(math.sqrt(inflation))
         if _expected_height(segments, unit, slack) <= height * math.sqrt(inflation):
             break
-        inflation *= STEPS
+        inflation *= INFLATION_STEP
     return min(inflation, limit)
 
 
@@ -143,13 +152,13 @@ def _segment(residuals: Sequence[float], dice: Dice) -> list[float]:
 
 
 def _expected_height(segments: Sequence[Sequence[float]], unit: float, slack: float) -> float:
-    """The level that a CUSUM over this noise passes once in TARGET_POINTS points."""
+    """Return the level that a CUSUM over this noise passes once in TARGET_POINTS points."""
     peaks = []
     for segment in segments:
         cusum = peak = 0.0
         for residual in segment:
             z = residual / unit
-            cusum += (-4.0 if z < -4.0 else 4.0 if z > 4.0 else z) - slack
+            cusum += (-CUSUM_CLIP if z < -CUSUM_CLIP else CUSUM_CLIP if z > CUSUM_CLIP else z) - slack
             if cusum < 0.0:
                 cusum = 0.0
             elif cusum > peak:

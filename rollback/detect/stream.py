@@ -1,4 +1,4 @@
-"""The order of the points themselves: launches, rewinds, log intervals. No value is looked at here.
+"""The order of the points: launches, rewinds, log intervals, two writers in one log. Values are not read here.
 
 A segment starts where a launch begins or where the step goes back; what follows may be a resume bump. A change of the
 log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) starts new baselines.
@@ -12,7 +12,8 @@ from typing import Any
 INTERLEAVED_TURNS = 6  # steps back among the last 24 points: no run restarts that often
 TURN_WINDOW = 24
 SAME_INTERVAL = 4.0  # a factor below this is irregular logging, not another interval
-CONFIRM = 3
+CONFIRM = 3  # points with another interval before it is accepted
+REPEATS_AT_MOST = 8  # more points than that under one step: the step column counts something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,6 @@ class Placement:
     repeated: bool = False
     interleaved: bool = False  # two writers are recognised with this point
     foreign: bool = False  # the other writer's point
-
-
-REPEATS_AT_MOST = 8  # more points than that under one step: the step column counts something else
 
 
 ORDINARY = Placement()
@@ -53,10 +51,11 @@ class Stream:
         self.turns = 0  # bits: which of the last points went back
         self.other_step: int | None = None  # the second writer's last step, while there is one
         self.descending = False  # the log is written newest first: its steps say nothing about restarts
-        self.quiet = 0  # points since the second writer was heard
-        self.repeats = 0  # points with this very step; negative once repeats are known to be the rule
+        self.quiet = 0  # points since the second writer's last one
+        self.repeats = 0  # further points with this step; negative once repeats are known to be the rule
 
     def feed(self, step: int, launch: int | None) -> Placement:
+        """Say how this point follows the one before it."""
         last, previous_launch = self.last_step, self.last_launch
         self.points += 1
         if self.other_step is not None and last is not None and self._is_foreign(step, last):
@@ -81,7 +80,7 @@ class Stream:
         return Placement(segment_start=started, new_interval=changed)
 
     def _go_back(self, step: int, last: int) -> Placement:
-        """A rewind; the first of a series only, and the sixth of a series says that two writers share the log."""
+        """Handle a step back: the first of a series is a rewind, the sixth shows that two writers share the log."""
         if self.turns & 0x3F == 0x3F:
             self.descending, self.turns = True, 0
             return ORDINARY
@@ -106,7 +105,7 @@ class Stream:
         return False
 
     def _repeat(self) -> Placement:
-        """The same step again: a second writer, or a picture's pixels. The first value of a step speaks for it."""
+        """Handle the same step again (a second writer, the pixels of a plot): the first value of a step counts."""
         if self.repeats < 0:
             return ORDINARY
         self.repeats += 1
@@ -135,10 +134,12 @@ class Stream:
         return True
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Stream:
+        """Rebuild the fold from `to_json`."""
         stream = cls()
         for name in cls.__slots__:
             setattr(stream, name, record[name])

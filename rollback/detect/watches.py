@@ -10,18 +10,24 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+# The learning rate. With an expectation (channel `lr/expected`, from the contract) the observed LR must agree to 1 %.
+# Without one it is compared with the run's own past, and four things are reported: an LR that fell to almost nothing;
+# one that fell at the start of a launch and climbs again; one higher than ever in this run; one that jumped up where a
+# launch began, against the last point or against the parent at the same step. Decays by any factor of a usual schedule
+# are not reported.
+
 TOLERANCE = 0.01
 VANISHED = 0.02  # of the LR before, from one point to the next: no schedule decays like that
-SPENT = 0.05  # of the highest LR: below that a schedule is at its end and may well step to zero
+SPENT = 0.05  # of the highest LR: below that a schedule is at its end and may step to zero
 RAISED = 1.2
-SETTLED_POINTS = 32
-CLIMB_POINTS = 8
+SETTLED_POINTS = 32  # points after the warm-up's last rise
+CLIMB_POINTS = 8  # rises in a row that make a warm-up
 PARENT_POINTS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class LrFinding:
-    """One mismatch that begins or ends; `expected` is None where only the run's own past speaks."""
+    """One mismatch that begins or ends; `expected` is None where the LR was compared with the run's own past."""
 
     begins: bool
     found: float
@@ -75,24 +81,24 @@ class LrWatch:
         if wrong == self.mismatch:
             return None
         self.mismatch, self.reference = wrong, expected
-        text = f"lr {found:.4g}, expected {expected:.4g}" if wrong else f"lr {found:.4g} is as expected again"
+        text = f"lr {found:.4g}, expected {expected:.4g}" if wrong else f"lr {found:.4g}, as expected again"
         return LrFinding(wrong, found, expected, text)
 
     def _look_for_end(self, found: float) -> LrFinding | None:
-        """Over when the LR is near what it was before; a schedule has moved on by then, so not exactly."""
+        """End the mismatch when the LR is near its earlier value; not exactly, because the schedule has moved on."""
         if not 0.5 * self.reference <= found <= 1.1 * self.reference:
             return None
         self.mismatch = False
-        return LrFinding(False, found, None, f"lr {found:.4g} is back where it was")
+        return LrFinding(False, found, None, f"lr {found:.4g}, back at its earlier value")
 
     def _against_past(self, found: float, step: int, fresh: bool, rewound: bool) -> LrFinding | None:
         last = self.last
         if last is None or self.settled < SETTLED_POINTS:
             return None
         if found > RAISED * self.highest > 0.0:
-            return self._begin(found, last, f"lr rose from {last:.4g} to {found:.4g}, above all this run has used")
+            return self._begin(found, last, f"lr rose from {last:.4g} to {found:.4g}, higher than ever in this run")
         if 0.0 <= found < VANISHED * last and last > SPENT * self.highest:
-            return self._begin(found, last, f"lr fell from {last:.4g} to {found:.4g}, as if the schedule began anew")
+            return self._begin(found, last, f"lr fell from {last:.4g} to {found:.4g}: the schedule probably restarted")
         if fresh:
             parent = self._parent_at(step) if rewound else last
             if parent is not None and found > RAISED * parent:
@@ -100,21 +106,21 @@ class LrWatch:
         return self._follow_climb(found, last, fresh)
 
     def _follow_climb(self, found: float, last: float, fresh: bool) -> LrFinding | None:
-        """A coarse log's first line may lie well into a repeated warm-up: it fell, and now it climbs."""
+        """Find a repeated warm-up in a coarse log, whose first line may lie well into it: the LR fell and now climbs."""
         if found < 0.5 * last and (fresh or last > SPENT * self.highest):
             self.fallen_from, self.climb = last, 0
         elif self.fallen_from:
             self.climb = self.climb + 1 if found > last * (1.0 + 1e-9) else 0
             if self.climb >= CLIMB_POINTS:
                 before, self.fallen_from = self.fallen_from, 0.0
-                text = f"lr fell from {before:.4g} and climbs, {found:.4g} now: the warm-up is repeated"
+                text = f"lr fell from {before:.4g} and climbs again, now {found:.4g}: the warm-up is repeated"
                 return self._begin(found, before, text)
             if not fresh and self.climb == 0:
                 self.fallen_from = 0.0
         return None
 
     def _parent_at(self, step: int) -> float | None:
-        """The LR at this step when it was logged before, interpolated by the nearest earlier point."""
+        """Return the LR that was logged before at this step, or at the nearest earlier one."""
         earlier = [lr for known, lr in self.past if known <= step]
         return earlier[-1] if earlier else None
 
@@ -123,12 +129,14 @@ class LrWatch:
         return LrFinding(True, found, None, text)
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
         record = {name: getattr(self, name) for name in self.__slots__}
         record["past"] = [list(item) for item in self.past]
         return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> LrWatch:
+        """Rebuild the fold from `to_json`."""
         watch = cls()
         for name in cls.__slots__:
             if name != "past":
@@ -139,9 +147,13 @@ class LrWatch:
 
 # --- Loss scale of fp16 training
 
-STEADY_POINTS = 64
+# One halving is an overflow and a skipped step; several in a row are a run in trouble. GLM-130B's scale fell thirty
+# steps before its loss exploded. A scale that starts too high falls in the first steps of every launch, so a fall
+# counts only after the scale has been constant for a while.
+
+STEADY_POINTS = 64  # points without a fall
 FALLS = 4  # in a row, without a rise between them: a sixteenth
-FALL_POINTS = 400
+FALL_POINTS = 400  # points within which these falls lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +180,11 @@ class ScaleWatch:
         self.collapsed = False
 
     def restart(self) -> None:
-        """A launch begins: its scale is that of its checkpoint."""
+        """Forget the scale before: a launch begins, and its scale may start high and fall again."""
         self.last, self.steady, self.falls = None, 0, 0
 
     def feed(self, row: int, step: int, scale: float) -> ScaleFinding | None:
+        """Fold one point; returns a collapse that begins or is over."""
         last, self.last = self.last, scale
         if last is None or scale - scale != 0.0:
             return None
@@ -182,7 +195,7 @@ class ScaleWatch:
             self.falls = 0
             if self.collapsed and scale >= self.start / 4.0:
                 self.collapsed = False
-                return ScaleFinding(False, self.first_row, self.first_step, f"loss scale {scale:g}: it grows again")
+                return ScaleFinding(False, self.first_row, self.first_step, f"loss scale {scale:g}: growing again")
         return None
 
     def _fall(self, row: int, step: int, last: float, scale: float) -> ScaleFinding | None:
@@ -197,14 +210,16 @@ class ScaleWatch:
         if self.falls < FALLS or self.collapsed:
             return None
         self.collapsed = True
-        text = f"loss scale fell from {self.start:g} to {scale:g}, {self.falls} times in a row"
+        text = f"loss scale fell from {self.start:g} to {scale:g}: {self.falls} reductions in a row"
         return ScaleFinding(True, self.first_row, self.first_step, text)
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> ScaleWatch:
+        """Rebuild the fold from `to_json`."""
         watch = cls()
         for name in cls.__slots__:
             setattr(watch, name, record[name])
@@ -212,6 +227,9 @@ class ScaleWatch:
 
 
 # --- Plateau: slope of block means
+
+# Theil-Sen slope over fifty block means, with its confidence interval (Sen 1968). Information, not an alarm: one notice
+# when the slope's 95 % interval no longer lies below zero.
 
 BLOCK_POINTS = 100
 BLOCKS = 50
@@ -231,6 +249,7 @@ class PlateauWatch:
         self.on_plateau = False
 
     def feed(self, value: float) -> bool:
+        """Fold one loss; True when a plateau is seen for the first time."""
         self.total += value
         self.count += 1
         if self.count < BLOCK_POINTS:
@@ -249,11 +268,13 @@ class PlateauWatch:
         return self.on_plateau
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
         return {"blocks": list(self.blocks), "total": self.total, "count": self.count, "seen": self.seen,
                 "on_plateau": self.on_plateau, "level": self.level}  # fmt: skip
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> PlateauWatch:
+        """Rebuild the fold from `to_json`."""
         watch = cls()
         watch.blocks.extend(record["blocks"])
         watch.total, watch.count, watch.seen = record["total"], record["count"], record["seen"]

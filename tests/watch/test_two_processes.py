@@ -8,8 +8,8 @@ import pytest
 from chronicle.metrics.log import MetricsWriter
 from chronicle.metrics.readers import UnknownLog, read_log
 from chronicle.watch import two_processes
+from chronicle.watch.two_processes import DecisiveDetector, EvidenceDetector
 from rollback.detect import Detector
-from rollback.detect.split import DecisiveDetector, EvidenceDetector
 from tests.detect.test_engine import MIXED
 
 

@@ -1,0 +1,55 @@
+"""Each rule of the detector that no benchmark figure moves has a generated case that shows what it is for."""
+
+import ast
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import rollback.detect.channel
+from rollback.detect import Detector, Event
+
+
+def fold(losses: Sequence[float]) -> tuple[Event, ...]:
+    """The events of a loss, one point a step."""
+    detector = Detector()
+    for step, loss in enumerate(losses):
+        detector.feed(step, {"loss": loss})
+    detector.finish()
+    return detector.events
+
+
+def test_rise_of_five_hundred_noise_units_that_stays_is_one_event() -> None:
+    """Resettling: the fast level learns the new level from itself. Without it, five such runs give 25 events, not 5."""
+    for seed in range(5):
+        rng = random.Random(seed)
+        events = fold([2.0 + rng.gauss(0.0, 0.01) + (5.0 if step >= 800 else 0.0) for step in range(3000)])
+        assert [event.onset_step for event in events] == [800]
+
+
+def test_loss_scale_that_falls_from_its_start_value_after_a_restart_is_no_collapse() -> None:
+    """Scale restart: a launch begins with a high scale that halves in its first steps."""
+
+    def kinds(restarts: bool) -> list[tuple[str, str]]:
+        detector, rng = Detector(), random.Random(1)
+        for step in range(1500):
+            scale = 1024.0 if step < 1000 else 65536.0 / 2 ** min(6, (step - 1000) // 2)
+            launch = 2 if restarts and step >= 1000 else 1
+            detector.feed(step, {"loss": 2.0 + rng.gauss(0.0, 0.02), "loss_scale": scale}, launch=launch)
+        return [(event.kind.value, event.tier.value) for event in detector.events]
+
+    assert kinds(restarts=True) == []
+    assert kinds(restarts=False) == [("level-shift", "warn")]  # the same fall in the middle of a launch
+
+
+def test_fold_of_a_channel_holds_no_number_with_a_meaning() -> None:
+    """Constants are named in `config.py`: in the fold stand only 0, 1 and numbers that belong to a formula."""
+    source = Path(rollback.detect.channel.__file__).read_text(encoding="utf-8")
+    (channel,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    hot_path = {"feed", "_in_decades", "_feed_local", "_is_sudden", "_feed_slow", "_feed_cusum", "_learn"}
+    methods = [node for node in channel.body if isinstance(node, ast.FunctionDef) and node.name in hot_path]
+    assert {method.name for method in methods} == hot_path
+    found = {
+        node.value for method in methods for node in ast.walk(method)
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+    }  # fmt: skip
+    assert found <= {0, 1, 2, 3, -1, 0.0, 1.0, 2.0, 0b110, 0b111}  # quartiles, spans, the last three points
