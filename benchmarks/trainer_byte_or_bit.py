@@ -24,13 +24,10 @@ sys.path.insert(0, str(ROOT))
 from bit_transformer.data.bits import BITS_PER_BYTE  # noqa: E402
 from bit_transformer.data.corpora import read_corpus  # noqa: E402
 from bit_transformer.data.loaders import StepDataset, open_stores, plan_data  # noqa: E402
-from bit_transformer.evaluation.held_out import (
-    baselines,
-    evaluate,
-)
+from bit_transformer.evaluation.held_out import baselines, evaluate  # noqa: E402
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_symbol_losses  # noqa: E402
-from bit_transformer.train import parameter_groups  # noqa: E402
 from bit_transformer.training.schedule import ScheduleConfig, plan_schedule  # noqa: E402
+from bit_transformer.training.setup import parameter_groups  # noqa: E402
 from chronicle.data import Segments  # noqa: E402
 
 SOURCES = {"code": 7, "reference": 3}

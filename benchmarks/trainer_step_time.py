@@ -39,8 +39,8 @@ class BareLoop:
         from bit_transformer.data.loaders import StepDataset, open_stores, plan_data
         from bit_transformer.model.transformer import BitTransformer
         from bit_transformer.recipes import demo
-        from bit_transformer.train import parameter_groups
         from bit_transformer.training.schedule import plan_schedule
+        from bit_transformer.training.setup import parameter_groups
         from chronicle.data import Segments
 
         recipe = self.recipe = demo()

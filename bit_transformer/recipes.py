@@ -1,7 +1,7 @@
 """Recipes: one function each, returning the whole configuration of a training run.
 
-Frozen values, checked when they are made, changed only by `with_settings` (`--set optimizer.lr=0.01`). What a field
-does is told where it is used.
+Recipes are frozen and checked when they are made; `with_settings` (`--set optimizer.lr=0.01`) returns a changed copy. A
+field is explained where it is used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from bit_transformer.training.schedule import ScheduleConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Mixture, window and batch. `batch_size` is the global batch of one optimizer step, in windows.
+    """Mixture, window and batch. `batch_size` is the global batch of one optimizer step in windows.
 
-    `data_dir` holds built sources (`chronicle data build`), as a folder or URL; None reads the texts into memory.
+    `data_dir` is a folder or URL of built sources (`chronicle data build`); None reads the texts into memory.
     """
 
     sources: dict[str, int]
@@ -116,7 +116,7 @@ class Recipe:
                             "set sharding=ddp")
 
     def require_divisible(self, world_size: int) -> None:
-        """Raise BadRecipe unless batch and held-out windows divide among the ranks and the accumulation steps."""
+        """Raise BadRecipe unless the batch divides by ranks × accumulation steps, and the held-out windows by ranks."""
         shares = world_size * self.accumulation_steps
         if self.data.batch_size % shares:
             raise BadRecipe(f"data.batch_size {self.data.batch_size} does not divide among {world_size} ranks "
@@ -125,7 +125,7 @@ class Recipe:
             raise BadRecipe(f"eval_windows {self.eval_windows} does not divide among {world_size} ranks")
 
     def require_evidence(self, num_bytes: int, logs: Path) -> None:
-        """Raise BadRecipe where the preset asks for more data, or for a finished baseline, than there is."""
+        """Raise BadRecipe where the preset needs more training text, or a baseline run that does not exist."""
         needed = int(self.min_bytes_per_parameter * self.model.num_parameters)
         if num_bytes < needed:
             raise BadRecipe(f"recipe `{self.name}` has {num_bytes:,} bytes of training text, expected {needed:,} or more "
@@ -141,11 +141,11 @@ class Recipe:
 
 
 def demo() -> Recipe:
-    """Two CPU cores, about a minute; diverges because its LR is raised threefold at step 300, as exp8 wanted.
+    """The demonstration: about a minute on two CPU cores; it diverges because its LR is tripled at step 300.
 
-    A post-norm transformer dies of a sudden LR of 0.036 (from 0.012) and stays near the 8.85 bits per byte of a model
-    that knows only how often each bit is one; with every LR halved (0.006, raised to 0.018) it flinches and goes on
-    learning. Measured on 2026-11-21 with a rollback to step 200, mean training bits per byte over 25 steps:
+    A post-norm transformer diverges at a sudden LR of 0.036 (from 0.012) and stays near the 8.85 bits per byte of a model
+    that knows only the bit frequencies. With every LR halved (0.006, raised to 0.018) the loss rises briefly and recovers.
+    Measured on 2026-11-21 with a rollback to step 200, mean training bits per byte over 25 steps:
 
         seed  ranks   before the raise   raised: 25 steps later, 100 later   halved: first 25 steps, 100 later
         0     2       5.16               9.10  8.86                          5.68  5.03
@@ -157,7 +157,7 @@ def demo() -> Recipe:
         1     1       5.05               8.80  8.85                          5.77  4.90
         5     1       5.31               8.74  8.88                          5.33  5.29
 
-    Neither gradient clipping nor data play a part: clipping is on in both, the batches are the same.
+    Clipping and data are the same in both.
     """
     return Recipe(
         name="demo",
@@ -170,7 +170,7 @@ def demo() -> Recipe:
 
 
 def baseline() -> Recipe:
-    """Preset A: 8 layers of width 256 with ACT, the playbook's sweet spot. 6,321,162 parameters; meant for a GPU."""
+    """Preset A: 8 layers of width 256 with ACT. 6,321,162 parameters; meant for a GPU."""
     return Recipe(
         name="baseline",
         model=ModelConfig(d_model=256, num_heads=8, num_layers=8, d_ff=1024, max_bits=1152, norm="pre", chunk=128,
@@ -183,9 +183,9 @@ def baseline() -> Recipe:
 
 
 def cpu_int8() -> Recipe:
-    """Preset B: 8 layers of width 128 for the CPU, 1,586,690 parameters; at the end exported in eight and in four bits.
+    """Preset B: 8 layers of width 128 for the CPU. 1,586,690 parameters; exported to int8 and int4 at the end.
 
-    `--set qat_from_step=9000` trains the last tenth with its weights and inputs in four bits.
+    `--set qat_from_step=9000` trains the last tenth with four-bit weights and inputs.
     """
     return Recipe(
         name="cpu-int8",
@@ -199,10 +199,10 @@ def cpu_int8() -> Recipe:
 
 
 def scaleup() -> Recipe:
-    """Preset C: 16 layers of width 256. 12,641,298 parameters; refuses without evidence that the data grew.
+    """Preset C: 16 layers of width 256. 12,641,298 parameters; needs more data than preset A.
 
-    The training text must have twenty bytes a parameter or more, and `baseline_run` must name the run of preset A, whose
-    journal lies beside this run's.
+    The training text must have twenty bytes per parameter or more, and `baseline_run` must name a run of preset A whose
+    journal is beside this run's.
     """
     return Recipe(
         name="scaleup",
@@ -227,7 +227,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def with_settings(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """Return the recipe with `key=value` applied, all at once; a key is a dotted path or a field name that occurs once."""
+    """Return the recipe with all `key=value` applied; a key is a dotted path, or a field name that occurs once."""
     changes: dict[str, dict[str, Any]] = {"": {}}
     for setting in settings:
         key, found, text = setting.partition("=")
@@ -298,7 +298,7 @@ _BOUNDS: tuple[tuple[tuple[str, ...], str, Callable[[float], bool]], ...] = (
 
 
 def require_bounds(recipe: Any) -> None:
-    """Raise BadRecipe for the first number outside its bounds, naming the field and what is expected; None is no number."""
+    """Raise BadRecipe for the first number outside its bounds. None is accepted."""
     for names, expected, holds in _BOUNDS:
         for name in names:
             value = attrgetter(name)(recipe)

@@ -26,7 +26,7 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Bits per byte of one source, all bits; `parity_bpb` is the parity bits' part of it."""
+    """Bits per byte of one source over all bits; `parity_bpb` is the part of the parity bits."""
 
     bpb: float
     parity_bpb: float
@@ -34,7 +34,11 @@ class HeldOut:
 
 @torch.no_grad()
 def evaluate(model: BitTransformer, windows: Mapping[str, Tensor], *, rank: int, world_size: int) -> dict[str, HeldOut]:
-    """Return held-out figures per source; each rank computes its share, all ranks get the result."""
+    """Return the held-out figures per source. Collective: each rank computes its share, all ranks get the result.
+
+    Bits per byte = sum of the losses over all positions / ln 2 / bytes, which compares bit, byte and BPE models. The
+    first symbol of a window is not predicted and counts as a coin flip.
+    """
     device = next(model.parameters()).device
     sums = torch.zeros(len(windows), 2, dtype=torch.float64, device=device)
     as_bytes = model.config.vocab == 256
@@ -72,7 +76,7 @@ def unigram_bpb(train: bytes, held_out: bytes) -> float:
 
 
 def context_mix_bpb(train: bytes, held_out: bytes) -> float:
-    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the one below (Witten-Bell weights)."""
+    """Return the cross-entropy under a mix of orders 0 to 3, each backing off to the lower one (Witten-Bell weights)."""
     tables: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(_ORDER + 1)]
     text = train[:_MAX_TRAIN_BYTES]
     for position, byte in enumerate(text):
@@ -91,18 +95,21 @@ def context_mix_bpb(train: bytes, held_out: bytes) -> float:
 
 
 def xz_bpb(held_out: bytes) -> float:
-    """Return what `xz -6` needs, without container overhead."""
+    """Return the bits per byte of `xz -6` without container overhead."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
     return 8 * len(lzma.compress(held_out, format=lzma.FORMAT_RAW, filters=filters)) / len(held_out)
 
 
 def zstd_bpb(held_out: bytes) -> float:
-    """Return what `zstd -19` needs."""
+    """Return the bits per byte of `zstd -19`."""
     return 8 * len(zstandard.ZstdCompressor(level=19).compress(held_out)) / len(held_out)
 
 
 def baselines(train: bytes, held_out: bytes) -> dict[str, float]:
-    """Return every yardstick that can be had here; the coin flip counts the parity bit, as the model's loss does."""
+    """Return all baselines. The coin flip counts the parity bit, as the loss of the model does.
+
+    The compressors see the held-out text alone; unigram and context mix are fitted on training text.
+    """
     return {"coin flip": COIN_FLIP_BITS_PER_BYTE, "unigram": unigram_bpb(train, held_out),
             "order 3": context_mix_bpb(train, held_out), "xz": xz_bpb(held_out), "zstd": zstd_bpb(held_out)}
 
@@ -114,7 +121,7 @@ EXPORTS: dict[str, Callable[[BitTransformer], BitTransformer]] = {"int8": export
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRow:
-    """One form of the model. `bpb` is the mixture's mean; milliseconds are CPU time of one thread, one window a call."""
+    """One exported form of the model. `bpb` is over the mixture; milliseconds are CPU time of one thread, one window a call."""
 
     name: str
     bytes: int
@@ -129,7 +136,7 @@ class ExportRow:
 
 def export_model(model: BitTransformer, kinds: Sequence[str], held_out: Mapping[str, Tensor], weights: Mapping[str, int],
                  directory: Path | None) -> list[ExportRow]:
-    """Export the model in every kind, measure each beside float32 and write it to `directory` (None: measure only)."""
+    """Export the model in every kind, measure each beside float32, and write it to `directory` (None: measure only)."""
     model = copy_model(model).cpu().eval()
     rows = [_row("float32", model, held_out, weights)]
     for kind in kinds:
@@ -143,7 +150,7 @@ def export_model(model: BitTransformer, kinds: Sequence[str], held_out: Mapping[
 
 
 def format_export_table(rows: Iterable[ExportRow]) -> list[str]:
-    """Return the table as lines; every column beside float32's."""
+    """Return the table as lines, each row compared with float32."""
     found = list(rows)
     lines = [f"{'export':<8} {'bytes':>12} {'bits/byte':>10} {'against':>8} {'ms/window':>10}"]
     return lines + [f"{row.name:<8} {row.bytes:>12,} {row.bpb:>10.3f} {row.bpb / found[0].bpb - 1:>+8.1%} "

@@ -1,12 +1,12 @@
-"""Three numbers about a window of bits: K, C and S. Own definitions, calibrated on data, for inputs and for outputs.
+"""Telemetry of windows of bits: the numbers K, C and S, for inputs and for predictions of the model.
 
-K  1 − H₂(share of ones); for outputs 1 − mean H₂(p_t): how certain the model is. Blind to repetition in inputs.
+K  1 − H₂(share of ones); for outputs 1 − mean H₂(p_t): the certainty of the model. It does not see repetition in inputs.
 C  Lempel-Ziv 1976 phrases · log2(n) / n, clipped at 1.2: `0101…` and zeros near 0, text 0.3–0.8, noise above 1.
-   The flip rate is a separate, cheap number: it calls `0101…` maximal.
-S  exp(−KL(model's mean prediction per place in the byte ‖ the data's frequencies)), 1 = the data's marginals.
+   The flip rate is a separate, cheap number; it is maximal for `0101…`.
+S  exp(−KL(mean prediction per bit of the byte ‖ frequencies of the data)); 1 where they are equal.
 
-A floor of 0.3 flags one in twenty windows of ordinary code, so floors are taken from data (`calibrate`). Always over
-256 bytes or more, since shorter windows push C upwards: short ones are joined (`join_windows`).
+A fixed floor of 0.3 flags one in twenty windows of ordinary code, so floors are calibrated on data (`calibrate`). Windows
+have 256 bytes or more, because C is biased upwards on shorter ones; short windows are joined (`join_windows`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """Below these C or S, above `c_ceiling` C, a window is not like the data. `source` says where they come from."""
+    """Limits of windows that are like the data: C above `c_floor` and below `c_ceiling`, S above `s_floor`."""
 
     c_floor: float
     s_floor: float
@@ -50,9 +50,6 @@ class Floors:
     def to_json(self) -> dict[str, Any]:
         """Return plain values, for the journal."""
         return asdict(self)
-
-
-PUBLISHED_FLOORS = Floors(c_floor=0.3, s_floor=0.5, source="published defaults: trip on ordinary code")
 
 
 def binary_entropy(p: Tensor) -> Tensor:
@@ -109,7 +106,7 @@ def agreement(logits_BT2: Tensor, frequencies_9: Tensor) -> Tensor:
 
 
 def agreement_of_bits(bits_BT: Tensor, frequencies_9: Tensor) -> Tensor:
-    """Return S of windows of bits themselves, (B,): what ordinary text scores against the frequencies of all of it."""
+    """Return S of windows of bits against the frequencies of all data, (B,)."""
     return agreement_of_means(bits_BT.reshape(len(bits_BT), -1, BITS_PER_BYTE).double().mean(1), frequencies_9)
 
 
@@ -129,8 +126,9 @@ def measure(bits_BT: Tensor, logits_BT2: Tensor, frequencies_9: Tensor) -> list[
 
 
 def join_windows(windows_BT: Tensor) -> Tensor:
-    """Join consecutive rows (B, T, …) until each holds 256 bytes or more; rows left over are dropped, unless there are
-    too few for one.
+    """Join consecutive rows (B, T, …) until each holds 256 bytes or more.
+
+    Left-over rows are dropped, unless there are too few for one window.
     """
     rows = min(len(windows_BT), -(-MIN_WINDOW_BYTES * BITS_PER_BYTE // windows_BT.shape[1]))
     count = len(windows_BT) // rows
@@ -160,7 +158,7 @@ def calibrate(rows: Iterable[Telemetry], *, quantile: float = 0.001) -> Floors:
 
 
 def constant_channels(rows: Iterable[Mapping[str, float]]) -> tuple[str, ...]:
-    """Name what does not move over many observations: a number that never changes measures nothing, and is reported."""
+    """Return the names of numbers that do not change over the observations."""
     found = list(rows)
     if len(found) < 2:
         return ()

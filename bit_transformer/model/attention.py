@@ -1,7 +1,7 @@
 """Causal self-attention through torch's fused kernel, over everything before or over a band of chunks.
 
 Shapes: B batch, T positions, D channels, H heads, E channels a head; N chunks of C queries, each with W = overlap + C
-keys. No T × T map is ever built; `attention_map` computes one on request, for looking at.
+keys. Only `attention_map` builds a T × T map.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CausalSelfAttention(nn.Module):
         return y_BTD
 
     def attention_map(self, x_BTD: Tensor) -> Tensor:
-        """Return the weights (B, H, T, T): T² memory, so only when somebody wants to look."""
+        """Return the attention weights (B, H, T, T), for inspection; needs T² memory."""
         q_BHTE, k_BHTE, _ = self._heads(x_BTD)
         num_positions = x_BTD.shape[1]
         allowed = band_mask(num_positions, self.chunk or num_positions, self.overlap, x_BTD.device)
@@ -46,9 +46,9 @@ class CausalSelfAttention(nn.Module):
 
 
 def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: int, overlap: int) -> Tensor:
-    """Each chunk of queries sees itself and `overlap` positions before it: O(T · (chunk + overlap)) memory.
+    """Attend from each chunk of queries to itself and `overlap` positions before it: O(T · (chunk + overlap)) memory.
 
-    Equals dense attention with `band_mask` for every T, chunk and overlap; the last chunk is padded and cut again.
+    Equal to dense attention with `band_mask` for every T, chunk and overlap. The last chunk is padded and cut again.
     """
     num_positions = q_BHTE.shape[2]
     padding = -num_positions % chunk
@@ -59,11 +59,6 @@ def attend_in_chunks(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, *, chunk: i
     mask_NCW = chunk_masks(num_chunks, chunk, overlap, q_BHTE.device)
     y_BHNCE = F.scaled_dot_product_attention(q_BHNCE, k_BHNWE, v_BHNWE, attn_mask=mask_NCW)
     return y_BHNCE.flatten(2, 3)[:, :, :num_positions]
-
-
-def attend_explicitly(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
-    """Softmax attention with a boolean mask, written out: the reference that the fast paths are tested against."""
-    return _weights(q_BHTE, k_BHTE, allowed_TT) @ v_BHTE
 
 
 def _weights(q_BHTE: Tensor, k_BHTE: Tensor, allowed_TT: Tensor) -> Tensor:
@@ -89,7 +84,7 @@ def chunk_masks(num_chunks: int, chunk: int, overlap: int, device: torch.device)
 
 @lru_cache(maxsize=16)
 def band_mask(num_positions: int, chunk: int, overlap: int, device: torch.device) -> Tensor:
-    """Return the same rule as one dense (T, T) mask: what chunked attention must equal."""
+    """Return the same rule as one dense (T, T) mask."""
     query = torch.arange(num_positions, device=device)[:, None]
     key = torch.arange(num_positions, device=device)[None, :]
     return (key <= query) & (key >= query // chunk * chunk - overlap)

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 from bit_transformer.errors import BadRecipe
 from bit_transformer.model.transformer import BitTransformer, Block, ModelConfig, copy_model
 
-_MIN_INT_MM_ROWS = 17  # torch._int_mm wants more than 16
+_MIN_INT_MM_ROWS = 17  # torch._int_mm needs more than 16
 
 
 class Int8Linear(nn.Module):
-    """`y = x Wᵀ + b` with W in int8: a quarter of the bytes, inference only."""
+    """`y = x Wᵀ + b` with W in int8 and one scale per row: a quarter of the bytes, inference only.
+
+    Activations are quantised per row at run time; products are summed in int32.
+    """
 
     weight: Tensor
     scale: Tensor
@@ -49,7 +52,7 @@ class Int8Linear(nn.Module):
 
 
 class FakeQuantise4(torch.autograd.Function):
-    """Round to sixteen levels between the tensor's least and greatest value; the gradient passes straight through."""
+    """Round to sixteen levels between the minimum and maximum of the tensor; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -63,7 +66,7 @@ class FakeQuantise4(torch.autograd.Function):
 
 
 class Int4Linear(nn.Module):
-    """What a `QatLinear` computes, with two weights in a byte: an eighth of the bytes, inference only."""
+    """The computation of a `QatLinear` with two weights in a byte: an eighth of the bytes, inference only."""
 
     packed: Tensor
     scale: Tensor
@@ -116,14 +119,14 @@ def prepare_qat(model: BitTransformer) -> BitTransformer:
 
 
 def set_qat(model: nn.Module, active: bool) -> None:
-    """Switch the fake quantisers of a prepared model on or off: weights and names stay what they are."""
+    """Switch the fake quantisers of a prepared model on or off; weights and names do not change."""
     for layer in model.modules():
         if isinstance(layer, QatLinear):
             layer.active = active
 
 
 def convert_qat(model: BitTransformer) -> BitTransformer:
-    """Return a copy whose four-bit layers hold the rounded weights, as ordinary layers to be exported to INT8."""
+    """Return a copy with ordinary linear layers that hold the rounded four-bit weights, for an export to INT8."""
     result = copy.deepcopy(model)
     for parent, name, layer in _linears(result):
         if isinstance(layer, QatLinear):
@@ -135,7 +138,7 @@ def convert_qat(model: BitTransformer) -> BitTransformer:
 
 
 def export_int8(model: BitTransformer) -> BitTransformer:
-    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`. Reversible blocks run plainly."""
+    """Return a copy for inference whose linear layers, the head excepted, are `Int8Linear`. Reversible blocks run as usual."""
     result = copy.deepcopy(model).eval()
     for parent, name, linear in _linears(result):
         if linear is not result.head:
@@ -168,9 +171,6 @@ LR_FACTOR = 1 / math.sqrt(2)
 WARMUP_STEPS = 100
 
 
-KINDS = ("depth", "width")
-
-
 def grow(model: BitTransformer, kind: str) -> BitTransformer:
     """Return the model with twice the layers (`depth`) or twice the channels, heads and hidden units (`width`)."""
     return grow_depth(model, 2 * model.config.num_layers) if kind == "depth" else grow_width(model)
@@ -187,7 +187,7 @@ def grown_config(config: ModelConfig, kinds: Sequence[str]) -> ModelConfig:
 def build_grown(config: ModelConfig, kinds: Sequence[str]) -> BitTransformer:
     """Return an untrained model of the shape after these growths, to load a checkpoint into.
 
-    Positions are no parameters and are not saved: a doubled width repeats those of the first shape.
+    Positions are not saved; a doubled width repeats the positions of the first shape.
     """
     model = BitTransformer(grown_config(config, kinds))
     table = BitTransformer(config).positions if kinds else model.positions
@@ -196,7 +196,10 @@ def build_grown(config: ModelConfig, kinds: Sequence[str]) -> BitTransformer:
 
 
 def grow_depth(model: BitTransformer, num_layers: int) -> BitTransformer:
-    """Return the model with new blocks at the end that add nothing yet. Raises BadRecipe where that is not possible."""
+    """Return the model with new blocks at the end whose branches end in zeros, so that they add nothing at first.
+
+    Raises BadRecipe for a model that is post-norm or uses ACT.
+    """
     config = model.config
     if config.norm != "pre" or config.act or num_layers < config.num_layers:
         raise BadRecipe(f"cannot grow from {config.num_layers} to {num_layers} layers: expected more layers, norm=pre, no ACT")
@@ -214,9 +217,10 @@ def grow_depth(model: BitTransformer, num_layers: int) -> BitTransformer:
 
 @torch.no_grad()
 def grow_width(model: BitTransformer) -> BitTransformer:
-    """Return the model with twice the channels, heads and feed-forward width, computing the same function.
+    """Return the model with twice the channels, heads and feed-forward width that computes the same function.
 
-    Every channel appears twice in the stream, every head twice, every hidden unit twice. Positions stay what they were.
+    Every channel, head and hidden unit appears twice; matrices that read two copies are halved. Positions are repeated.
+    Raises BadRecipe for a model that is post-norm or uses ACT.
     """
     config = model.config
     if config.norm != "pre" or config.act:
@@ -233,7 +237,7 @@ def grow_width(model: BitTransformer) -> BitTransformer:
             new[name] = torch.cat([value, value], 1) / 2
         elif name == "head.bias":
             new[name] = value
-        elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads is the old ones
+        elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads are the old ones
             parts = [torch.cat([part, part]) for part in value.chunk(3)]
             new[name] = torch.cat([torch.cat([part, part], 1) / 2 if value.dim() == 2 else part for part in parts])
         elif value.dim() == 2:

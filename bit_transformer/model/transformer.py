@@ -1,7 +1,7 @@
 """The transformer over bits (or, for comparison, over bytes): embedding, sinusoids, blocks, logits of what comes next.
 
-Positions have no parameters, there is no final norm with parameters and nothing is tied, so that the number of
-parameters is the closed formula of `ModelConfig.num_parameters`. Shapes: B batch, T positions, D channels, V symbols.
+Positions and the final norm have no parameters and no weights are tied, so `ModelConfig.num_parameters` is an exact
+formula. Shapes: B batch, T positions, D channels, V symbols.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,12 +89,12 @@ class Block(nn.Module):
         return x_BTD + self.feedforward_branch(x_BTD)
 
     def attention_branch(self, x_BTD: Tensor) -> Tensor:
-        """Return what attention adds (pre-norm)."""
+        """Return the output of the attention branch (pre-norm)."""
         y_BTD: Tensor = self.attention(self.norm_attention(x_BTD))
         return y_BTD
 
     def feedforward_branch(self, x_BTD: Tensor) -> Tensor:
-        """Return what the feed-forward adds (pre-norm)."""
+        """Return the output of the feed-forward branch (pre-norm)."""
         y_BTD: Tensor = self.feedforward(self.norm_feedforward(x_BTD))
         return y_BTD
 
@@ -107,7 +107,7 @@ class Output(NamedTuple):
 
 
 class BitTransformer(nn.Module):
-    """Symbols in, for every position the logits of the next symbol out."""
+    """Maps symbols (B, T) to the logits of the next symbol at every position."""
 
     positions: Tensor
 
@@ -130,10 +130,10 @@ class BitTransformer(nn.Module):
                 last = name.endswith(("out_proj", "feedforward.2"))
                 nn.init.normal_(module.weight, std=residual_std if last else 0.02)
                 nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, std=1.0)  # at 0.02 the positions drown the bits
+        nn.init.normal_(self.embedding.weight, std=1.0)  # at 0.02 the positions would dominate the symbols
         for name, bias in self.halting.named_parameters():
             if name.endswith("bias"):
-                nn.init.constant_(bias, -1.0)  # p = 0.27: no position stops before it has learned to
+                nn.init.constant_(bias, -1.0)  # p = 0.27: no position halts early before training
 
     def forward(self, symbols_BT: Tensor) -> Output:
         """Return logits for every position of (B, T) symbols, T at most `max_bits`."""
@@ -182,28 +182,22 @@ def next_symbol_losses(logits_BTV: Tensor, symbols_BT: Tensor) -> Tensor:
 
 
 def copy_model(model: BitTransformer) -> BitTransformer:
-    """Return another plain model with the same weights: built anew, since Accelerate ties a wrapped one's forward to it."""
+    """Return a plain copy of the model. It is built anew: Accelerate binds the forward of a wrapped model to that object."""
     result = BitTransformer(model.config).to(next(model.parameters()).device)
     result.load_state_dict(model.state_dict())
-    result.positions.copy_(model.positions)  # no part of the state: a model that grew in width repeats the old ones
+    result.positions.copy_(model.positions)  # not in the state dict, and a model that grew in width repeats the old ones
     return result
 
 
 def count_model_parameters(model: nn.Module) -> int:
-    """Return the number of trainable elements this process holds (after sharding: its part only)."""
+    """Return the number of trainable elements that this process holds; of a sharded model its part only."""
     return sum(local_shard(parameter).numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def local_shard(parameter: Tensor) -> Tensor:
-    """Return what this process holds of a parameter: FSDP2 makes it a DTensor, ZeRO-3 empties it and keeps `ds_tensor`."""
+    """Return the part of a parameter on this process: FSDP2 makes it a DTensor, ZeRO-3 keeps the part in `ds_tensor`."""
     part: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else getattr(parameter, "ds_tensor", parameter)
     return part
-
-
-def count_on_meta_device(config: ModelConfig) -> int:
-    """Build the model without memory and count it: what `num_parameters` must equal."""
-    with torch.device("meta"):
-        return count_model_parameters(BitTransformer(config))
 
 
 # --- Positions
@@ -212,7 +206,11 @@ PHASE_CHANNELS = 8
 
 
 def sinusoids(num_positions: int, d_model: int, *, byte_phase: bool) -> Tensor:
-    """Return the position table (num_positions, d_model) in float32; windows must begin on a byte boundary."""
+    """Return the position table (num_positions, d_model) in float32; windows must begin on a byte boundary.
+
+    With `byte_phase` the last eight channels hold sin and cos of 2πkt/9, k = 1…4: bits come in groups of nine, which a
+    model without them has to learn first (6.7 against 4.6 held-out bits per byte after 700 steps of a 0.1M model).
+    """
     t = torch.arange(num_positions, dtype=torch.float32)[:, None]
     width = d_model - PHASE_CHANNELS if byte_phase else d_model
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
@@ -228,7 +226,11 @@ def sinusoids(num_positions: int, d_model: int, *, byte_phase: bool) -> Tensor:
 
 
 class HaltingState:
-    """Accumulates the weighted output over the layers of one forward pass."""
+    """Adaptive computation time (Graves 2016) over the layers of one forward pass.
+
+    A position halts when the sum of its halting probabilities reaches the threshold. The output is the mean of the
+    layers' states weighted by their probabilities; the last layer gets the remainder.
+    """
 
     def __init__(self, x_BTD: Tensor, threshold: float, num_layers: int) -> None:
         self.threshold, self.num_layers = threshold, num_layers
@@ -239,7 +241,7 @@ class HaltingState:
         self.remainder_BT = torch.zeros_like(self.total_BT)
 
     def take(self, layer: int, x_BTD: Tensor, probability_BT: Tensor) -> Tensor:
-        """Add layer number `layer` (from 0) and return which positions still run, (B, T) bool."""
+        """Add the state after layer `layer` (from 0); return which positions still run, (B, T) bool."""
         probability_BT = probability_BT.float()
         stops = self.running_BT & (self.total_BT + probability_BT >= self.threshold)
         if layer == self.num_layers - 1:
@@ -254,25 +256,19 @@ class HaltingState:
         return self.running_BT
 
     def ponder(self) -> Tensor:
-        """Return the scalar cost; its gradient reaches the halting units through the remainders."""
+        """Return the scalar ponder cost; its gradient reaches the halting units through the remainders."""
         return (self.layers_run_BT + self.remainder_BT).mean()
 
 
 # --- Reversible blocks
 
 
-class ReversibleBlock(Protocol):
-    """What a block must offer: its two branches, each from one stream to what is added to the other."""
-
-    def attention_branch(self, x_BTD: Tensor) -> Tensor:
-        """Return what is added to the first stream."""
-
-    def feedforward_branch(self, x_BTD: Tensor) -> Tensor:
-        """Return what is added to the second stream."""
-
-
 def run_reversibly(blocks: Sequence[nn.Module], x1_BTD: Tensor, x2_BTD: Tensor) -> tuple[Tensor, Tensor]:
-    """Run the streams (at least float32) through the blocks, keeping one pair of tensors whatever the depth."""
+    """Run two streams (at least float32) through the blocks; only the last pair is kept for the backward pass.
+
+        y1 = x1 + attention(norm(x2))        x2 = y2 − feedforward(norm(y1))
+        y2 = x2 + feedforward(norm(y1))      x1 = y1 − attention(norm(x2))
+    """
     parameters = [parameter for block in blocks for parameter in block.parameters()]
     dtype = torch.promote_types(x1_BTD.dtype, torch.float32)
     y1, y2 = _ReversibleStack.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -309,7 +305,7 @@ class _ReversibleStack(torch.autograd.Function):
 
 def _undo(branch: Callable[[Tensor], Tensor], block: nn.Module, source: Tensor, target: Tensor, grad_source: Tensor,
           grad_target: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """Take the branch of `source` out of `target`; return the old target, the source's gradient, the parameters'."""
+    """Undo one branch; return the old target, the gradient of the source, and the gradients of the parameters."""
     with torch.enable_grad():
         leaf = source.detach().requires_grad_()
         added = branch(leaf)

@@ -5,11 +5,11 @@ import torch
 
 from bit_transformer.model.attention import (
     CausalSelfAttention,
-    attend_explicitly,
     attend_in_chunks,
     band_mask,
     chunk_masks,
 )
+from tests.bit_transformer.references import attend_explicitly
 
 
 @pytest.mark.parametrize(("num_positions", "chunk", "overlap"), [

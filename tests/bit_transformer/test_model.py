@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from bit_transformer.errors import BadRecipe
-from bit_transformer.model.attention import attend_explicitly
 from bit_transformer.model.transformer import (
     BitTransformer,
     ModelConfig,
-    count_on_meta_device,
     next_symbol_losses,
     sinusoids,
 )
+from tests.bit_transformer.references import attend_explicitly, count_on_meta_device
 
 SMALL = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90)
 

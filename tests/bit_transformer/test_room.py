@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bit_transformer.footprint import list_ways, measure_room, of_recipe
-from bit_transformer.model.transformer import count_on_meta_device
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
+from tests.bit_transformer.references import count_on_meta_device
 
 GB = 10**9
 LARGE = ("model.d_model=2048", "num_heads=32", "num_layers=24", "d_ff=8192", "max_bits=2304", "norm=pre", "window_bytes=256",

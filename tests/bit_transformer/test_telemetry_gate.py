@@ -9,7 +9,7 @@ import torch
 from bit_transformer.data.bits import encode_bytes
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import GateTripped
-from bit_transformer.evaluation.gate import SmoothedGate, GateState, Limit
+from bit_transformer.evaluation.gate import GateState, Limit, SmoothedGate
 from bit_transformer.evaluation.telemetry import (
     Telemetry,
     agreement,
@@ -106,7 +106,8 @@ def test_gate_trips_on_a_planted_divergence_within_a_known_number_of_steps() -> 
 
 def test_strict_gate_raises_and_soft_gate_asks_for_a_retry() -> None:
     """Strict: one sentence with value and limits. Soft: retry, with the name at fault."""
-    soft, strict = (SmoothedGate(limits={"c": Limit(floor=0.3), "s": Limit(floor=0.5)}, burn_in=0, strict=s) for s in (False, True))
+    limits = {"c": Limit(floor=0.3), "s": Limit(floor=0.5)}
+    soft, strict = (SmoothedGate(limits=limits, burn_in=0, strict=s) for s in (False, True))
     verdict = soft.observe({"c": 0.2, "s": 0.9})
     assert verdict.retry and verdict.tripped == ("c",)
     with pytest.raises(GateTripped, match=r"smoothed c is 0.2 after 1 observations, expected above 0.3"):
