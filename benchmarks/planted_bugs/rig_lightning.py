@@ -11,7 +11,7 @@ import torch
 from benchmarks.planted_bugs.models import MODELS, split_parameters
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
-from chronicle.resume.adapters.lightning import ChronicleCallback
+from chronicle.resume.lightning import ChronicleCallback
 
 __all__ = ["first", "resume"]
 

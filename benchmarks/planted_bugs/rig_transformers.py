@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from benchmarks.planted_bugs.plan import Plan, Row
-from chronicle.resume.adapters.transformers import ChronicleCallback
+from chronicle.resume.transformers import ChronicleCallback
 
 __all__ = ["first", "resume"]
 

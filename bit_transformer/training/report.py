@@ -185,7 +185,7 @@ class LaunchLog:
         if self._run is not None and self._is_main:
             plan = find_plan(read_journal(self._run).entries)
             if plan is not None:
-                declared = {**PlanDeclared.of(plan).declared, "params": after}
+                declared = {**plan.declared, "params": after}
                 with JournalWriter(self._run) as journal:
                     journal.write(PlanDeclared(declared=declared, reason="growth"), step=progress.step,
                                   launch=self._launch or None,

@@ -108,7 +108,7 @@ def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Pat
     params, devices = said.get(Topic.PARAMETERS), said.get(Topic.DEVICES)
     wrapper = said.get(Topic.WRAPPER)
     return Baseline(
-        plan=dict(plan.data["declared"]) if plan is not None else {},
+        plan=dict(plan.declared) if plan is not None else {},
         claimed_params=None if params is None or params.low is None else _middle(params.low, params.high),
         claimed_devices=None if devices is None else round(devices.low),
         claimed_wrapper=None if wrapper is None else wrapper.word,

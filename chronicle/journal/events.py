@@ -470,7 +470,7 @@ class GuardVerdict(Event, kind=Kind.GUARD_VERDICT):
     mode: str = ""
     basis: str = ""
     verified: bool | None = None
-    checks: tuple[Mapping[str, Any], ...] = ()
+    checks: tuple[Mapping[str, Any], ...]
     checkpoint: str | None = None  # the directory or file that was loaded
     contract: str | None = None  # the rollback whose contract this launch met
     accepted: Mapping[str, Any] = NOTHING

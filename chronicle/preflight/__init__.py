@@ -1,14 +1,14 @@
-"""Checks before a launch spends anything: PF01 to PF31, each pass, fail, warn or unknown, with what was read.
+"""Checks before a launch costs anything: PF01 to PF31, each pass, fail, warn or unknown, with what was read.
 
-`facts.TrainerFacts` is what a trainer says about itself and its data; `catalogue` holds the pure checks over it;
-`host` reads what needs no trainer (orphans, disk, ports, stray files). Unknown is unknown: no check passes for lack of
-something to read.
+`facts.py`: what a trainer says about itself. `model_checks.py`, `data_checks.py`: checks of those facts. `host.py`: checks of
+the machine, which need no trainer. `gate.py`: the catalogue in order, called inside the ranks. `full.py`: what only
+`preflight --full` needs. A check with nothing to read is `unknown`, which is no pass.
 """
 
 from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
-from chronicle.preflight.gate import PreflightFailed, check_before_first_step, check_facts
+from chronicle.preflight.gate import check_before_first_step, check_facts
 from chronicle.preflight.host import available_memory
-from chronicle.preflight.results import CheckResult, CheckVerdict
+from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFailed
 
 __all__ = [
     "CheckResult",

@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 FEW_SAMPLES = 1000
-MOSTLY = 0.9
-HALF = 0.5
-CORPUS_FRACTION = 0.01
+MOSTLY = 0.9  # of the labels
+HALF = 0.5  # of the positions
+CORPUS_FRACTION = 0.01  # of the named corpus
 LEAK_TOLERANCE = 1e-5
 
 
@@ -57,7 +57,7 @@ def check_shards(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_labels(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF14: labels are there."""
+    """PF14: not all labels are masked."""
     answer = CheckAnswer("PF14", "labels")
     masked = facts.masked_fractions
     if not masked:
@@ -73,7 +73,7 @@ def check_labels(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_size(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF15: the data are as large as is said, and not padding."""
+    """PF15: the data are as large as claimed, and not mostly padding."""
     answer = CheckAnswer("PF15", "data size and padding")
     distinct = facts.num_distinct_samples if facts.num_distinct_samples is not None else facts.num_samples
     size, claimed = facts.dataset_bytes, expected.claimed_dataset_bytes
@@ -81,18 +81,18 @@ def check_size(facts: TrainerFacts, expected: Baseline) -> CheckResult:
         return answer.unknown("samples and bytes")
     read = f"{_or_unknown(distinct)} distinct samples, {_or_unknown(size)} bytes"
     if size is not None and claimed is not None and size < CORPUS_FRACTION * claimed:
-        text = f"{size:,} bytes; the corpus that is named has {claimed:,}"
-        return answer.failed(text, read, "name the data that is really read")
+        text = f"{size:,} bytes; the named corpus has {claimed:,}"
+        return answer.failed(text, read, "name the data that is read")
     if distinct is not None and distinct < FEW_SAMPLES:
         named = f"; the data are called {facts.dataset}" if facts.dataset else ""
-        return answer.warned(f"{distinct:,} distinct samples{named}", read, "a model this size learns them by heart")
+        return answer.warned(f"{distinct:,} distinct samples{named}", read, "a model of this size memorises them")
     if facts.pad_fraction is not None and facts.pad_fraction > HALF:
         return answer.warned(f"{facts.pad_fraction:.0%} of the positions are padding", read, "pack the samples")
     return answer.passed(read, read)
 
 
 def check_samples(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF16: samples decode back to exactly what went in; shown, so that a person can look."""
+    """PF16: samples decode to exactly their original bytes; the first one is shown."""
     answer = CheckAnswer("PF16", "decoded samples")
     if not facts.samples:
         return answer.unknown("no sample was decoded")
@@ -107,7 +107,7 @@ def check_samples(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_causality(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF17: changing a token changes nothing before it."""
+    """PF17: changing a token changes no earlier logit."""
     answer = CheckAnswer("PF17", "causality")
     if facts.future_leak is None:
         return answer.unknown("no token was changed")
@@ -121,14 +121,14 @@ def _or_unknown(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-# --- Checks over all ranks: devices, collectives, seeds, finite gradients, memory. Pure.
+# ---- ranks: devices, collectives, seeds, gradients, memory -----------------------------------------------------------
 
 SLOW_COLLECTIVE_SECONDS = 60.0
-TIGHT = 0.9  # of what is free: what the driver, the libraries and the allocator take is not counted
+TIGHT = 0.9  # of the free memory: the share of driver, libraries and allocator is not counted
 
 
 def check_devices(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF04: as many distinct devices as were asked for, one rank on each, and everybody sees the same world."""
+    """PF04: as many distinct devices as requested, one rank on each, and one world size for all."""
     answer = CheckAnswer("PF04", "devices")
     if not facts.ranks:
         return answer.unknown("no rank has reported its device")
@@ -140,7 +140,7 @@ def check_devices(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     sizes = {"ranks that reported": len(facts.ranks), **facts.world_sizes_seen}
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{who}: {size}" for who, size in sizes.items())
-        return answer.failed(f"the world size is not agreed: {said}", read, "start it with torchrun")
+        return answer.failed(f"ranks disagree about the world size: {said}", read, "start it with torchrun")
     shared = {device: ranks for device, ranks in devices.items() if len(ranks) > 1}
     if shared:
         device, ranks = next(iter(shared.items()))
@@ -153,19 +153,19 @@ def check_devices(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_collectives(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF10: a sum over rank numbers is right and quick, and all replicas start from the same weights."""
+    """PF10: a sum over rank numbers is correct and fast, and all replicas start from the same weights."""
     answer = CheckAnswer("PF10", "collectives")
     if facts.collective_correct is None:
         return answer.unknown("no collective was tried")
     if not facts.collective_correct:
-        return answer.failed("the sum of the rank numbers came out wrong", "one all-reduce", "check NCCL and the network")
+        return answer.failed("the sum of the rank numbers is wrong", "one all-reduce", "check NCCL and the network")
     if facts.collective_seconds is not None and facts.collective_seconds > SLOW_COLLECTIVE_SECONDS:
         return answer.failed(f"one all-reduce took {facts.collective_seconds:.0f} s", "one all-reduce", "check the network")
     differing = _groups({rank.weights_digest for rank in facts.ranks})
     if differing > 1 and all(rank.params_local == facts.params_counted for rank in facts.ranks):
         text = f"replicas start from {differing} different sets of weights"
         return answer.failed(text, "digests of the weights", "seed before building the model, or broadcast it")
-    return answer.passed("sums right" + (", weights equal" if differing == 1 else ""), "one all-reduce")
+    return answer.passed("sums correct" + (", weights equal" if differing == 1 else ""), "one all-reduce")
 
 
 def check_seeds(facts: TrainerFacts, expected: Baseline) -> CheckResult:
@@ -200,12 +200,12 @@ def check_gradients(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_free_memory(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF31: every rank has the memory that the trainer says a rank will need."""
+    """PF31: every rank has the memory that the trainer says it needs."""
     answer = CheckAnswer("PF31", "memory")
     needed = sum(facts.memory_needed.values())
     known = [(rank.memory_free, rank) for rank in facts.ranks if rank.memory_free is not None]
     if not needed or not known:
-        return answer.unknown("what a rank will need" if not needed else "what is free")
+        return answer.unknown("the memory a rank needs" if not needed else "free memory")
     free, rank = min(known, key=lambda pair: pair[0])
     parts = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in facts.memory_needed.items())
     text = f"a rank needs {needed / 1e9:,.2f} GB ({parts}), rank {rank.rank} on {rank.host} has {free / 1e9:,.2f} GB"

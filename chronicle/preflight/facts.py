@@ -1,12 +1,15 @@
-"""`TrainerFacts`: what a trainer can say before its first step. Every field may stay None: unknown, never assumed.
+"""`TrainerFacts`: what a trainer says before its first step, and the `Baseline` it is compared with.
+
+Every field of the facts may stay None; its check then answers `unknown`.
 
 A trainer fills what it has on one rank, after gathering `ranks`, and calls `check_before_first_step(facts)`:
 
     facts = TrainerFacts(config={"d_model": 1792, "layers": 20}, params_logical=n, params_counted=n, ranks=(…),
                          num_data_shards=64, num_workers=4, planned_steps=3000, learning_rates=lrs, …)
 
-Counts are elements, lengths are samples, LRs are per optimizer update. Fields of a `--full` preflight (save round trip,
-sanity fit, micro-batch independence) are results of experiments that the trainer runs itself.
+Counts are elements, lengths are samples, LRs are per optimizer update. The fields of a `--full` preflight (save round trip,
+sanity fit, micro-batch independence) are results of experiments that the trainer runs itself. The plan is the journal's newest
+`plan` entry: the first launch declares it, `--accept-change "reason"` replaces it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import PlanDeclared, events_of
 
 __all__ = [
     "PLAN_KEYS",
@@ -31,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """One rank as it sees itself. `device` is an id that two ranks share only when they share the device."""
+    """One rank, described by itself. `device` is an id that two ranks share only when they share the device."""
 
     rank: int
     host: str
@@ -47,7 +51,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedSample:
-    """One training sample as the model gets it, decoded back for a person; `exact` is the round trip to bytes."""
+    """One training sample as the model gets it, decoded for a person. `exact`: whether it decodes to the original bytes."""
 
     text: str
     length: int
@@ -117,12 +121,12 @@ class TrainerFacts:
         return len(self.ranks) or None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; fields that say nothing are left out."""
+        """The JSON form; empty fields are left out."""
         return {key: value for key, value in asdict(self).items() if value not in (None, (), {}, [])}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainerFacts:
-        """The reverse; raises ValueError for a field this version does not know, naming it."""
+        """Parse the JSON form. Raises `ValueError` that names the fields this version does not know."""
         known = {one.name for one in fields(cls)}
         unknown = sorted(set(data) - known)
         if unknown:
@@ -134,11 +138,11 @@ class TrainerFacts:
         return cls(**values)
 
 
-# --- Baseline: the declared plan, claimed numbers and the limits of the machine
+# ---- baseline: the declared plan, claimed numbers and the limits of the machine --------------------------------------
 
 SIGNAL_LEAD_VARIABLE = "CHRONICLE_SIGNAL_LEAD"  # seconds between a scheduler's warning and its KILL; the batch script sets it
 
-# What must not change in silence between launches, in the order it is reported
+# What must not change silently between launches, in the order of the report
 PLAN_KEYS = ("params", "world_size", "dataset", "dataset_bytes", "precision", "wrapper", "planned_steps", "config")
 
 
@@ -158,12 +162,12 @@ class Baseline:
 
     @property
     def binding_plan(self) -> Mapping[str, Any]:
-        """What single checks hold the launch against: nothing once the change from the plan was accepted as a whole."""
+        """The plan that single checks compare with: empty once a change of the plan was accepted."""
         return {} if self.accepted_change else self.plan
 
 
 def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
-    """The part of the facts that later launches must repeat; what is unknown is not declared."""
+    """The part of the facts that later launches must repeat; unknown values are not declared."""
     plan = {
         "params": facts.params_logical if facts.params_logical is not None else facts.params_counted,
         "world_size": facts.world_size,
@@ -178,15 +182,14 @@ def declare_plan(facts: TrainerFacts) -> dict[str, Any]:
 
 
 def read_seconds(environ: Mapping[str, str], name: str) -> float | None:
-    """A duration out of the environment; None where it is not set or no number."""
+    """A duration from the environment; None when it is not set or no number."""
     text = environ.get(name, "")
     return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
-def find_plan(entries: Iterable[Entry]) -> Entry | None:
-    """The newest entry that declares a plan with facts."""
+def find_plan(entries: Iterable[Entry]) -> PlanDeclared | None:
+    """The plan that was declared last; None before the first declaration."""
     newest = None
-    for entry in entries:
-        if entry.kind == "plan" and isinstance(entry.data.get("declared"), Mapping):
-            newest = entry
+    for _, plan in events_of(entries, PlanDeclared):
+        newest = plan if plan.declared else newest
     return newest

@@ -30,11 +30,11 @@ __all__ = [
 
 CLAIM_TOLERANCE = 0.01
 SHARDED_WRAPPERS = ("FullyShardedDataParallel", "FSDP", "DeepSpeedEngine", "FSDPModule")
-COUNT_REMEDY = "say what is trained, or train what was said"
+COUNT_REMEDY = "correct the claim, or train the model that was claimed"
 
 
 def check_claimed_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF02: what is counted is what is claimed, within 1 %."""
+    """PF02: the counted parameters are those claimed, within 1 %."""
     answer = CheckAnswer("PF02", "parameter count against the claim")
     counted = facts.params_counted
     if counted is None or expected.claimed_params is None:
@@ -48,7 +48,7 @@ def check_claimed_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_arithmetic_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF03: formula, count before wrapping and what the ranks hold belong to one model."""
+    """PF03: the formula, the count before wrapping and the counts on the ranks agree."""
     answer = CheckAnswer("PF03", "three parameter counts agree")
     logical, counted = facts.params_logical, facts.params_counted
     if logical is None or counted is None:
@@ -64,7 +64,7 @@ def check_arithmetic_count(facts: TrainerFacts, expected: Baseline) -> CheckResu
 
 
 def _share_of(logical: int, counted: int, world_size: int) -> str:
-    """Whether the smaller number is one rank's part of the larger: then it was counted after sharding."""
+    """A hint when the smaller number is one rank's part of the larger: then it was counted after sharding."""
     for size in {world_size, 2, 4, 8, 16, 32, 64} - {0, 1}:
         if counted == math.ceil(logical / size):
             return f": exactly 1/{size}, a count taken on one rank after sharding"
@@ -85,14 +85,14 @@ def _module_table(facts: TrainerFacts) -> str:
 
 
 def check_wrapper(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF05: the class around the model is the one that was declared."""
+    """PF05: the class that wraps the model is the declared one."""
     answer = CheckAnswer("PF05", "wrapper")
     claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
     if facts.wrapper is None or claimed is None:
         return answer.unknown("the model's wrapper" if facts.wrapper is None else "no wrapper was declared")
     if _same_wrapper(facts.wrapper, str(claimed)):
         return answer.passed(facts.wrapper, f"class {facts.wrapper}")
-    remedy = "start it under the launcher that shards it, or declare what is meant"
+    remedy = "start it under the launcher that shards it, or declare the wrapper that is intended"
     return answer.failed(f"declared {claimed}, found {facts.wrapper}", f"class {facts.wrapper}", remedy)
 
 
@@ -120,11 +120,11 @@ def check_plan(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     text = "; ".join(changes)
     if expected.accepted_change:
         return answer.passed(f"changed and accepted ({expected.accepted_change}): {text}", read)
-    return answer.failed(text, read, 'start with the declared plan, or say `chronicle run --accept-change "reason"`')
+    return answer.failed(text, read, 'start with the declared plan, or accept it with `chronicle run --accept-change "reason"`')
 
 
 def describe_changes(plan: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One text per changed key; keys that one side does not know are left out."""
+    """One text per changed key; keys that are unknown on one side are left out."""
     changes = []
     for key in PLAN_KEYS:
         if key in plan and key in now and key != "config" and plan[key] != now[key]:
@@ -159,7 +159,7 @@ def check_tied_weights(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_precision(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF20: the device computes in the precision that is asked for."""
+    """PF20: the device supports the requested precision."""
     answer = CheckAnswer("PF20", "precision")
     if facts.precision is None or facts.precision_supported is None:
         return answer.unknown("whether the device supports it")
@@ -170,7 +170,7 @@ def check_precision(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_flags(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF29: a flag that cannot be honoured is said, not dropped."""
+    """PF29: a requested compilation that is not possible is reported."""
     answer = CheckAnswer("PF29", "requested flags")
     if facts.compile_requested is None:
         return answer.unknown("whether compilation is requested")
@@ -183,7 +183,7 @@ def check_flags(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     return answer.skipped("compilation was requested and is NOT possible here: the run goes on without it")
 
 
-# --- Checks on the learning rate's plan. Pure.
+# ---- the LR schedule -------------------------------------------------------------------------------------------------
 
 HORIZON_TOLERANCE = 0.01
 LONG_WARMUP = 0.1
@@ -213,7 +213,7 @@ def check_horizon(facts: TrainerFacts, expected: Baseline) -> CheckResult:
 
 
 def check_warmup(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF12: the LR rises at first, for a while and not for ever. A resumed launch has its warm-up behind it."""
+    """PF12: the LR rises at the start, neither too briefly nor too long."""
     answer = CheckAnswer("PF12", "warm-up")
     lrs = facts.learning_rates
     if len(lrs) < 2:
@@ -240,7 +240,7 @@ def count_warmup(learning_rates: tuple[float, ...]) -> int:
 
 
 def check_lr_picture(facts: TrainerFacts, expected: Baseline) -> CheckResult:
-    """PF13: the LR at the start, at the peak, half-way and at the end, always said."""
+    """PF13: the LR at the start, at the peak, half-way and at the end; it cannot fail."""
     answer = CheckAnswer("PF13", "LR plan")
     lrs = facts.learning_rates
     if not lrs:

@@ -1,4 +1,4 @@
-"""The result of one check: a verdict, the message, what was read, and the way out."""
+"""The result of one check: a verdict, the message, what was read, and the way out; and the refusal that failures lead to."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = [
-    "CheckAnswer",
-    "CheckResult",
-    "CheckVerdict",
-    "count_verdicts",
-]
+from chronicle.errors import Refusal
+
+__all__ = ["CheckAnswer", "CheckResult", "CheckVerdict", "PreflightFailed", "count_verdicts"]
+
 
 class CheckVerdict(Enum):
-    """`UNKNOWN`: there was nothing to read; never counted as a pass."""
+    """`UNKNOWN` means that there was nothing to read; it does not count as a pass."""
 
     PASS = "pass"
     WARN = "warn"
@@ -23,9 +21,12 @@ class CheckVerdict(Enum):
     SKIPPED = "skipped"
 
 
+ORDER = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One check of the catalogue. `read` says from what the verdict follows."""
+    """One check of the catalogue. `read` names what the verdict is based on."""
 
     check: str  # PF01 … PF31
     title: str
@@ -35,7 +36,7 @@ class CheckResult:
     remedy: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the journal and `--json`."""
+        """The form for the journal and `--json`."""
         data: dict[str, Any] = {"check": self.check, "title": self.title, "verdict": self.verdict.value}
         data |= {"message": self.message, "read": self.read}
         if self.remedy:
@@ -49,40 +50,46 @@ def count_verdicts(results: tuple[CheckResult, ...]) -> str:
     return ", ".join(f"{count} {verdict.value}" for verdict, count in counts if count)
 
 
-ORDER = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED)
-
-
-# --- Short ways to write a check's answer; each check function returns exactly one. Pure.
-
-
 class CheckAnswer:
-    """Answers of one check: its id and title are said once."""
+    """Makes the result of one check; its id and title are given once. Every check function returns exactly one result."""
 
     def __init__(self, check: str, title: str) -> None:
         self.check = check
         self.title = title
 
     def passed(self, message: str, read: str = "") -> CheckResult:
-        """It holds."""
+        """The check passed."""
         return self._make(CheckVerdict.PASS, message, read, None)
 
     def warned(self, message: str, read: str = "", remedy: str | None = None) -> CheckResult:
-        """It looks wrong and may be meant."""
+        """It looks wrong but may be intended."""
         return self._make(CheckVerdict.WARN, message, read, remedy)
 
     def failed(self, message: str, read: str = "", remedy: str | None = None) -> CheckResult:
-        """It does not hold."""
+        """The check failed."""
         return self._make(CheckVerdict.FAIL, message, read, remedy)
 
     def unknown(self, missing: str) -> CheckResult:
-        """Nothing to read it from."""
+        """There was nothing to read; `missing` names it."""
         return self._make(CheckVerdict.UNKNOWN, f"not known: {missing}", "", None)
 
     def skipped(self, message: str) -> CheckResult:
-        """Left out on purpose, said loudly."""
+        """The check was left out on purpose."""
         return self._make(CheckVerdict.SKIPPED, message, "", None)
 
     def _make(self, verdict: CheckVerdict, message: str, read: str, remedy: str | None) -> CheckResult:
         return CheckResult(
             check=self.check, title=self.title, verdict=verdict, message=message, read=read, remedy=remedy
         )
+
+
+class PreflightFailed(Refusal):
+    """At least one check failed. A trainer that ends because of it exits with 78: a requeue would fail again."""
+
+    exit_code = 78
+
+    def __init__(self, failures: tuple[CheckResult, ...]) -> None:
+        first = failures[0]
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        super().__init__(f"preflight {first.check} {first.title}: {first.message}{more}", first.remedy)
+        self.failures = failures

@@ -1,25 +1,28 @@
-"""The guard: no resumed run takes its first optimizer step in a state that is not the one the journal promises.
+"""The guard: a resumed run must not take its first optimizer step in another state than the journal promises.
 
-At save a fingerprint of memory goes into the checkpoint's manifest; at load, and again right before the first step, memory
-is compared with it or with the contract of a rollback; a mismatch refuses on every rank. `guard` wraps an Accelerator
-or a DeepSpeed engine, `attach` a plain torch loop; HF Trainer and Lightning have callbacks. Importing this package
-imports no torch.
+At a save a description of memory goes into the checkpoint's manifest. At a load, and again right before the first step, memory
+is compared with it or with the contract of a rollback (`first_step.py` lists what); a mismatch refuses on every rank.
+`guard` wraps an Accelerator or a DeepSpeed engine, `attach` a plain torch loop; HF Trainer and Lightning have callbacks.
+Importing this package imports no torch.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
 __all__ = ["ResumeRefused", "attach", "guard"]
 
 _LAZY = {
-    "guard": "chronicle.resume.entrance",
+    "guard": "chronicle.resume.adapters",
     "attach": "chronicle.resume.adapters.torch",
     "ResumeRefused": "chronicle.resume.checks.check",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use: `chronicle.guard` must not cost `import chronicle` anything."""
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'chronicle.resume' has no attribute {name!r}")
+    """Import on first use, so that `import chronicle` stays cheap."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'chronicle.resume' has no attribute {name!r}")
+    if name == "guard" and "accelerate" in sys.modules:
+        import_module("chronicle.resume.adapters.accelerate")  # registers `log_with="chronicle"` with Accelerate
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,9 +1,12 @@
-"""M4: which data a launch really begins with, seen where it enters the model.
+"""M4: the data a launch really begins with, seen where it enters the model, and the trainer's own data position.
 
-Three batches after every save and the first three of every launch are hashed (a strided sample of each tensor); they
-stand in the journal as `guard.batches`. A resume whose first batch is the one that followed the checkpoint continues
-the data; one that begins like a launch from scratch starts the data again. Anything else is another order: said in the
-verdict, refused only where the trainer promised the same order. Outside these windows there is no hook.
+The three batches after every save and the first three of every launch are hashed (a strided sample of each tensor) and
+written to the journal as `guard.batches`. A resume whose first batch is the one that followed the checkpoint continues the
+data; one that begins like a launch from scratch starts the data again. Any other order is recorded, and refused only
+where the trainer promised the same order. Outside these windows the model has no hook.
+
+At a save the first batch of each rank goes through the process group's store to the main process, so that no collective is
+added to training. At a first step the first batches are gathered and compared by rank.
 """
 
 import hashlib
@@ -12,22 +15,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from chronicle.journal.events import BatchesSeen
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import check_next_batch
 from chronicle.resume.contract import Expectation, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.save import Sealer
-from chronicle.resume.verdict import Beginning
+from chronicle.resume.verdict import StartingPoint
 
-__all__ = [
-    "BatchWitness",
-    "DataWatch",
-    "batch_digest",
-]
+__all__ = ["BatchWitness", "DataWatch", "batch_digest"]
 
 NUM_BATCHES = 3
-SAMPLES = 64
+SAMPLES = 64  # elements per tensor
+NUM_RANKS_RECORDED = 64  # an entry for every save must stay small; with more ranks, rank 0 alone is recorded
 
 
 class BatchWitness:
@@ -47,7 +48,7 @@ class BatchWitness:
         self.first: tuple[str, ...] = ()  # of this launch
 
     def watch(self, model: Any) -> None:
-        """Look at what goes into this model in training mode; a compiled one is left alone (a hook would recompile it)."""
+        """Observe the inputs of this model in training mode; a compiled model is not hooked (a hook would recompile it)."""
         if self._model is None and not hasattr(model, "_orig_mod"):
             self._model = weakref.ref(model)
             _witnesses[model] = self
@@ -60,7 +61,7 @@ class BatchWitness:
         self._open()
 
     def flush(self) -> None:
-        """Report a window that did not get full."""
+        """Report a window that is not full yet."""
         if self._key is not None and self._digests:
             self._close()
 
@@ -91,8 +92,8 @@ class BatchWitness:
             self._report(key, digests)
 
 
-# A plain function on the module and the rest beside it: a model under guard can still be deep-copied and pickled,
-# and what is copied is not watched.
+# The hook is a plain function and the witness is kept outside the module: a guarded model can still be deep-copied and
+# pickled, and a copy is not observed.
 _witnesses: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
 
 
@@ -124,36 +125,34 @@ def _tensors(thing: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-# --- Data position and first batches of every rank
-
-NUM_RANKS_RECORDED = 64  # a line of the journal for every save must stay small; beyond, rank 0 alone
+# ---- data position and first batches of every rank -------------------------------------------------------------------
 
 
 class DataWatch:
-    """What data this launch begins with, and what followed its saves."""
+    """The data this launch begins with, and the batches that followed its saves."""
 
     def __init__(
         self,
         options: Options,
-        story: GuardJournal,
+        journal: GuardJournal,
         sealer: Sealer,
-        begun: Beginning,
+        start: StartingPoint,
         step: Callable[[], int | None],
         first_batch: Callable[[], None],
     ) -> None:
-        self._options, self._story, self._sealer, self._begun, self._step = options, story, sealer, begun, step
+        self._options, self._journal, self._sealer, self._start, self._step = options, journal, sealer, start, step
         self.batches = BatchWitness(self._record, first_batch)
-        self._met = False
+        self._was_equal = False
         self.mid_epoch: bool | None = None  # whether the checkpoint lies inside an epoch, where the adapter can tell
 
     def loaded(self, data: Any) -> None:
         """The framework has loaded; `data` is the trainer's position now."""
-        self._met = self._is_equal(data)
+        self._was_equal = self._is_equal(data)
 
     def check(self, data: Any, first_batches: Mapping[int, str]) -> list[Check]:
-        """Right before the first step; `first_batches`: digest of each rank's first one (the main process judges)."""
-        checks = [] if self._met or self._is_equal(data) else [self._wrong_position(data)]
-        expectation = self._begun.expectation
+        """Right before the first step; `first_batches`: rank -> digest of its first batch (the main process judges)."""
+        checks = [] if self._was_equal or self._is_equal(data) else [self._wrong_position(data)]
+        expectation = self._start.expectation
         if (
             not self.batches.first
             or expectation is None
@@ -161,9 +160,9 @@ class DataWatch:
             or self._may_differ(expectation)
         ):
             return checks
-        history = self._story.read()
+        history = self._journal.read()
         step = expectation.memory.step if expectation.memory else None
-        key = str(self._begun.loaded_from) if self._begun.loaded_from else f"step {step}"
+        key = str(self._start.loaded_from) if self._start.loaded_from else f"step {step}"
         followed, starts = history.followed.get(key, {}), history.starts
         for rank, first in sorted(first_batches.items()):
             if rank == 0 or rank in followed:
@@ -189,7 +188,7 @@ class DataWatch:
         return expectation.accepts("data") or (expectation.contract is not None and expectation.contract.moves_data)
 
     def _is_equal(self, data: Any) -> bool:
-        expectation = self._begun.expectation
+        expectation = self._start.expectation
         if self._options.data_state is None or expectation is None or expectation.memory is None:
             return True
         if expectation.memory.data is None or self._may_differ(expectation):
@@ -197,7 +196,7 @@ class DataWatch:
         return _plain(expectation.memory.data) == _plain(data)
 
     def _wrong_position(self, data: Any) -> Check:
-        memory = self._begun.expectation.memory if self._begun.expectation else None
+        memory = self._start.expectation.memory if self._start.expectation else None
         return failed(
             "data position",
             "M4",
@@ -208,17 +207,16 @@ class DataWatch:
         )
 
     def _record(self, key: str, digests: tuple[str, ...]) -> None:
-        """A window is full: the main process writes it down, with the first batch of the other ranks."""
-        after = None if key == "start" else key
-        if after is None and (self._begun.loaded_from is not None or self._begun.state_loaded):
+        """A window is full: the main process records it, with the first batch of the other ranks."""
+        after = "" if key == "start" else key
+        if not after and (self._start.loaded_from is not None or self._start.state_loaded):
             return
-        step = self._step() if after else self._begun.start_step
-        data: dict[str, Any] = {"digests": list(digests)} | ({"after": after} if after else {})
+        step = self._step() if after else self._start.start_step
 
         def write(firsts: Sequence[RankDigest]) -> None:
             others = {str(first.rank): first.data for first in firsts if first.rank != 0}
-            known = data | ({"ranks": others} if others else {})
-            self._story.write("guard.batches", step=step, title="batches seen", data=known)
+            seen = BatchesSeen(digests=digests, after=after, ranks=others)
+            self._journal.write(seen, step=step, title="batches seen")
 
         self._sealer.share(f"batches {key}", digests[0], write, at_most=NUM_RANKS_RECORDED)
 

@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 CONTRACT_VERSION = 1
-COMPUTED = 1e-6  # relative: a contract's LRs come from a closed form, torch's from its recursion
-EVERYTHING = "*"  # a reason without a name: every difference of topology and data plan
-NEVER_BY_REASON_ALONE = frozenset(
+COMPUTED = 1e-6  # relative tolerance: a contract's LRs come from a closed form, torch's from its recursion
+EVERYTHING = "*"  # a reason without a name accepts every difference of topology and data plan …
+NEVER_BY_REASON_ALONE = frozenset(  # … but these must be named
     {"lr", "schedule", "rng", "weight_decay", "initial_lr", "max_lr", "min_lr", "checkpoint", "frozen_parameters"}
 )
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -48,7 +48,7 @@ UNKNOWN_JUMP = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The promise of one rollback. LRs are those of the edited files; `next_lrs` is None where no file can tell them."""
+    """The promise of one rollback. LRs are those of the edited files; `next_lrs` is None where no file contains them."""
 
     rollback: str
     checkpoint: str
@@ -72,13 +72,13 @@ class Contract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Everything known about what memory must be. `basis` says where it comes from."""
+    """What memory must hold. `basis` says where that comes from."""
 
-    basis: str  # contract | manifest | files | none
+    basis: str  # contract | manifest | none
     memory: Memory | None = None
     contract: Contract | None = None
     accepted: Mapping[str, str] = field(default_factory=dict)  # topology key (or check name) -> reason
-    by_script: tuple[str, ...] = ()  # of the contract, what the script itself carries out
+    by_script: tuple[str, ...] = ()  # options of the contract that the script applies itself
 
     def accepts(self, name: str) -> bool:
         """Whether a person accepted that this differs: by its own name, or by a reason for all of the topology."""
@@ -90,14 +90,14 @@ class Expectation:
         return self.contract is not None and self.contract.warmup_steps > 0 and "warmup" in self.by_script
 
     def next_lrs(self) -> tuple[tuple[float, ...], ...] | None:
-        """The LRs of the coming steps: the contract's, else those of the manifest where they begin with the promised LR."""
+        """The LRs of the coming steps: the contract's, else those of the manifest if they begin with the promised LR."""
         stored = self.memory.next_lrs if self.memory else None
         if self.contract is None:
             return stored
         if self.contract.next_lrs is not None:
             return self.contract.next_lrs
         ratio = self.contract.lr_ratio
-        # a manifest that the rollback rewrote holds the new LRs already, one that it left alone the old ones
+        # a manifest that the rollback rewrote holds the new LRs already, one that it did not touch holds the old ones
         for factor in (1.0, ratio) if ratio is not None else (1.0,):
             rows = None if stored is None else tuple(tuple(lr * factor for lr in row) for row in stored)
             if rows and self.contract.lrs and close_rows(rows[:1], (self.contract.lrs,), COMPUTED):
@@ -106,13 +106,13 @@ class Expectation:
 
     @property
     def lr_set_by_hand(self) -> bool:
-        """Whether the script itself may set the LR between load and first step: then only a jump is a mismatch."""
+        """Whether the script may set the LR itself between load and first step: then only a jump is a mismatch."""
         if self.memory is None:
             return True
         return self.memory.lr_source == "manual" or (self.memory.lr_source == "untested" and not self.memory.schedulers)
 
     def allowed_jump(self) -> float:
-        """By which factor a hand-set LR may differ from the last one: twice (in logarithms) what it did in a step before."""
+        """The factor by which a hand-set LR may differ from the last one: the square of its largest recent change."""
         rows = self.memory.recent_lrs if self.memory else ()
         pairs = [(a, b) for x, y in pairwise(rows) for a, b in zip(x, y, strict=False) if a > 0 and b > 0]
         if not pairs:
@@ -129,7 +129,7 @@ class Expectation:
 
 
 def read_contract(path: Path) -> Contract | None:
-    """The contract of the run, None when there was no rollback; raises `ChronicleError` when it cannot be understood."""
+    """The contract of the run, None when there was no rollback. Raises `ChronicleError` when it cannot be understood."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -143,13 +143,12 @@ def read_contract(path: Path) -> Contract | None:
                 f"contract `{path}` has version {record.get('v')!r}: this program reads version {CONTRACT_VERSION}",
                 "use the `chronicle` that made the rollback, or a newer one",
             )
-        return parse_contract(record)
+        return _parse_contract(record)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ChronicleError(f"contract `{path}` is damaged: {problem}", "repeat the rollback") from problem
 
 
-def parse_contract(record: Mapping[str, Any]) -> Contract:
-    """From the persisted form."""
+def _parse_contract(record: Mapping[str, Any]) -> Contract:
     groups: Sequence[Mapping[str, Any]] = record.get("groups") or ()
     rows = record.get("next_lrs")
     epochs = [item.get("last_epoch") for item in record.get("schedulers") or ()]
@@ -181,7 +180,7 @@ def accepted_changes(contract: Contract | None, own: Mapping[str, str]) -> dict[
 
 
 def parse_change(text: str) -> tuple[str, str]:
-    """`name: reason` apart; a sentence without a name is a reason for everything."""
+    """Split `name: reason`; a sentence without a name is a reason for everything."""
     name, colon, reason = (part.strip() for part in text.partition(":"))
     if NAME.fullmatch(name) and (colon or "_" in name):
         return name, reason or "no reason given"
@@ -189,12 +188,12 @@ def parse_change(text: str) -> tuple[str, str]:
 
 
 def is_close(a: float, b: float, tolerance: float) -> bool:
-    """Equal within a relative tolerance of the smaller one."""
+    """Whether two numbers are equal within a relative tolerance of the smaller one."""
     return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
 
 
 def close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
-    """Same shape, and every number close."""
+    """Whether two tables have the same shape and every number is close."""
     return len(a) == len(b) and all(
         len(x) == len(y) and all(is_close(p, q, tolerance) for p, q in zip(x, y, strict=True))
         for x, y in zip(a, b, strict=True)
@@ -211,11 +210,11 @@ def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-# --- Options of this launch: arguments of the trainer, overruled by the environment
+# ---- options of this launch: arguments of the trainer, overruled by the environment ----------------------------------
 
 
 class Mode(StrEnum):
-    """What a mismatch does: `CHRONICLE_GUARD`. Everything but `enforce` is for emergencies, and journalled."""
+    """What a mismatch does: `CHRONICLE_GUARD`. `warn` and `off` are for emergencies, and recorded in the journal."""
 
     ENFORCE = "enforce"
     WARN = "warn"
@@ -224,13 +223,13 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Callables are asked when the value is needed."""
+    """What the trainer says to the guard. Callables are called when the value is needed."""
 
     run_dir: str | Path | None = None  # a directory, or the bare name of a run
     data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able
     step: Callable[[], int | None] | None = None  # optimizer steps completed
-    same_data: bool = False  # the trainer promises that a resume goes on with exactly the next batch
-    honours: tuple[str, ...] = ()  # of a rollback's contract, what the trainer carries out: warmup, skip, reshuffle
+    same_data: bool = False  # the trainer promises that a resume continues with exactly the next batch
+    honours: tuple[str, ...] = ()  # options of a rollback that the trainer applies itself: warmup, skip, reshuffle
     fresh_start: bool = False
     accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
     mode: Mode = Mode.ENFORCE
@@ -240,7 +239,7 @@ def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
     """The options with `CHRONICLE_GUARD`, `CHRONICLE_FRESH_START` and `CHRONICLE_ACCEPT_CHANGE` applied.
 
     `CHRONICLE_ACCEPT_CHANGE` is `key: reason; key: reason`, or one reason for every difference of topology and data.
-    Raises `SettingsError` on a word that means nothing.
+    Raises `SettingsError` for an unknown mode.
     """
     changes = dict(options.accept_change)
     for item in environ.get("CHRONICLE_ACCEPT_CHANGE", "").split(";"):
@@ -258,7 +257,7 @@ def launch_number(environ: Mapping[str, str]) -> int | None:
 
 
 def requested_ranks(environ: Mapping[str, str]) -> int | None:
-    """How many ranks `chronicle run`'s launcher was asked for; None where its words leave that open."""
+    """How many ranks the launcher of `chronicle run` was asked for; None where its arguments leave that open."""
     text = environ.get("CHRONICLE_REQUESTED_RANKS", "")
     return int(text) if text.isdecimal() else None
 

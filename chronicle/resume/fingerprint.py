@@ -1,8 +1,8 @@
-"""From live objects to a `Memory`: one pass over first moments, a strided sample of every tensor, digests of the generators.
+"""From the objects in memory to a `Memory`: norms of first moments, a strided sample of every tensor, generator digests.
 
-A sum does not see a permutation, and a full hash costs as much as a save; so every tensor gives `SAMPLES` elements at a
-fixed stride, hashed bit for bit, and the first moments also give their norm per group. Nothing is written to any object,
-no random number is drawn. torch is imported inside the functions; the objects passed in brought it along.
+A sum does not notice a permutation, and a full hash costs as much as a save. So `SAMPLES` elements of every tensor, at a fixed
+stride, are hashed bit for bit, and the first moments also give their norm per group. No object is changed and no random
+number is drawn. torch is imported inside the functions.
 """
 
 import hashlib
@@ -18,34 +18,31 @@ __all__ = [
     "LiveState",
     "buffers_digest",
     "collect_optimizers",
-    "describe_group",
-    "digest",
     "fingerprint_memory",
     "frozen_parameters",
-    "groups_of",
-    "local_shard",
-    "moments_of",
     "norm",
     "object_digests",
-    "optimizer_steps",
-    "parameter_order",
-    "plain_bytes",
     "rank_digest",
     "rng_digests",
     "steppers_of",
-    "tensor_digest",
 ]
+
+SAMPLES = 64  # elements per tensor
+MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
+COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # how a step is computed: no part of the state
+
 
 @dataclass(slots=True, kw_only=True)
 class LiveState:
-    """The objects a launch trains with, as an adapter found them. Optimizers are torch's own, wrappers taken off."""
+    """The objects a launch trains with, as an adapter found them. Optimizers are torch's own, without wrappers."""
 
     models: Sequence[Any] = ()
     optimizers: Sequence[Any] = ()
     schedulers: Sequence[BoundScheduler] = ()
     scaler: Any = None
     averages: Mapping[str, Any] = field(default_factory=dict)  # name -> averaged copy of the model (EMA)
-    objects: Mapping[str, Any] = field(default_factory=dict)  # name -> object of the script's own with a `state_dict`
+    objects: Mapping[str, Any] = field(default_factory=dict)  # name -> the script's own objects with a `state_dict`
     topology: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None  # when the framework or the trainer counts optimizer steps itself
     data: Any = None
@@ -93,7 +90,7 @@ def fingerprint_memory(
 
 
 def rank_digest(live: LiveState) -> RankDigest:
-    """This rank's digests: what differs between ranks, and what must not."""
+    """Digests of what this rank holds: generators, weights, moments, buffers and data position."""
     return RankDigest(
         rank=live.rank,
         rng=rng_digests(),
@@ -105,7 +102,7 @@ def rank_digest(live: LiveState) -> RankDigest:
 
 
 def buffers_digest(live: LiveState) -> str:
-    """Digest of the running statistics and other saved buffers of the models; "" where they have none."""
+    """Digest of the running statistics and other saved buffers of the models; "" when they have none."""
     return tensor_digest(_buffers(live.models))
 
 
@@ -116,12 +113,12 @@ def frozen_parameters(live: LiveState) -> str:
 
 
 def object_digests(live: LiveState) -> dict[str, str]:
-    """Digest of the state of each of the script's own objects; one that cannot tell its state is left out."""
+    """Digest of the state of each of the script's own objects; one whose `state_dict` raises is left out."""
     digests = {}
     for name, thing in live.objects.items():
         try:
             digests[name] = digest(plain_bytes(thing.state_dict()))
-        except Exception:  # noqa: BLE001 foreign code; Accelerate itself says it if the object cannot be saved
+        except Exception:  # noqa: BLE001 foreign code; Accelerate itself reports an object that cannot be saved
             continue
     return digests
 
@@ -189,15 +186,10 @@ def _scaler(scaler: Any) -> Mapping[str, Any] | None:
     }
 
 
-# --- Optimizers: steps, groups, moments, order of the parameters
-
-MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
-COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
-HOW_IT_IS_COMPUTED = {"foreach", "fused", "capturable", "differentiable"}  # no part of the state
-
+# ---- optimizers ------------------------------------------------------------------------------------------------------
 
 def optimizer_steps(optimizers: Iterable[Any]) -> tuple[int, int] | None:
-    """Smallest and largest `step` any parameter's state holds; None where the optimizer counts none (SGD, or no step yet)."""
+    """Smallest and largest `step` any parameter's state holds; None without counts (SGD, or no step yet)."""
     low: int | None = None
     high: int | None = None
     for optimizer in optimizers:
@@ -226,10 +218,12 @@ def _step_values(optimizer: Any) -> Iterator[int]:
 
 
 def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Every parameter group with its optimizer, in order."""
     return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
 
 
 def describe_group(optimizer: Any, group: Mapping[str, Any]) -> ParamGroup:
+    """LR, sizes, options and moments of one parameter group."""
     params = group["params"]
     moments = list(_group_moments(optimizer, group))
     return ParamGroup(
@@ -247,10 +241,10 @@ def describe_group(optimizer: Any, group: Mapping[str, Any]) -> ParamGroup:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain options of a group that are compared as they are: betas, momentum, eps, flags."""
+    """The plain options of a group that have no check of their own: betas, momentum, eps, flags."""
     settings: dict[str, Any] = {}
     for name, value in group.items():
-        if name in COMPARED_APART or name in HOW_IT_IS_COMPUTED:
+        if name in COMPARED_APART or name in IMPLEMENTATION:
             continue
         if value is None or isinstance(value, (bool, int, float, str)):
             settings[name] = value
@@ -260,7 +254,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameter_order(optimizers: Sequence[Any], models: Sequence[Any]) -> str:
-    """Digest of which parameter of the models each place of the optimizers holds; "" where none can be told."""
+    """Digest of which model parameter is at each position of the optimizers; "" when none is a model's own."""
     places = {id(p): place for place, p in enumerate(p for model in models for p in model.parameters())}
     held = [[places.get(id(p), -1) for p in group["params"]] for _, group in groups_of(optimizers)]
     return digest(repr(held).encode()) if any(place >= 0 for group in held for place in group) else ""
@@ -278,7 +272,7 @@ def _group_moments(optimizer: Any, group: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """Every tensor of the optimizers' states in parameter order, but the step counts."""
+    """Every tensor of the optimizers' states in parameter order, without the step counts."""
     for optimizer, group in groups_of(optimizers):
         for param in group["params"]:
             state = optimizer.state.get(param)
@@ -301,7 +295,7 @@ def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
-    """Those whose `step` is one optimizer step; none under a DeepSpeed optimizer, which steps the one inside by groups."""
+    """Optimizers whose `step` is one optimizer step; none under DeepSpeed, which steps its inner optimizer by groups."""
     found = tuple(optimizers)
     for thing in found:
         for _ in range(5):
@@ -311,22 +305,19 @@ def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
     return collect_optimizers(found)
 
 
-# --- Tensors: norms, and a hash of a strided sample
-
-SAMPLES = 64  # elements per tensor
-
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 def local_shard(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors as they are."""
+    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors unchanged."""
     if hasattr(tensor, "ds_tensor"):
         return tensor.ds_tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def norm(tensors: Sequence[Any]) -> float | None:
-    """Euclidean norm over all of them, each rank's own part; None for no tensors.
+    """Euclidean norm over all tensors, each rank's own part; None for no tensors.
 
-    On the CPU as dot products: one pass on all threads, where torch's norms take one thread.
+    On the CPU it is computed by dot products, which use all threads; torch's norms use one.
     """
     import torch
 
@@ -357,10 +348,10 @@ def tensor_digest(tensors: Iterable[Any]) -> str:
             samples.setdefault((tensor.device, tensor.dtype), []).append(flat)
     if not shapes:
         return ""
-    digest = hashlib.sha256("|".join(shapes).encode())
+    total = hashlib.sha256("|".join(shapes).encode())
     for parts in samples.values():
-        digest.update(torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+        total.update(torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return total.hexdigest()[:16]
 
 
 def plain_bytes(thing: Any) -> bytes:
@@ -378,4 +369,5 @@ def plain_bytes(thing: Any) -> bytes:
 
 
 def digest(data: bytes) -> str:
+    """The first 64 bits of SHA-256, in hex."""
     return hashlib.sha256(data).hexdigest()[:16]

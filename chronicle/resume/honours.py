@@ -1,8 +1,14 @@
-"""What the guard itself carries out of a rollback's contract: warm-up of the LR, batches left out, another order of data.
+"""Options of a rollback that the guard applies while training: warm-up of the LR, skipped batches, another order of data.
 
-It says at every save which of the three this run could honour (`honours`), begins at a resume from the contract's
-checkpoint, and goes on at every later resume: what was begun travels in the memory of each checkpoint that follows. What
-the script declared for itself is the script's. What is asked and nobody can do is a failed check, never left out in silence.
+At every save the guard records which of the three this run supports (`honours`). It begins at a resume from the contract's
+checkpoint and continues at every later resume, because the memory of each later checkpoint records what was begun
+(`carried`). Options that the script declared for itself are left to the script. An option that nobody can apply is a
+failed check.
+
+Batches are not left out of one epoch, which would then be shorter than every counter believes. The whole stream moves up:
+an epoch keeps its length and ends with the first batches of the next, so a trainer that finds its place by steps, by epochs
+or by counting finds the same batch after a later resume. That needs an order that is a function of the epoch: samplers
+that are sequential or seeded by epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,36 +24,33 @@ from chronicle.resume.learning_rate import WarmUp, can_warm_up
 from chronicle.resume.memory import Carried, Memory
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
-__all__ = [
-    "Carrying",
-    "MovedBatches",
-    "can_move",
-    "can_reshuffle",
-    "move_batches",
-    "reads_from",
-    "take_out",
-]
+__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "move_batches", "reads_from", "take_out"]
 
-class Carrying:
-    """State of one process. `script`: which of the three the script declared that it carries out itself."""
+BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
+ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it moves to the next epoch
+BATCHES = ("BatchSampler", "BatchSamplerShard", "MovedBatches")
+
+
+class Honours:
+    """State of one process. `script`: which of the three the script declared that it applies itself."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self._script = frozenset(script)
         self.carried: tuple[Carried, ...] = ()
         self._loader: int | None = None  # which of the loaders the training reads from
         self._moved: list[tuple[Any, MovedBatches]] = []
-        self._undone: list[Carried] = []  # moves of the data that wait for their loader
+        self._pending: list[Carried] = []  # changes of the data that wait for their loader
         self._warm_ups: list[WarmUp] = []
 
     @property
     def used_lr(self) -> float | None:
-        """LR of the first group in the last step, where a warm-up made it another than the scheduler's."""
+        """LR of the first group in the last step, if a warm-up made it another than the scheduler's."""
         return self._warm_ups[0].used if self._warm_ups else None
 
     def add_to(self, memory: Memory, live: LiveState) -> Memory:
-        """What a checkpoint must know: what this run could honour, and what has been begun."""
+        """Add what a checkpoint must record: which options this run supports, and what has been begun."""
         self._find_loader(live)
-        can = self._script | self._can(live, memory.step)
+        can = self._script | self._supported(live, memory.step)
         return replace(
             memory,
             honours=tuple(name for name in HONOURED if name in can),
@@ -55,21 +58,21 @@ class Carrying:
             loader=self._loader,
         )
 
-    def put_back(self) -> None:
-        """The groups hold the scheduler's LRs, also when a step has raised half-way."""
+    def restore_lrs(self) -> None:
+        """Give the groups the scheduler's LRs back, in case a step raised half-way."""
         for warm_up in self._warm_ups:
             warm_up.restore()
 
-    def left_undone(self, contract: Contract) -> str:
-        """What the contract asks for that is not the script's, in words; "" where nothing is."""
+    def not_by_script(self, contract: Contract) -> str:
+        """Names of the contract's options that the script does not apply itself; "" when there are none."""
         data = contract.data or {}
         asked = {WARMUP: contract.warmup_steps, SKIP: data.get("skip_batches"), RESHUFFLE: data.get("reshuffle")}
         return ", ".join(name for name, value in asked.items() if value and name not in self._script)
 
-    # ---- at a resume -----------------------------------------------------------------------------------------------
+    # ---- at a resume ---------------------------------------------------------------------------------------------
 
     def loaded(self, expectation: Expectation | None, live: LiveState) -> None:
-        """A checkpoint was loaded: take up what it carries, and what the contract asks of this launch."""
+        """A checkpoint was loaded: continue what it records as begun, and begin what the contract asks for."""
         for loader, moved in reversed(self._moved):
             take_out(loader, moved)
         self._moved.clear()
@@ -79,23 +82,23 @@ class Carrying:
         if asked is not None:
             older = [replace(one, warmup=0) if asked.warmup else one for one in self.carried]
             self.carried = (*older, asked)
-        self._undone = [one for one in self.carried if one.skip or one.reshuffle]
+        self._pending = [one for one in self.carried if one.skip or one.reshuffle]
         self.move_data(live)
 
     def move_data(self, live: LiveState) -> None:
-        """Change the order of the training's loader, when it is there."""
+        """Change the order of the training's loader, once there is one."""
         loader = self._find_loader(live)
-        while loader is not None and self._undone and can_move(loader, reshuffle=self._undone[0].reshuffle):
-            one = self._undone.pop(0)
+        while loader is not None and self._pending and can_move(loader, reshuffle=self._pending[0].reshuffle):
+            one = self._pending.pop(0)
             seed = one.rollback if one.reshuffle else ""
             moved = move_batches(loader, skip=one.skip, seed=seed, step=one.step, accumulation=one.accumulation)
             self._moved.append((loader, moved))
 
-    def first_step(self, expectation: Expectation | None, live: LiveState, start_step: int) -> list[Check]:
-        """Right before the first step: begin the warm-up; failed checks for what was asked and is not done."""
+    def begin(self, expectation: Expectation | None, live: LiveState, start_step: int) -> list[Check]:
+        """Right before the first step: begin the warm-up. Returns a failed check for each option that cannot be applied."""
         self._find_loader(live)
         warmups = [(one.step, one.warmup) for one in self.carried if start_step < one.step + one.warmup]
-        checks = [] if expectation is None else self._left_out(expectation, live, bool(warmups))
+        checks = [] if expectation is None else self._impossible(expectation, live, bool(warmups))
         if warmups and not checks and can_warm_up(live.stepping):
             self._warm_ups = [WarmUp(optimizer, warmups, start_step) for optimizer in live.stepping]
         return checks
@@ -104,7 +107,7 @@ class Carrying:
         """What the contract asks of the guard, if this is its checkpoint."""
         contract = expectation.contract
         if contract is None or any(one.rollback == contract.rollback for one in self.carried):
-            return None  # no rollback to this checkpoint, or one that it was saved again under
+            return None  # no rollback to this checkpoint, or its options were begun before the checkpoint was saved
         step = expectation.memory.step if expectation.memory else None
         data, accumulation = contract.data or {}, int(live.topology.get("accumulation", 1))
         asked = Carried(
@@ -117,24 +120,24 @@ class Carrying:
         )
         return asked if asked.warmup or asked.skip or asked.reshuffle else None
 
-    def _left_out(self, expectation: Expectation, live: LiveState, warms_up: bool) -> list[Check]:
+    def _impossible(self, expectation: Expectation, live: LiveState, warms_up: bool) -> list[Check]:
         checks = []
         if warms_up and not can_warm_up(live.stepping) and not expectation.accepts(WARMUP):
-            cause = "the script does not carry it out, and the guard cannot in this launch"
-            checks.append(_not_done("warm-up of the rollback", "M2", "a lower LR", "optimizer", cause))
+            cause = "the script does not apply it, and the guard cannot in this launch"
+            checks.append(_not_applied("warm-up of the rollback", "M2", "a lower LR", "optimizer", cause))
         unread = [moved for _, moved in self._moved if not moved.used]
-        if (self._undone or unread) and not expectation.accepts("data"):
+        if (self._pending or unread) and not expectation.accepts("data"):
             cause = (
                 "the loader was iterated before the load, or the training reads from another one"
                 if unread
                 else "this launch has no loader whose order the guard can change"
             )
-            checks.append(_not_done("batches of the rollback", "M4", "left out, or reordered", "data loader", cause))
+            checks.append(_not_applied("batches of the rollback", "M4", "left out, or reordered", "data loader", cause))
         return checks
 
-    # ---- small readings --------------------------------------------------------------------------------------------
+    # ---- what this launch supports -------------------------------------------------------------------------------
 
-    def _can(self, live: LiveState, step: int | None) -> set[str]:
+    def _supported(self, live: LiveState, step: int | None) -> set[str]:
         can = {WARMUP} if can_warm_up(live.stepping) else set()
         loader = self._find_loader(live)
         if loader is not None and can_move(loader):
@@ -153,27 +156,23 @@ class Carrying:
         return loaders[self._loader] if self._loader is not None and self._loader < len(loaders) else None
 
     def _still_needed(self, step: int | None) -> tuple[Carried, ...]:
-        """A warm-up that is over is forgotten; data that was left out never is."""
+        """Skipped and reordered batches are recorded for good; a warm-up only until it is over."""
         return tuple(
             one for one in self.carried if one.skip or one.reshuffle or step is None or step < one.step + one.warmup
         )
 
 
-def _not_done(name: str, code: str, expected: str, where: str, cause: str) -> Check:
-    return failed(name, code, expected=expected, found="not carried out", where=where, cause=cause)
+def _not_applied(name: str, code: str, expected: str, where: str, cause: str) -> Check:
+    return failed(name, code, expected=expected, found="not applied", where=where, cause=cause)
 
 
-# --- Batches: some skipped, the rest of an epoch in another order
-
-BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
-ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it turns to the next epoch
-BATCHES = ("BatchSampler", "BatchSamplerShard", "MovedBatches")
+# ---- batches: some skipped, the rest of an epoch in another order ----------------------------------------------------
 
 
 class MovedBatches:
-    """In the place of a batch sampler: its stream without the next `skip` batches, and epoch `epoch` shuffled from `begin` on.
+    """Replaces a batch sampler: its stream without the next `skip` batches, and epoch `epoch` shuffled from `begin` on.
 
-    `seed` names the order; "" leaves it as it is. Everything else that is asked of it is the inner one's.
+    `seed` determines the order; "" keeps it. Every other attribute is the inner sampler's.
     """
 
     def __init__(self, inner: Any, *, skip: int = 0, seed: str = "", epoch: int = 0, begin: int = 0) -> None:
@@ -186,7 +185,7 @@ class MovedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         self.used = True
-        epoch = epoch_of(self.inner)
+        epoch = _epoch_of(self.inner)
         whole, rest = divmod(self.skip, len(self.inner))
         batches: Iterator[Any] = chain(self._part(epoch, whole, rest, None), self._part(epoch, whole + 1, 0, rest))
         if self._seed and epoch == self._epoch:
@@ -197,10 +196,13 @@ class MovedBatches:
             sampler.set_epoch(epoch + 1)
 
     def _part(self, epoch: int | None, ahead: int, begin: int, end: int | None) -> Iterator[Any]:
-        """Batches `begin` to `end` of the epoch that lies `ahead`. The sampler says where the trainer is, but for a moment."""
+        """Batches `begin` to `end` of the epoch that is `ahead` epochs later.
+
+        The trainer reads its epoch from the sampler, so the sampler is set to the later one only while its order is fixed.
+        """
         if begin == end:
             return
-        now = epoch_of(self.inner)
+        now = _epoch_of(self.inner)
         if epoch is not None:
             _sampler_of(self.inner).set_epoch(epoch + ahead)
         rows = islice(iter(self.inner), begin, end)
@@ -214,7 +216,7 @@ class MovedBatches:
             _sampler_of(self.inner).set_epoch(now)
 
     def _shuffled(self, batches: list[Any]) -> list[Any]:
-        """By digests and not by a generator: the same on every rank, in every version, without a draw."""
+        """Order by digests and not by a generator: the same on every rank and in every version, and nothing is drawn."""
         places = range(self._begin, len(batches))
         order = sorted(places, key=lambda place: sha256(f"{self._seed}:{place}".encode()).digest())
         return [*batches[: self._begin], *(batches[place] for place in order)]
@@ -225,14 +227,14 @@ class MovedBatches:
         return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "sampler":  # Accelerate puts a restored sampler into its place
+        if name == "sampler":  # Accelerate assigns a restored sampler
             self.inner.sampler = value
         else:
             super().__setattr__(name, value)
 
 
 def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
-    """Whether this loader's order is a function of the epoch alone; to `reshuffle`, its epochs must be told apart."""
+    """Whether this loader's order depends on the epoch alone; for `reshuffle`, its epochs must be distinguishable."""
     base = _base(loader)
     if type(base).__name__ != "DataLoader" or type(loader).__name__ == "DataLoaderDispatcher":
         return False
@@ -246,22 +248,22 @@ def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
 
 
 def can_reshuffle(loader: Any, step: int | None, accumulation: int) -> bool:
-    """Whether, besides, this loader stands in the epoch in which the steps say that it must be."""
+    """Whether this loader can be reshuffled and its epoch agrees with the step count."""
     if step is None or not can_move(loader, reshuffle=True):
         return False
-    epoch = epoch_of(_base(loader).batch_sampler) or 0
+    epoch = _epoch_of(_base(loader).batch_sampler) or 0
     by_steps, begin = position_in_epoch(loader, step, accumulation)
     return epoch == by_steps or (begin == 0 and epoch == by_steps - 1)
 
 
 def position_in_epoch(loader: Any, step: int, accumulation: int) -> tuple[int, int]:
-    """Epoch and batch in it after `step` optimizer steps; an epoch's last step takes what is left."""
+    """Epoch, and batch inside it, after `step` optimizer steps; an epoch's last step takes the batches that remain."""
     steps = max(1, -(-len(_base(loader).batch_sampler) // accumulation))
     return step // steps, step % steps * accumulation
 
 
 def move_batches(loader: Any, *, skip: int, seed: str, step: int, accumulation: int) -> MovedBatches:
-    """Put the change of order into `loader`: `skip` batches of its own are left out from `step` on, `seed` orders the rest."""
+    """Change the order of `loader` from `step` on: leave out `skip` of its batches, and reorder the rest by `seed`."""
     base = _base(loader)
     epoch, begin = position_in_epoch(loader, step, accumulation)
     moved = MovedBatches(base.batch_sampler, skip=skip, seed=seed, epoch=epoch, begin=begin)
@@ -269,8 +271,13 @@ def move_batches(loader: Any, *, skip: int, seed: str, step: int, accumulation: 
     return moved
 
 
+def take_out(loader: Any, moved: MovedBatches) -> None:
+    """Restore the order from before `move_batches`."""
+    object.__setattr__(_base(loader), "batch_sampler", moved.inner)
+
+
 def reads_from(loader: Any, other: Any) -> bool:
-    """Whether `other` is `loader`, or made of it (Accelerate's `skip_first_batches`)."""
+    """Whether `other` is `loader`, or was made from it (Accelerate's `skip_first_batches`)."""
     batches, wanted = getattr(other, "batch_sampler", None), _base(loader).batch_sampler
     for _ in range(6):
         if batches is None or batches is wanted:
@@ -279,8 +286,8 @@ def reads_from(loader: Any, other: Any) -> bool:
     return other is loader or (batches is not None and batches is wanted)
 
 
-def epoch_of(batches: Any) -> int | None:
-    """The epoch its sampler is in; None where all epochs are the same."""
+def _epoch_of(batches: Any) -> int | None:
+    """The epoch of its sampler; None where all epochs are the same."""
     sampler = _sampler_of(batches)
     return int(sampler.epoch) if type(sampler).__name__ in BY_EPOCH else None
 
@@ -290,17 +297,12 @@ def _base(loader: Any) -> Any:
 
 
 def _sampler_of(batches: Any) -> Any:
-    """The sampler of single samples below batch samplers; None below one of an unknown kind."""
+    """The sampler of single samples below batch samplers; None for an unknown kind."""
     for _ in range(8):
         if type(batches).__name__ not in BATCHES:
             return batches if type(batches).__name__ in ("SequentialSampler", *BY_EPOCH) else None
         if type(batches).__name__ == "MovedBatches":
             batches = batches.inner
-        else:  # a shard of batches may hold a sampler, too, which it does not ask
+        else:  # a shard of batches may also hold a sampler that it does not use
             batches = getattr(batches, "batch_sampler", None) or getattr(batches, "sampler", None)
     return None
-
-
-def take_out(loader: Any, moved: MovedBatches) -> None:
-    """The order as it was before `move_batches`."""
-    object.__setattr__(_base(loader), "batch_sampler", moved.inner)

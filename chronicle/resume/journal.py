@@ -1,7 +1,7 @@
-"""The guard's side of the journal: what it reads from it before a first step, and what it writes, without ever failing.
+"""The journal as the guard uses it: what it reads before a first step, and what it writes. Neither ever stops training.
 
-Only the main process writes. A journal that cannot be read or written (full disk, no run directory, permissions) is said
-once on stderr and training goes on: the journal tells the story, the checkpoint's manifest protects the state.
+Only the main process writes. A journal that cannot be read or written (full disk, no run directory, permissions) is reported
+once on stderr and training goes on. The state itself is protected by the checkpoint's manifest, not by the journal.
 """
 
 import os
@@ -9,29 +9,32 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.journal.events import (
+    GUARDED_SAVES,
+    BatchesSeen,
+    Checkpoint,
+    Event,
+    FileDigest,
+    GuardVerdict,
+    Kind,
+    StateSaved,
+    find_open_transaction,
+)
 from chronicle.paths import RunPaths
 
-__all__ = ["GuardHistory", "GuardJournal", "find_run_dir"]
-
-INTENTS = ("rollback.intent", "undo.intent")
-SAVES = ("checkpoint", "guard.saved")  # the second where only the optimizer's state was seen to be taken
-RECEIPTS = ("rollback.receipt", "undo.receipt", "recover.receipt")
+__all__ = ["GuardHistory", "GuardJournal", "find_run_dir", "fold_history"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardHistory:
     """What the journal knows that a first step depends on."""
 
-    checkpoints: tuple[
-        tuple[int | None, str], ...
-    ] = ()  # (step, path) in the order they were saved; "" = path not known
+    checkpoints: tuple[tuple[int | None, str], ...] = ()  # (step, path) in the order of their saves; "": path not known
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
     fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch has met
-    readable: bool = True
     kept: tuple[tuple[int, str], ...] = ()  # (step, path) of those that the present weights descend from
     # by rank: digests of the first batch of launches from scratch; checkpoint -> rank -> the batch that followed its save
     starts: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -56,77 +59,70 @@ class GuardJournal:
         self._writer: JournalWriter | None = None
         self._said: set[str] = set()
 
-    def write(
-        self, kind: str, *, step: int | None, title: str, data: Mapping[str, Any], refs: Iterable[str] = ()
-    ) -> str | None:
+    def write(self, event: Event, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
         """Append one entry if this is the main process and there is a run, and return its id; never raises."""
         if not self._is_main() or self.paths is None:
             return None
         try:
             if self._writer is None:
                 self._writer = JournalWriter(self.paths)
-            return self._writer.append(kind, step=step, launch=self.launch, title=title, refs=tuple(refs), data=data).id
+            return self._writer.write(event, step=step, launch=self.launch, title=title, refs=tuple(refs)).id
         except (ChronicleError, OSError, ValueError) as problem:
             self.say("journal", f"the journal could not be written ({problem}); training goes on")
             return None
 
     def read(self) -> GuardHistory:
-        """Fold the journal; an unreadable one is an empty history that says so."""
+        """Fold the journal; one that cannot be read is reported and counts as empty."""
         if self.paths is None or not self.paths.journal_dir.is_dir():
             return GuardHistory()
         try:
             return fold_history(read_journal(self.paths).entries)
         except (ChronicleError, OSError) as problem:
             self.say("journal-read", f"the journal could not be read ({problem})")
-            return GuardHistory(readable=False)
+            return GuardHistory()
 
     def say(self, topic: str, text: str) -> None:
-        """One line on stderr, once per topic."""
+        """Print one line to stderr, once per topic."""
         if topic not in self._said:
             self._said.add(topic)
             print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
 
 
 def fold_history(entries: Iterable[Entry]) -> GuardHistory:
-    """Pure: checkpoints, open intents and met contracts of a run."""
+    """Fold the entries of a run into what a first step depends on. Pure."""
+    entries = tuple(entries)
     checkpoints: list[tuple[int | None, str]] = []
     kept: list[tuple[int, str]] = []
-    intents: dict[str, str] = {}
     fulfilled: set[str] = set()
     starts: dict[int, frozenset[str]] = {}
     followed: dict[str, dict[int, str]] = {}
     saves: dict[str, str] = {}
     digests: dict[str, str] = {}
     for entry in entries:
-        if entry.kind in SAVES:
-            path = str(entry.data.get("path") or "")
+        if entry.kind in GUARDED_SAVES:
+            path = (StateSaved if entry.kind == Kind.GUARD_SAVED else Checkpoint).of(entry).path
             checkpoints.append((entry.step, path))
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-        elif entry.kind == "guard.batches" and entry.data.get("digests"):
-            firsts = {0: str(entry.data["digests"][0])}
-            firsts |= {int(rank): str(first) for rank, first in (entry.data.get("ranks") or {}).items()}
-            if entry.data.get("after"):
-                followed[str(entry.data["after"])] = firsts
-            elif not entry.step:
-                for rank, first in firsts.items():
-                    starts[rank] = starts.get(rank, frozenset()) | {first}
-        elif entry.kind == "guard.digest" and entry.refs and saves.get(str(entry.data.get("path"))) == entry.refs[0]:
-            digests[str(entry.data["path"])] = str(entry.data.get("sha256"))
-        elif entry.kind in INTENTS:
-            intents[entry.id] = str(entry.data.get("id") or entry.id)
-        elif entry.kind in RECEIPTS:
-            named = {*entry.refs, str(entry.data.get("intent")), str(entry.data.get("id"))}
-            intents = {key: name for key, name in intents.items() if key not in named and name not in named}
-        elif entry.kind == "guard.verdict" and entry.data.get("verdict") != "refused":
-            if entry.data.get("contract"):
-                fulfilled.add(str(entry.data["contract"]))
+        elif entry.kind == Kind.GUARD_BATCHES:
+            _fold_batches(BatchesSeen.of(entry), entry.step, starts, followed)
+        elif entry.kind == Kind.GUARD_DIGEST:
+            digest = FileDigest.of(entry)
+            if entry.refs and saves.get(digest.path) == entry.refs[0]:
+                digests[digest.path] = digest.sha256
+        elif entry.kind == Kind.GUARD_VERDICT:
+            verdict = GuardVerdict.of(entry)
+            if verdict.verdict == "refused":
+                continue
+            if verdict.contract:
+                fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
                 kept = [(step, path) for step, path in kept if step <= entry.step]
+    intent = find_open_transaction(entries)
     return GuardHistory(
         checkpoints=tuple(checkpoints),
-        open_intent=next(iter(intents), None),
+        open_intent=None if intent is None else intent.id,
         fulfilled=frozenset(fulfilled),
         kept=tuple(kept),
         starts=starts,
@@ -135,12 +131,25 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     )
 
 
+def _fold_batches(
+    seen: BatchesSeen, step: int | None, starts: dict[int, frozenset[str]], followed: dict[str, dict[int, str]]
+) -> None:
+    if not seen.digests:
+        return
+    firsts = {0: seen.digests[0]} | {int(rank): str(first) for rank, first in seen.ranks.items()}
+    if seen.after:
+        followed[seen.after] = firsts
+    elif not step:
+        for rank, first in firsts.items():
+            starts[rank] = starts.get(rank, frozenset()) | {first}
+
+
 def find_run_dir(
     given: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path
 ) -> tuple[Path | None, str]:
     """The run directory and where it came from; None (with the reason) when it is not clear which run is meant.
 
-    `given` may be a path, or the bare name of a run, which lies below the logs directory of the settings.
+    `given` may be a path, or the bare name of a run, which is in the logs directory of the settings.
     """
     if given is not None and (os.sep in os.fspath(given) or Path(given).is_dir()):
         return Path(given).absolute(), "argument"

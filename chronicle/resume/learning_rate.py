@@ -2,7 +2,7 @@
 
 For a forecast the scheduler is deep-copied, its optimizer replaced by a stand-in that holds copies of the parameter groups
 and no tensors, and the copy is stepped. Functions (`lr_lambda`, bound methods of a trainer included) are shared and not
-copied. Random generators are put back afterwards, because a scheduler may draw from them.
+copied. Random generators are restored afterwards, because a scheduler may draw from them.
 """
 
 import copy
@@ -23,14 +23,13 @@ __all__ = [
     "far_points",
     "forecast_further",
     "forecast_lrs",
-    "preserved_rng",
     "raw_optimizer",
     "raw_scheduler",
     "warmed",
 ]
 
-NUM_FORECAST = 20
-NUM_FUNCTIONS = 4  # more have never been seen to differ alone
+NUM_FORECAST = 20  # steps
+NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
 SHARED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
@@ -44,7 +43,7 @@ class BoundScheduler:
 
 
 class StandInOptimizer:
-    """What a scheduler needs of an optimizer: groups to write into, defaults, and a `step` that counts as patched."""
+    """Everything a scheduler needs of an optimizer: groups, defaults, and a `step` that counts as patched."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
         self.param_groups = [_plain(group) for group in groups]
@@ -53,7 +52,7 @@ class StandInOptimizer:
         self._opt_called = True
 
     def step(self) -> None:
-        """Never moves anything."""
+        """Do nothing."""
 
 
 StandInOptimizer.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -82,7 +81,7 @@ def raw_optimizer(optimizer: Any) -> Any:
 def forecast_lrs(
     optimizers: Sequence[Any], schedulers: Sequence[BoundScheduler], k: int = NUM_FORECAST
 ) -> tuple[tuple[float, ...], ...] | None:
-    """Row i holds the LR per group (all optimizers, in order) of the i-th step from now; None when it cannot be known.
+    """Row i holds the LR per group (all optimizers, in order) of the i-th step from now; None when it depends on a metric.
 
     Fewer than k rows when a scheduler ends before (OneCycleLR past `total_steps`).
     """
@@ -91,7 +90,7 @@ def forecast_lrs(
     }
     copies = [_copy_bound(bound, stand_ins) for bound in schedulers]
     if any(is_metric_driven(bound.scheduler) for bound in schedulers):
-        return None  # ReduceLROnPlateau: the next LRs depend on losses nobody knows yet
+        return None  # ReduceLROnPlateau: the next LRs depend on future losses
     rows: list[tuple[float, ...]] = []
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,7 +102,7 @@ def forecast_lrs(
 
 
 def far_points() -> Iterator[int]:
-    """Steps ahead at which a schedule is looked at: every 20th to 400, then 5 % apart, to two million."""
+    """Steps ahead at which a schedule is evaluated: every 20th up to 400, then 5 % apart, up to two million."""
     yield from range(NUM_FORECAST, 400, NUM_FORECAST)
     point = 400.0
     while point < 2e6:
@@ -112,9 +111,9 @@ def far_points() -> Iterator[int]:
 
 
 def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
-    """The parts of a schedule that no checkpoint holds (`lr_lambdas`; DeepSpeed's own schedulers), far ahead.
+    """Values, far ahead, of the schedules that no checkpoint contains (`lr_lambdas`; DeepSpeed's own schedulers).
 
-    One row a function, to six digits. A schedule whose end was moved looks the same for the next hundred steps.
+    One row per function, to six digits. The near steps do not show that the end of a schedule was moved.
     """
     rows: list[tuple[float, ...]] = []
     with preserved_rng(), warnings.catch_warnings():
@@ -137,7 +136,7 @@ def _look_ahead(function: Any, begin: int, unit: int) -> tuple[float, ...]:
             if not math.isfinite(value):
                 break
             values.append(float(f"{value:.6g}"))
-    except Exception:  # noqa: BLE001 a table that ends, a function that does not go so far: known up to here
+    except Exception:  # noqa: BLE001 a table that ends, a function with a limit: known up to here
         pass
     return tuple(values)
 
@@ -168,7 +167,7 @@ def _copy_bound(bound: BoundScheduler, stand_ins: Mapping[int, StandInOptimizer]
             memo[id(owner)] = stand_ins.get(id(raw_optimizer(owner))) or StandInOptimizer(owner.param_groups, {})
         for value in (*(getattr(scheduler, "lr_lambdas", None) or ()), *vars(scheduler).values()):
             if isinstance(value, SHARED) or hasattr(value, "named_parameters"):
-                memo[id(value)] = value  # a function of the step, or a whole model: never copied
+                memo[id(value)] = value  # a function of the step, or a whole model: shared
     return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit, where=bound.where)
 
 
@@ -210,7 +209,7 @@ def _defaults(optimizer: Any) -> Mapping[str, Any]:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Whatever happens inside, Python's, NumPy's and torch's CPU generators are afterwards where they were."""
+    """Restore the states of Python's, NumPy's and torch's CPU generators at the end."""
     import random
     import sys
 
@@ -228,14 +227,10 @@ def preserved_rng() -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
-# --- Warm-up: the optimizer step runs with a lower LR, which is removed right after it
-
+# ---- warm-up: the step runs with a lower LR, which is removed right after it -----------------------------------------
 
 def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
-    """`value` as it is `step` steps into the run, under linear warm-ups of (first step, number of steps).
-
-    The newest counts: one that began before it is given up.
-    """
+    """`value` at `step` under linear warm-ups, each (first step, number of steps). The newest one replaces older ones."""
     for first, count in reversed(warmups):
         if first <= step:
             return value * (step - first + 1) / count if step < first + count else value
@@ -243,27 +238,31 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
 
 
 def can_warm_up(optimizers: Sequence[Any]) -> bool:
-    """Whether every one has a step that can be seen to begin and to end, and LRs to lower meanwhile."""
+    """Whether every optimizer has a `step` to wrap and an LR in every group."""
     return bool(optimizers) and all(
         hasattr(one, "step") and all(group.get("lr") is not None for group in one.param_groups) for one in optimizers
     )
 
 
 class WarmUp:
-    """One optimizer whose coming steps are taken under `warmups`; `step`: how many it has completed."""
+    """One optimizer whose next steps run under `warmups`; `step`: how many it has completed.
+
+    The lower LR is set right before the step and removed right after it, so that neither a scheduler that multiplies the
+    group's LR nor a checkpoint contains it.
+    """
 
     def __init__(self, optimizer: Any, warmups: Sequence[tuple[int, int]], step: int) -> None:
         self._optimizer, self._warmups, self._step = optimizer, tuple(warmups), step
         self._kept: list[tuple[dict[str, Any], Any]] = []  # groups and what their LR was, during a step
-        self.used: float | None = None  # LR of the first group in the last step; None where that was the scheduler's own
+        self.used: float | None = None  # LR of the first group in the last step; None if it was the scheduler's
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer.register_step_pre_hook(lambda *_: self._lower())
             optimizer.register_step_post_hook(lambda *_: self._finish())
         else:
-            optimizer.step = self._around(optimizer.step)  # ZeRO's: it steps the one inside group by group
+            optimizer.step = self._around(optimizer.step)  # ZeRO's steps its inner optimizer group by group
 
     def restore(self) -> None:
-        """Put back what a step that raised has left behind."""
+        """Restore the LRs that a step left lowered because it raised."""
         while self._kept:
             group, lr = self._kept.pop()
             if hasattr(group["lr"], "copy_"):

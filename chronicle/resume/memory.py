@@ -1,7 +1,7 @@
-"""What a rank has in memory, as values that travel: into the manifest at save, into the comparison at load. Pure.
+"""A description of memory: made by `fingerprint`, stored in the manifest at a save, compared at a load. Pure.
 
-Nothing here knows torch or the disk; `fingerprint` fills these in. Every field may be absent (None, empty): an older
-manifest, a framework that has no such thing. Absent is not compared; that is said in the verdict, never hidden.
+No torch and no disk here. Every field may be absent (None or empty), because an older manifest or another framework does not
+have it. An absent field is not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,64 +26,55 @@ class ParamGroup:
     num_elements: int = 0
     moment_norm: float | None = None
     num_states: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)  # its other plain options: betas, momentum, eps, …
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other plain options: betas, momentum, eps, …
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
     """One LR scheduler. `unit` is how often it is stepped per optimizer step (1, or num_processes when prepared)."""
 
-    name: str  # class name; "class" in the persisted form
+    name: str  # class name; "class" in the stored form
     last_epoch: int | None = None
     step_count: int | None = None
     last_lr: tuple[float, ...] = ()
     unit: int = 1
-    further: tuple[
-        tuple[float, ...], ...
-    ] = ()  # its functions of the step, at steps further on (`forecast.far_points`)
+    further: tuple[tuple[float, ...], ...] = ()  # values of its functions, far ahead (`learning_rate.far_points`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What the guard carries out for one rollback, from optimizer step `step` on."""
+    """Options of one rollback that the guard applies, from optimizer step `step` on."""
 
     rollback: str
     step: int
     warmup: int = 0  # steps
     skip: int = 0  # batches of the loader
     reshuffle: bool = False
-    accumulation: int = 1  # batches of the loader an optimizer step
+    accumulation: int = 1  # batches of the loader per optimizer step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDigest:
-    """What one rank says about itself in less than a kilobyte: 64-bit hex digests, "" where it has none."""
+    """Digests of one rank, 64 bits in hex; "" for what it does not have. Less than a kilobyte in JSON."""
 
     rank: int
     rng: Mapping[str, str] = field(default_factory=dict)  # python | numpy | torch | cuda -> digest
     weights: str = ""
     moments: str = ""
-    buffers: str = ""  # what a model saves beside its parameters: running statistics
+    buffers: str = ""  # running statistics and other saved buffers
     data: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The persisted form."""
-        return {
-            "rank": self.rank,
-            "rng": dict(self.rng),
-            "weights": self.weights,
-            "moments": self.moments,
-            "buffers": self.buffers,
-            "data": self.data,
-        }
+        """The stored form."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "RankDigest":
-        """Parse the persisted form; unknown keys are ignored, missing ones empty."""
+        """Parse the stored form; unknown keys are ignored, missing ones empty."""
         return cls(
             rank=int(record.get("rank", 0)),
             rng={str(k): str(v) for k, v in dict(record.get("rng") or {}).items()},
-            weights=str(record.get("weights") or "") if "buffers" in record else "",  # before, one digest of both
+            weights=str(record.get("weights") or "") if "buffers" in record else "",  # older manifests: one digest of both
             buffers=str(record.get("buffers") or ""),
             moments=str(record.get("moments") or ""),
             data=str(record.get("data") or ""),
@@ -105,13 +96,13 @@ class Memory:
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
-    objects: Mapping[str, str] = field(default_factory=dict)  # objects of the script's own that are saved -> digest
-    order: str = ""  # which parameter of the models each place of the optimizers holds
-    frozen: str = ""  # how many parameters take no gradient, and which
+    objects: Mapping[str, str] = field(default_factory=dict)  # the script's own saved objects -> digest
+    order: str = ""  # which model parameter is at each position of the optimizers
+    frozen: str = ""  # how many parameters have no gradient, and which
     training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
-    honours: tuple[str, ...] = ()  # of a rollback's contract, what this run carries out: its script, or the guard
-    carried: tuple[Carried, ...] = ()  # what the guard has begun to carry out, oldest first
+    honours: tuple[str, ...] = ()  # options of a rollback that this run supports, by its script or the guard
+    carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
     loader: int | None = None  # which of its loaders the training reads from
     ranks: tuple[RankDigest, ...] = ()
 
@@ -120,11 +111,11 @@ class Memory:
         return next((digest for digest in self.ranks if digest.rank == rank), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The persisted form (`memory` of the manifest); LRs as plain numbers, NaN never occurs in them."""
+        """The stored form (`memory` of the manifest)."""
         return {
             "v": MEMORY_VERSION,
             "step": self.step,
-            "groups": [_group_json(group) for group in self.groups],
+            "groups": [asdict(group) for group in self.groups],
             "optimizer_steps": None if self.optimizer_steps is None else list(self.optimizer_steps),
             "optimizers": list(self.optimizers),
             "schedulers": [_scheduler_json(scheduler) for scheduler in self.schedulers],
@@ -148,7 +139,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Memory":
-        """Parse the persisted form; a missing field is absent, an unknown one ignored."""
+        """Parse the stored form; a missing field is absent, an unknown one ignored."""
         steps = record.get("optimizer_steps")
         rows, modes = record.get("next_lrs"), record.get("training")
         return cls(
@@ -184,21 +175,6 @@ def _parse_carried(record: Mapping[str, Any]) -> Carried:
         reshuffle=bool(record.get("reshuffle")),
         accumulation=int(record.get("accumulation") or 1),
     )
-
-
-def _group_json(group: ParamGroup) -> dict[str, Any]:
-    return {
-        "lr": group.lr,
-        "initial_lr": group.initial_lr,
-        "max_lr": group.max_lr,
-        "min_lr": group.min_lr,
-        "weight_decay": group.weight_decay,
-        "num_params": group.num_params,
-        "num_elements": group.num_elements,
-        "moment_norm": group.moment_norm,
-        "num_states": group.num_states,
-        "settings": dict(group.settings),
-    }
 
 
 def _parse_group(record: Mapping[str, Any]) -> ParamGroup:

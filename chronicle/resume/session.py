@@ -1,8 +1,8 @@
-"""One process under guard: what happens at a save, at a load, right before the first optimizer step, and for 50 steps after.
+"""One process under guard: a save, a load, the first optimizer step, and the LR of the fifty steps after it.
 
-Adapters call in; this module decides and refuses. It compares values (`checks`, `identity`), lets `sealing` and `files`
-touch the disk, and tells the journal (`story`). Errors of its own: at a save they are said once and training goes on;
-where unverified state would be trained on, they refuse.
+Adapters call these methods. What is compared is in `first_step.py` and `load.py`, how a save is recorded in `save.py`, and
+how failed checks become a refusal in `verdict.py`. When the guard itself fails at a save, it says so once and training goes
+on; when it fails where unverified state would be trained on, that is a refusal.
 """
 
 import os
@@ -15,49 +15,24 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.resume.batches import DataWatch
 from chronicle.resume.checks.check import Check, failed
-from chronicle.resume.checks.memory import LoadedState, check_entry, check_generators, check_memory, check_mode
-from chronicle.resume.checks.run import (
-    check_contract,
-    check_fresh_start,
-    check_identity,
-    check_newest,
-    check_ranks,
-    check_run_state,
-    shares_parameters,
-)
+from chronicle.resume.checks.run import shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
-from chronicle.resume.contract import (
-    Contract,
-    Expectation,
-    Mode,
-    Options,
-    accepted_changes,
-    effective_options,
-    launch_number,
-    read_contract,
-    requested_ranks,
-    same_checkpoint,
-)
-from chronicle.resume.fingerprint import (
-    LiveState,
-    buffers_digest,
-    fingerprint_memory,
-    frozen_parameters,
-    object_digests,
-    rng_digests,
-)
-from chronicle.resume.honours import Carrying
+from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
+from chronicle.resume.fingerprint import LiveState, fingerprint_memory
+from chronicle.resume.first_step import check_first_step
+from chronicle.resume.honours import Honours
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
-from chronicle.resume.memory import Memory, RankDigest
-from chronicle.resume.save import Sealer, check_digest, check_files, checkpoint_root, read_memory
-from chronicle.resume.verdict import Beginning, Ranks, Ruling, guarded, reason_of
+from chronicle.resume.load import Loads
+from chronicle.resume.memory import Memory
+from chronicle.resume.save import Sealer, checkpoint_root
+from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, reason_of, run_checks
 
 __all__ = ["GuardSession"]
 
 
 class GuardSession:
-    """State of the guard in one process. `observe` returns the live objects as they are now; the adapter provides it."""
+    """State of the guard in one process. `observe`, given by the adapter, returns the objects in use right now."""
 
     def __init__(
         self,
@@ -70,25 +45,24 @@ class GuardSession:
         self._observe = observe
         self.options = effective_options(options, environ)
         self.ranks = ranks or Ranks()
-        self._asked_ranks = requested_ranks(environ)
+        self._requested = requested_ranks(environ)
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
-        self.story = GuardJournal(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
-        self.sealer = Sealer(self.ranks, self.story)
+        self.journal = GuardJournal(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
         if run_dir is None:
-            self.story.say("run", f"no run directory ({origin}): verdicts are not recorded")
-        self.begun = Beginning()
-        self.ruling = Ruling(self.ranks, self.story, self.options, self.begun)
+            self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
+        self.sealer = Sealer(self.ranks, self.journal)
+        self.start = StartingPoint()
+        self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start)
         self.data = DataWatch(
-            self.options, self.story, self.sealer, self.begun, lambda: self.step, self._before_first_batch
+            self.options, self.journal, self.sealer, self.start, lambda: self.step, self._before_first_batch
         )
         self.batches = self.data.batches
-        self.carrying = Carrying(self.options.honours)
+        self.honours = Honours(self.options.honours)
+        self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
         self._loading = False
-        self._entry: LoadedState | None = None
-        self._objects_before: Mapping[str, str] = {}
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -100,11 +74,7 @@ class GuardSession:
     @property
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard can tell without a transfer from the device."""
-        return None if self.begun.start_step is None else self.begun.start_step + self._steps_here
-
-    def known_checkpoints(self) -> tuple[tuple[int | None, str], ...]:
-        """(step, path) of every save the journal knows, oldest first."""
-        return self.story.read().checkpoints
+        return None if self.start.start_step is None else self.start.start_step + self._steps_here
 
     @property
     def waits_for_first_step(self) -> bool:
@@ -116,10 +86,10 @@ class GuardSession:
         """Whether the guard was switched off for this launch."""
         return self.options.mode is Mode.OFF
 
-    # ---- at save -------------------------------------------------------------------------------------------------
+    # ---- save ----------------------------------------------------------------------------------------------------
 
     def after_save(self, directory: Path, *, save_seconds: float | None = None) -> None:
-        """The framework has saved: fingerprint memory, manifest last, one journal entry. Never raises.
+        """The framework has saved: fingerprint memory, write the manifest and one journal entry. Never raises.
 
         `save_seconds`: how long the save blocked training, where the adapter saw its beginning.
         """
@@ -129,125 +99,89 @@ class GuardSession:
             root = checkpoint_root(directory)
             self.sealer.seal(root, self.describe(), save_seconds)
             self.batches.after_save(str(root))
-        except Exception as problem:  # noqa: BLE001 a save that succeeded must not kill the run through its guard
+        except Exception as problem:  # noqa: BLE001 a save that succeeded must not end the run through its guard
             text = f"`{directory}` was saved but could not be sealed ({reason_of(problem)}); training goes on"
-            self.story.say("save", text)
+            self.journal.say("save", text)
 
     def describe(self) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone."""
-        self.carrying.put_back()
+        self.honours.restore_lrs()
         live = self._live()
         memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
-        return self.carrying.add_to(replace(memory, step=step, training=self._modes), live)
+        return self.honours.add_to(replace(memory, step=step, training=self._modes), live)
 
-    # ---- at load -------------------------------------------------------------------------------------------------
+    # ---- load ----------------------------------------------------------------------------------------------------
 
     def before_load(self, directory: Path, checks: Sequence[Check] = (), memory: Memory | None = None) -> None:
-        """Files first: a refusal here comes before a byte of state has been replaced.
+        """Check the files; a refusal here comes before any state has been replaced.
 
-        `checks` are the adapter's own, `memory` is what it found inside the checkpoint where that has no manifest.
+        `checks` are the adapter's own. `memory` is what it read inside a checkpoint that has no manifest.
         """
         if self.off:
             return
         self.sealer.finish()
-        self.ruling.tell(())  # no rank looks for a manifest that the main process is still writing
+        self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
         root = checkpoint_root(directory)
-        found = guarded(lambda: self._check_before_load(root, memory))
-        self.ruling.settle([*checks, *found], "before load", root)
+        found = run_checks(lambda: self.loads.check_before(root, memory, self._observe()))
+        self.verdicts.decide([*checks, *found], "before load", root)
         self._loading = True
 
-    def _check_before_load(self, root: Path, memory: Memory | None) -> list[Check]:
-        self._objects_before = object_digests(self._observe())
-        contract, memory = self._contract(), memory or read_memory(root)
-        self.begun.expectation = self._expect(root, memory, contract)
-        if self.ranks.rank != 0:
-            return []  # one rank reads files and journal, all hear the verdict
-        history = self.story.read()
-        known = None if self.begun.expectation.contract else history.digests.get(str(root))  # a rollback edits files
-        files = [*check_files(root), *check_digest(root, known)]
-        return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
-
     def after_load(self, directory: Path, *, generators: bool = True) -> None:
-        """Memory next: everything the manifest or contract promises, on every rank.
+        """Compare memory with the manifest or contract, on every rank.
 
-        `generators` False: the framework restores them later, or never.
+        `generators` False: the framework restores the random generators later, or never.
         """
         if self.off:
             return
         self._loading = False
-        self.begun.loaded_from = checkpoint_root(directory)
-        self.ruling.settle(guarded(self._check_after_load), "after load", self.begun.loaded_from)
+        self.start.loaded_from = checkpoint_root(directory)
+        self._decide_after_load(lambda: self.loads.check_after(self._live()))
         if generators:
             self.generators_restored()
 
     def generators_restored(self) -> None:
-        """The framework has put the random generators back, and nothing has drawn from them yet."""
-        if self.off or self.begun.expectation is None:
-            return
-        expectation, rank = self.begun.expectation, self.ranks.rank
-        found = Memory(ranks=(RankDigest(rank=rank, rng=rng_digests()),), topology=self._observe().topology)
-        self.ruling.settle(
-            guarded(lambda: check_generators(expectation, found, rank=rank)), "after load", self.begun.loaded_from
-        )
+        """The framework has restored the random generators, and nothing has drawn from them yet: compare them."""
+        if not self.off and self.start.expectation is not None:
+            self._decide_after_load(lambda: self.loads.check_generators(self._observe().topology))
+
+    def _decide_after_load(self, checks: Callable[[], list[Check]]) -> None:
+        self.verdicts.decide(run_checks(checks), "after load", self.start.loaded_from)
 
     def load_failed(self, problem: BaseException) -> None:
-        """The framework's own load raised on this rank: the others must hear of it instead of waiting for ever."""
+        """The framework's own load raised on this rank: tell the other ranks, which would wait for ever."""
         self._loading = False
         if not self.off and self.ranks.world_size > 1:
             where = f"rank {self.ranks.rank}"
-            self.ruling.tell([failed("load", "F2", found=reason_of(problem), where=where)])
-
-    def _check_after_load(self) -> list[Check]:
-        expectation = self.begun.expectation or Expectation(basis="none")
-        live = self._live()
-        found = fingerprint_memory(live)
-        self._entry = LoadedState(
-            buffers=found.ranks[0].buffers,
-            frozen=found.frozen,
-            objects=found.objects,
-            objects_before=self._objects_before,
-        )
-        self.data.loaded(live.data)
-        self.carrying.loaded(self.begun.expectation, live)
-        return check_memory(expectation, found, rank=live.rank)
-
-    def _before_first_batch(self) -> None:
-        """Running statistics move with this batch. A plain loop says nothing of its loads: what it meets it has loaded."""
-        if self.off or not (self._entry or self.begun.state_loaded):
-            return
-        live = self._observe()
-        entry = self._entry or LoadedState(frozen=frozen_parameters(live))
-        self._entry = replace(entry, buffers=buffers_digest(live))
+            self.verdicts.exchange([failed("load", "F2", found=reason_of(problem), where=where)])
 
     def state_loaded(self, memory: Memory | None) -> None:
-        """A plain loop is loading an optimizer state; `memory` is what travelled in it. Compared at the first step."""
-        if self.off:
-            return
-        self.begun.state_loaded = True
-        contract, step = self._contract(), memory.step if memory else None
-        bound = contract if contract is not None and step is not None and contract.step == step else None
-        self.begun.expectation = self._expectation(memory, bound)
-        self.carrying.loaded(self.begun.expectation, self._observe())
+        """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
+        if not self.off:
+            self.loads.state_loaded(memory, self._observe())
 
     def prepared(self) -> None:
-        """The framework has new objects, maybe the loader that a rollback wants changed."""
+        """The framework has new objects; one may be the loader whose order a rollback wants changed."""
         if not self.off:
-            self.carrying.move_data(self._observe())
+            self.honours.move_data(self._observe())
 
-    # ---- the first step, and the fifty after it --------------------------------------------------------------------
+    def _before_first_batch(self) -> None:
+        if not self.off:
+            self.loads.first_batch(self._observe)
+
+    # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
     def before_step(self, optimizer: Any) -> None:
-        """Called before every optimizer step; checks once, then watches the LR. None: an engine's whole step."""
-        if self._loading or (self._stepped and not self.ruling.refusal and not self._is_first(optimizer)):
+        """Called before every optimizer step; checks once, then watches the LR. None: a whole step of an engine."""
+        if self._loading or (self._stepped and not self.verdicts.refusal and not self._is_first(optimizer)):
             return
-        if not self._stepped or self.ruling.refusal:
+        if not self._stepped or self.verdicts.refusal:
             if not self._concerns(optimizer):
                 return
-            if self.ruling.refusal:
-                raise self.ruling.refusal  # caught by somebody who meant to go on
+            if self.verdicts.refusal:
+                raise self.verdicts.refusal  # somebody caught the first one
             self._stepped = True
             self._first_step(optimizer)
         if self.off or not self._is_first(optimizer):
@@ -259,9 +193,9 @@ class GuardSession:
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
             self._trip(lrs)
-        resumed = self.begun.loaded_from is not None
+        resumed = self.start.loaded_from is not None
         if resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
-            self.ruling.refuse([check], f"step {self._steps_here} of this launch", self.begun.loaded_from, local=True)
+            self._refuse_here(check)
 
     def _is_first(self, optimizer: Any) -> bool:
         return optimizer is None or bool(self._known and optimizer is self._known[0])
@@ -271,101 +205,67 @@ class GuardSession:
         if optimizer is None:
             return True
         live = self._observe()
-        if not live.optimizers and self.begun.loaded_from is not None and self.ruling.refusal is None:
+        if not live.optimizers and self.start.loaded_from is not None and self.verdicts.refusal is None:
             return True
         return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
 
     def _first_step(self, optimizer: Any) -> None:
         if self.off:
-            self.ruling.record("off", (), "before the first step")
-            self._say_what_is_left_undone()
+            self.verdicts.record("off", (), "before the first step")
+            self._say_what_is_not_applied()
             return
         first_batches = self.data.gather_first()
-        checks = guarded(lambda: self._check_first_step(optimizer, first_batches))
-        self.ruling.settle(checks, "before the first step", self.begun.loaded_from)
+        checks = run_checks(lambda: self._check_first_step(optimizer, first_batches))
+        self.verdicts.decide(checks, "before the first step", self.start.loaded_from)
         if all(check.ok for check in checks):
-            self.ruling.record("passed", checks, "before the first step")
-
-    def _say_what_is_left_undone(self) -> None:
-        """A guard that is off carries nothing out either."""
-        try:
-            contract = self._contract() if self.ranks.rank == 0 else None
-        except ChronicleError:
-            return
-        if contract is None or contract.rollback in self.story.read().fulfilled:
-            return
-        if left := self.carrying.left_undone(contract):
-            self.story.say("off", f"switched off: {left}, asked for by rollback {contract.rollback}, is not carried out")
+            self.verdicts.record("passed", checks, "before the first step")
 
     def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> list[Check]:
         live = self._live()
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         found = fingerprint_memory(live)
-        expected = self.begun.expectation.memory if self.begun.expectation else None
-        # an optimizer without counters (SGD) does not say where it stands: what was loaded does
-        self.begun.start_step = next((memory.step for memory in (found, expected) if memory and memory.step is not None), 0)
+        expected = self.start.expectation.memory if self.start.expectation else None
+        # an optimizer without counters (SGD) does not know its step: the loaded memory does
+        self.start.start_step = next((memory.step for memory in (found, expected) if memory and memory.step is not None), 0)
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
-        checks = check_identity(live, optimizer)
-        if not self._expectation(None, None).accepts("world_size"):
-            checks += check_ranks(self._asked_ranks, self.ranks.world_size)
-        if self.begun.loaded_from is None:
-            checks += self._check_unseen_load(found)
-        checks += self.carrying.first_step(self.begun.expectation, live, self.begun.start_step)
-        self.begun.carried = self.carrying.carried
-        if self.begun.expectation is None:
-            return checks
-        checks += check_memory(self.begun.expectation, found, rank=live.rank, at_first_step=True)
-        checks += check_mode(self.begun.expectation, found)
-        if self._entry is not None:
-            checks += check_entry(self.begun.expectation, self._entry, found, rank=live.rank)
-        checks += self._check_newest()
-        checks += self.data.check(live.data, first_batches)
-        own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.begun.expectation, found, own)
+        checks = check_first_step(
+            self.loads,
+            live,
+            found,
+            optimizer=optimizer,
+            requested=self._requested,
+            world_size=self.ranks.world_size,
+            first_batches=first_batches,
+        )
+        if self.start.expectation is not None:
+            own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
+            self._tripwire = LrTripwire.after(self.start.expectation, found, own)
         return checks
 
-    def _check_unseen_load(self, found: Memory) -> list[Check]:
-        """No adapter saw a checkpoint: the trainer loads by itself, or nothing was loaded, which only a first launch may.
-
-        A trainer that stands at the step of a checkpoint in the journal is held to that checkpoint.
-        """
-        expectation, contract = self.begun.expectation, self._contract()
-        if self.begun.state_loaded and (self.options.fresh_start or (expectation and expectation.memory)):
-            return []  # what memory held came along in the state itself
-        history = self.story.read()
-        pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
-        if self.options.fresh_start or (pending is None and not history.checkpoints):
-            return []
-        step = found.optimizer_steps[1] if found.optimizer_steps else 0
-        root = next(
-            (Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step and path), None
-        )
-        memory = None if root is None else read_memory(root)
-        if root is None or memory is None:
-            is_main = self.ranks.rank == 0
-            return check_fresh_start(found, history, pending) if is_main and not self.begun.state_loaded else []
-        self.begun.loaded_from, self.begun.expectation = root, self._expect(root, memory, contract)
-        self.carrying.loaded(self.begun.expectation, self._observe())
-        return [*check_files(root), *check_contract(contract, root, history)] if self.ranks.rank == 0 else []
-
-    def _check_newest(self) -> list[Check]:
-        """Before the first step and not at the load: a script that only evaluates may load what it likes."""
-        root, expectation = self.begun.loaded_from, self.begun.expectation
-        if root is None or expectation is None or self.ranks.rank != 0 or expectation.accepts("checkpoint"):
-            return []
-        return check_newest(expectation.memory, root, self.story.read(), expectation.contract)
+    def _say_what_is_not_applied(self) -> None:
+        """A guard that is off does not apply options of a rollback either."""
+        try:
+            contract = self.loads.contract() if self.ranks.rank == 0 else None
+        except ChronicleError:
+            return
+        if contract is None or contract.rollback in self.journal.read().fulfilled:
+            return
+        if options := self.honours.not_by_script(contract):
+            self.journal.say("off", f"switched off: {options} of rollback {contract.rollback} will not be applied")
 
     def _trip(self, lrs: tuple[float, ...]) -> None:
         assert self._tripwire is not None
-        position = self._tripwire.position + 1
         check = self._tripwire.feed(lrs)
         if self._tripwire.done:
             self._tripwire = None
         if check is not None:
-            self.ruling.refuse([check], f"step {position} of this launch", self.begun.loaded_from, local=True)
+            self._refuse_here(check)
 
-    # ---- small readings --------------------------------------------------------------------------------------------
+    def _refuse_here(self, check: Check) -> None:
+        """Refuse on this rank alone: no collective happens between ordinary steps."""
+        moment = f"step {self._steps_here} of this launch"
+        self.verdicts.refuse([check], moment, self.start.loaded_from, local=True)
 
     def _live(self) -> LiveState:
         live = self._observe()
@@ -375,16 +275,3 @@ class GuardSession:
         if self.options.data_state is not None:
             live.data = self.options.data_state()
         return live
-
-    def _contract(self) -> Contract | None:
-        return read_contract(self.story.paths.contract_path) if self.story.paths else None
-
-    def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
-        bound = contract if contract is not None and same_checkpoint(contract, root) else None
-        return self._expectation(memory, bound)
-
-    def _expectation(self, memory: Memory | None, bound: Contract | None) -> Expectation:
-        basis = "contract" if bound else ("manifest" if memory else "none")
-        accepted = accepted_changes(bound, self.options.accept_change)
-        honours = self.options.honours
-        return Expectation(basis=basis, memory=memory, contract=bound, accepted=accepted, by_script=honours)

@@ -1,7 +1,9 @@
-"""From checks to a verdict: exchanged between ranks, shown to people, recorded in the journal, raised as a refusal.
+"""From checks to a verdict: exchanged between ranks, printed, recorded in the journal, and raised on every rank.
 
-The main process writes the messages and the journal entry; each rank raises. An error of the guard itself, where state is at stake, counts as
-a failed check.
+The main process prints and writes. When the guard itself fails while checking a resume, that counts as a failed check.
+Saves use no collective, because a script may save on the main process alone. At a save every rank puts its digest into the
+process group's key-value store, and the main process collects what is there. At a load and at a first step each rank
+gathers at most a kilobyte from every other.
 """
 
 import json
@@ -13,21 +15,136 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.journal.events import GuardVerdict
 from chronicle.resume.checks.check import Check, ResumeRefused, failed, format_refusal
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Carried, RankDigest
 from rollback.errors import RollbackError
 
-__all__ = [
-    "Beginning",
-    "Ranks",
-    "Ruling",
-    "guarded",
-    "reason_of",
-]
+__all__ = ["Ranks", "StartingPoint", "Verdicts", "reason_of", "run_checks"]
 
 MAX_REPORT_BYTES = 1024
+
+
+@dataclass(slots=True)
+class StartingPoint:
+    """How this launch began, as far as it is known by now."""
+
+    expectation: Expectation | None = None
+    loaded_from: Path | None = None  # the checkpoint
+    state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
+    start_step: int | None = None  # optimizer steps completed when the first step of this launch began
+    carried: tuple[Carried, ...] = ()  # options of rollbacks that the guard applies in this launch
+
+
+class Verdicts:
+    """Gives the verdicts of one process; `refusal` is the one that was raised, if any."""
+
+    def __init__(self, ranks: "Ranks", journal: GuardJournal, options: Options, start: StartingPoint) -> None:
+        self._ranks, self._journal, self._options, self._start = ranks, journal, options, start
+        self.refusal: ResumeRefused | None = None
+
+    def decide(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
+        """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
+        reports = self.exchange(checks)
+        own = [check for check in checks if not check.ok]
+        others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
+        if own or others:
+            self.refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
+
+    def exchange(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
+        """Send this rank's failures to all ranks, and return the reports of all."""
+        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
+        return self._ranks.gather({"rank": self._ranks.rank, "failed": bad})
+
+    def refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
+        """Print the table, record it, and raise unless the mode is `warn`.
+
+        The main process prints; a `local` refusal, of which no other rank knows, is printed by this rank.
+        """
+        warned = self._options.mode is Mode.WARN
+        place = f"`{root}`" if root is not None else "nothing was loaded"
+        headline = f"{'warning, allowed by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
+        remedy = None if warned else _remedy(bad)
+        if self._ranks.rank == 0 or local:
+            sys.stderr.write(format_refusal(headline, bad, remedy))
+            sys.stderr.flush()
+        self.record("warned" if warned else "refused", bad, moment)
+        if not warned:
+            first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
+            text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
+            self.refusal = ResumeRefused(text, remedy, bad)
+            raise self.refusal
+
+    def record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
+        """Write one `guard.verdict` entry (main process only)."""
+        expectation = self._start.expectation
+        contract = expectation.contract if expectation else None
+        resumed = self._start.loaded_from is not None or self._start.state_loaded
+        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
+        event = GuardVerdict(
+            verdict=verdict,
+            moment=moment,
+            mode=str(self._options.mode),
+            basis=basis,
+            verified=verdict == "passed" and basis != "none",
+            checks=tuple(check.to_json() for check in checks),
+            checkpoint=None if self._start.loaded_from is None else str(self._start.loaded_from),
+            contract=None if contract is None else contract.rollback,
+            accepted=dict(expectation.accepted) if expectation else {},
+            fresh_start=self._options.fresh_start,
+            carried=tuple(asdict(one) for one in self._start.carried),
+        )
+        step = self._start.start_step
+        if step is None and expectation and expectation.memory:
+            step = expectation.memory.step
+        self._journal.write(event, step=step, title=f"guard: {verdict} {moment}")
+
+
+def run_checks(work: Callable[[], list[Check]]) -> list[Check]:
+    """The checks of `work`; an exception in it becomes a failed check, because unverified state must not be trained on."""
+    try:
+        return work()
+    except (ChronicleError, RollbackError) as problem:
+        found, cause = problem.message, problem.remedy or ""
+    except Exception as problem:  # noqa: BLE001 whatever broke the check, the state is unverified
+        found, cause = reason_of(problem), "the check itself failed"
+    return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
+
+
+def reason_of(problem: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(problem).__name__}: {problem}"[:300]
+
+
+def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:
+    """Failures of another rank that this rank does not have itself."""
+    names = {check.name for check in own}
+    where = f"rank {report['rank']}"
+    checks = [
+        failed(name, code, expected=expected, found=found, where=f"{where}: {place}", cause=cause)
+        for name, code, expected, found, place, cause in report["failed"]
+        if name not in names
+    ]
+    if report.get("more"):
+        checks.append(failed("more checks", "M1", found=f"{report['more']} further mismatches", where=where))
+    return checks
+
+
+def _remedy(bad: Sequence[Check]) -> str:
+    names = {check.name for check in bad}
+    if "resume" in names:
+        return "load a checkpoint before training; to start from scratch set CHRONICLE_FRESH_START=1 or use another run name"
+    if "open transaction" in names:
+        return "`chronicle recover` finishes or reverts it"
+    return (
+        "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
+        "CHRONICLE_GUARD=warn continues anyway and records it"
+    )
+
+
+# ---- exchange between ranks ------------------------------------------------------------------------------------------
 
 
 class Ranks:
@@ -55,7 +172,7 @@ class Ranks:
         return reports
 
     def publish(self, topic: str, digest: RankDigest) -> str:
-        """Leave this rank's digest for the main process; returns the key prefix of this save."""
+        """Store this rank's digest for the main process; returns the key prefix of this save."""
         count = self._saves[topic] = self._saves.get(topic, 0) + 1
         prefix = f"chronicle/{topic}/{count}"
         store = _store()
@@ -64,14 +181,14 @@ class Ranks:
         return prefix
 
     def collect(self, prefix: str, own: RankDigest, deadline: Callable[[], float]) -> tuple[RankDigest, ...]:
-        """The digests published under `prefix` by all ranks that published before the (monotonic) deadline; own included."""
+        """The digests under `prefix` of all ranks that published before the (monotonic) deadline, `own` included."""
         digests = {own.rank: own}
         store = _store()
         if store is None:
             return (own,)
         missing = [rank for rank in range(self.world_size) if rank not in digests]
         while missing:
-            # `check` returns at once; `wait` would hold the store against the training's own use of it
+            # `check` returns at once; `wait` would block the training's own use of the store
             for rank in [rank for rank in missing if store.check([f"{prefix}/{rank}"])]:
                 digests[rank] = RankDigest.from_json(json.loads(store.get(f"{prefix}/{rank}")))
                 store.delete_key(f"{prefix}/{rank}")
@@ -83,15 +200,15 @@ class Ranks:
 
 
 def shorten_report(report: dict[str, Any]) -> dict[str, Any]:
-    """The report within `MAX_REPORT_BYTES` of JSON: the list `failed` loses its tail first."""
+    """The report within `MAX_REPORT_BYTES` of JSON; entries are dropped from the end of its list `failed`."""
     if _size(report) <= MAX_REPORT_BYTES:
         return report
-    failed: Sequence[Any] = report.get("failed", ())
-    for count in range(len(failed) - 1, -1, -1):
-        shorter = {**report, "failed": list(failed[:count]), "more": len(failed) - count}
+    failures: Sequence[Any] = report.get("failed", ())
+    for count in range(len(failures) - 1, -1, -1):
+        shorter = {**report, "failed": list(failures[:count]), "more": len(failures) - count}
         if _size(shorter) <= MAX_REPORT_BYTES:
             return shorter
-    return {"rank": report.get("rank"), "failed": [], "more": len(failed)}
+    return {"rank": report.get("rank"), "failed": [], "more": len(failures)}
 
 
 def _size(report: dict[str, Any]) -> int:
@@ -100,8 +217,6 @@ def _size(report: dict[str, Any]) -> int:
 
 def _group() -> Any:
     """`torch.distributed` when it is initialised, else None; imports nothing."""
-    import sys
-
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -116,127 +231,3 @@ def _store() -> Any:
 
     getter = getattr(distributed_c10d, "_get_default_store", None)
     return getter() if getter is not None else None
-
-
-# --- Verdicts
-
-
-@dataclass(slots=True)
-class Beginning:
-    """How this launch began, as far as it is known by now."""
-
-    expectation: Expectation | None = None
-    loaded_from: Path | None = None  # the checkpoint
-    state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
-    start_step: int | None = None  # optimizer steps completed when the first step of this launch began
-    carried: tuple[Carried, ...] = ()  # of rollbacks, what the guard carries out in this launch
-
-
-class Ruling:
-    """Speaks the verdicts of one process; `refusal` is the one that was raised, if any."""
-
-    def __init__(self, ranks: Ranks, story: GuardJournal, options: Options, begun: Beginning) -> None:
-        self._ranks, self._story, self._options, self._begun = ranks, story, options, begun
-        self.refusal: ResumeRefused | None = None
-
-    def settle(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
-        """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
-        reports = self.tell(checks)
-        own = [check for check in checks if not check.ok]
-        others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
-        if own or others:
-            self.refuse([*own, *(check for r in others for check in _from_report(r, own))], moment, root)
-
-    def tell(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
-        """Give this rank's failures to all, and get theirs."""
-        bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        return self._ranks.gather({"rank": self._ranks.rank, "failed": bad})
-
-    def refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
-        """Say it (the main process, or this rank when no other was asked), record it, raise unless only warning."""
-        warned = self._options.mode is Mode.WARN
-        place = f"`{root}`" if root is not None else "nothing was loaded"
-        headline = f"{'warning, let pass by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
-        remedy = None if warned else _remedy(bad)
-        if self._ranks.rank == 0 or local:
-            sys.stderr.write(format_refusal(headline, bad, remedy))
-            sys.stderr.flush()
-        self.record("warned" if warned else "refused", bad, moment)
-        if not warned:
-            first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
-            text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
-            self.refusal = ResumeRefused(text, remedy, bad)
-            raise self.refusal
-
-    def record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
-        """One `guard.verdict` entry (main process only)."""
-        expectation = self._begun.expectation
-        contract = expectation.contract if expectation else None
-        resumed = self._begun.loaded_from is not None or self._begun.state_loaded
-        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
-        data: dict[str, Any] = {
-            "verdict": verdict,
-            "moment": moment,
-            "mode": str(self._options.mode),
-            "basis": basis,
-            "verified": verdict == "passed" and basis != "none",
-            "checks": [check.to_json() for check in checks],
-        }
-        if self._begun.loaded_from is not None:
-            data["checkpoint"] = str(self._begun.loaded_from)
-        if contract is not None:
-            data["contract"] = contract.rollback
-        if expectation and expectation.accepted:
-            data["accepted"] = dict(expectation.accepted)
-        if self._options.fresh_start:
-            data["fresh_start"] = True
-        if self._begun.carried:
-            data["carried"] = [asdict(one) for one in self._begun.carried]
-        step = self._begun.start_step
-        if step is None and expectation and expectation.memory:
-            step = expectation.memory.step
-        self._story.write("guard.verdict", step=step, title=f"guard: {verdict} {moment}", data=data)
-
-
-def guarded(work: Callable[[], list[Check]]) -> list[Check]:
-    """The checks of `work`; what it raises becomes a failed check."""
-    try:
-        return work()
-    except (ChronicleError, RollbackError) as problem:
-        found, cause = problem.message, problem.remedy or ""
-    except Exception as problem:  # noqa: BLE001 unverified state must not be trained on, whatever broke the check
-        found, cause = reason_of(problem), "the check itself failed"
-    return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
-
-
-def reason_of(problem: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(problem).__name__}: {problem}"[:300]
-
-
-def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:
-    """Failures of another rank that this rank has not itself."""
-    names = {check.name for check in own}
-    where = f"rank {report['rank']}"
-    checks = [
-        failed(name, code, expected=expected, found=found, where=f"{where}: {place}", cause=cause)
-        for name, code, expected, found, place, cause in report["failed"]
-        if name not in names
-    ]
-    if report.get("more"):
-        checks.append(failed("more checks", "M1", found=f"{report['more']} further mismatches", where=where))
-    return checks
-
-
-def _remedy(bad: Sequence[Check]) -> str:
-    names = {check.name for check in bad}
-    if "resume" in names:
-        return (
-            "load a checkpoint before training; a fresh start says CHRONICLE_FRESH_START=1, or takes another run name"
-        )
-    if "open transaction" in names:
-        return "`chronicle recover` finishes or reverts it"
-    return (
-        "restore what differs, or resume from a verified checkpoint (`chronicle verify`); "
-        "CHRONICLE_GUARD=warn lets it pass, journalled"
-    )

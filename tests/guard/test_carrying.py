@@ -196,7 +196,7 @@ def test_a_guard_that_is_off_says_what_it_leaves_undone(
     told = OnAccelerate(run_dir, honours=("skip",)).load(root / "opt_step-5").train(5, 1)
     assert lrs(told) == pytest.approx([scheduled(5)])
     said = capsys.readouterr().err
-    assert "switched off: warmup, asked for by rollback" in said and "skip" not in said
+    assert "switched off: warmup of rollback" in said and "skip" not in said
     assert verdicts(run_dir)[-1]["verdict"] == "off"
 
 
@@ -353,7 +353,7 @@ def train_with_hf(out: Path, run_dir: Path | None, stop_at: int, resume: bool = 
     """12 batches an epoch in two micro-batches a step; the Trainer finds its place by its own arithmetic."""
     import transformers
 
-    from chronicle.resume.adapters.transformers import ChronicleCallback
+    from chronicle.resume.transformers import ChronicleCallback
 
     read: list[list[int]] = []
     used: list[float] = []
@@ -403,7 +403,7 @@ def test_hf_trainer(run_dir: Path, tmp_path: Path) -> None:
 def fit(path: Path, run_dir: Path, max_steps: int, load: Path | None = None) -> list[tuple[float, list[int]]]:
     import lightning.pytorch as pl
 
-    from chronicle.resume.adapters.lightning import ChronicleCallback
+    from chronicle.resume.lightning import ChronicleCallback
 
     told: list[tuple[float, list[int]]] = []
 

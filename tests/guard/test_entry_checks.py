@@ -7,7 +7,7 @@ import pytest
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.checks.memory import LoadedState, check_entry, check_mode, further_checks
+from chronicle.resume.checks.memory import LoadedState, check_loaded, check_mode, further_checks
 from chronicle.resume.checks.run import check_newest
 from chronicle.resume.contract import Expectation
 from chronicle.resume.journal import fold_history
@@ -30,7 +30,7 @@ def expected(**accepted: str) -> Expectation:
 
 
 def failing(entry: LoadedState, found: Memory, **accepted: str) -> list[str]:
-    return [check.name for check in check_entry(expected(**accepted), entry, found, rank=0) if not check.ok]
+    return [check.name for check in check_loaded(expected(**accepted), entry, found, rank=0) if not check.ok]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from chronicle import ResumeRefused  # noqa: E402
 from chronicle.journal import read_journal  # noqa: E402
 from chronicle.paths import RunPaths  # noqa: E402
-from chronicle.resume.adapters.transformers import ChronicleCallback  # noqa: E402
+from chronicle.resume.transformers import ChronicleCallback  # noqa: E402
 
 
 class Regression(torch.nn.Module):

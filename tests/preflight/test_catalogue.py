@@ -87,7 +87,7 @@ BROKEN = [
     ("PF01", WARN, {"num_data_shards": 5}, "unevenly"),
     ("PF01", PASS, {"num_data_shards": 1, "data_resampled": True}, "resampled"),
     ("PF03", FAIL, {"params_counted": 500}, "exactly 1/2"),
-    ("PF04", FAIL, {"world_sizes_seen": {"launcher": 2, "torch": 1}}, "not agreed"),
+    ("PF04", FAIL, {"world_sizes_seen": {"launcher": 2, "torch": 1}}, "disagree"),
     ("PF04", FAIL, {"ranks": (rank(0), rank(1, device="GPU-0")), "world_sizes_seen": {}}, "ranks 0, 1 all on GPU-0"),
     ("PF04", FAIL, {"ranks": (rank(0),), "world_sizes_seen": {}}, "asked 2 devices, 1 in use"),
     ("PF05", FAIL, {"wrapper": "DataParallel"}, "found DataParallel"),
@@ -116,7 +116,7 @@ BROKEN = [
     ("PF31", FAIL, {"memory_needed": {"weights": 21 * GB}, "memory_ways": ("sharding=zero3", "act=false")},
      "it would fit with sharding=zero3 or with act=false"),
     ("PF31", WARN, {"memory_needed": {"weights": 19 * GB}}, "less than a tenth is left"),
-    ("PF31", UNKNOWN, {"memory_needed": {}}, "not known: what a rank will need"),
+    ("PF31", UNKNOWN, {"memory_needed": {}}, "not known: the memory a rank needs"),
     ("PF29", SKIPPED, {"compile_requested": True, "compile_possible": False}, "NOT possible"),
 ]
 

@@ -1,1 +1,68 @@
-"""One file for each framework: how the guard sees its saves, its loads and its optimizer steps."""
+"""One file per framework: how the guard sees its saves, its loads and its optimizer steps. `guard` picks one of them.
+
+An adapter builds a `GuardSession` with a function that returns the objects in use, and calls its methods at a save, at a load
+and before a step. `torch.py` is the shortest example.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chronicle.errors import UsageProblem
+from chronicle.resume.contract import Mode, Options
+
+__all__ = ["guard"]
+
+T = TypeVar("T")
+
+
+def guard(
+    target: T,
+    *,
+    run_dir: str | Path | None = None,
+    data_state: Callable[[], Any] | None = None,
+    step: Callable[[], int | None] | None = None,
+    same_data: bool = False,
+    honours: Sequence[str] = (),
+    fresh_start: bool = False,
+    accept_change: Mapping[str, str] | None = None,
+    mode: str = "enforce",
+) -> T:
+    """Put an `Accelerator` or a DeepSpeed engine under guard and return the same object.
+
+    `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings.
+    `data_state()`: data position of the *next* optimizer step, JSON-able.
+    `step()`: optimizer steps completed; default: the optimizer's own count.
+    `same_data`: a resume promises to continue with exactly the next batch.
+    `honours`: which of `warmup`, `skip`, `reshuffle` the script reads from `contract.json` and applies itself.
+    `fresh_start`: this launch intends to start from scratch although the run has checkpoints.
+    `accept_change`: what may differ, by name, with the reason.
+
+    Raises `UsageProblem` for other objects. A refusal is raised as `ResumeRefused`.
+    """
+    options = Options(
+        run_dir=run_dir,
+        data_state=data_state,
+        step=step,
+        same_data=same_data,
+        honours=tuple(honours),
+        fresh_start=fresh_start,
+        accept_change=dict(accept_change or {}),
+        mode=Mode(mode),
+    )
+    origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
+    names = {base.__name__ for base in type(target).__mro__}
+    if "Accelerator" in names and "accelerate" in origins:
+        from chronicle.resume.adapters.accelerate import guard_accelerator
+
+        guard_accelerator(target, options)
+    elif "DeepSpeedEngine" in names:
+        from chronicle.resume.adapters.deepspeed import guard_engine
+
+        guard_engine(target, options)
+    else:
+        raise UsageProblem(
+            f"cannot guard a {type(target).__name__}: expected an Accelerator or a DeepSpeed engine",
+            "plain torch: chronicle.attach(...); HF Trainer and Lightning: ChronicleCallback",
+        )
+    return target

@@ -1,7 +1,11 @@
-"""Accelerate under guard: `save_state`, `load_state` and `prepare` of one Accelerator are wrapped, nothing else.
+"""Accelerate under guard: `save_state`, `load_state` and `prepare` of one Accelerator are wrapped.
 
-Wrapped and not hooked, because Accelerate's own load hooks run before the state is there, and for DeepSpeed and FSDP
-after (`accelerator.py` 1.15, `load_state`). The wrappers pass arguments and results through unchanged.
+Accelerate's own load hooks do not help: they run before the state is there, and for DeepSpeed and FSDP after it
+(`accelerator.py` 1.15, `load_state`). The wrappers do not change results, and arguments only where naming is automatic.
+
+Importing this module registers the tracker `log_with="chronicle"` (Accelerate 1.15 and newer; for older ones pass
+`ChronicleTracker()` in `log_with`). Looking up `chronicle.guard` imports it when Accelerate is loaded, so that
+`chronicle.guard(Accelerator(log_with="chronicle"))` is one line: Python looks up `guard` before it builds the argument.
 """
 
 import functools
@@ -13,17 +17,14 @@ from typing import Any
 
 from accelerate import tracking
 
-from chronicle.resume.adapters.hooks import LaunchLog, hook_engine_steps, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 
-__all__ = [
-    "ChronicleTracker",
-    "guard_accelerator",
-]
+__all__ = ["ChronicleTracker", "guard_accelerator", "observe_accelerator"]
 
 NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
 
@@ -44,14 +45,14 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
 
 
 class EpochWatch:
-    """Notices at an epoch's first step that batches are still being skipped, as only the resumed epoch may (#1451)."""
+    """Finds batches that are skipped in a later epoch; only the resumed one may skip any (accelerate issue 1451)."""
 
     def __init__(self, accelerator: Any) -> None:
         self._state = accelerator.gradient_state
         self._ended = False
 
     def look(self) -> Check | None:
-        """Called before every optimizer step."""
+        """Called before every optimizer step; returns a failed check at the first step of such an epoch."""
         if self._state.end_of_dataloader:
             self._ended = True
             return None
@@ -82,7 +83,7 @@ def _skipped_by_sampler(loader: Any) -> int:
 
 
 def observe_accelerator(accelerator: Any) -> LiveState:
-    """What this Accelerator trains with, as it is now."""
+    """The objects this Accelerator trains with, as they are now."""
     engines = [
         model for model in accelerator._models if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps")
     ]
@@ -102,7 +103,7 @@ def observe_accelerator(accelerator: Any) -> LiveState:
 
 
 def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, ...]:
-    """Prepared, registered and engine-owned schedulers, each once; a prepared one moves num_processes steps at a time."""
+    """Prepared, registered and engine-owned schedulers, each once; a prepared one takes num_processes steps at a time."""
     found: dict[int, BoundScheduler] = {}
     for wrapper in accelerator._schedulers:
         raw = raw_scheduler(wrapper)
@@ -120,7 +121,7 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
 
 
 def _own_objects(accelerator: Any) -> dict[str, Any]:
-    """What else the script registered. Loaders are left alone: some begin to iterate when asked for their state."""
+    """The other registered objects. Loaders are left out: some begin to iterate when asked for their state."""
     return {
         f"{type(thing).__name__} {index}": thing
         for index, thing in enumerate(accelerator._custom_objects)
@@ -129,7 +130,7 @@ def _own_objects(accelerator: Any) -> dict[str, Any]:
 
 
 def _steps_many(wrapper: Any) -> bool:
-    """Whether a wrapper's one step is `num_processes` steps of the scheduler inside (Accelerate's `scheduler.py`)."""
+    """Whether one step of the wrapper is `num_processes` steps of its scheduler (Accelerate's `scheduler.py`)."""
     if any(base.__name__ == "DeepSpeedSchedulerWrapper" for base in type(wrapper).__mro__):
         return False  # the engine steps it, once
     return bool(getattr(wrapper, "step_with_optimizer", False) and not getattr(wrapper, "split_batches", False))
@@ -180,7 +181,7 @@ def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSessi
             return original(input_dir, *args, **kwargs)  # Accelerate's own error says what is missing
         session.before_load(directory, checks)
         try:
-            # what was checked is what is loaded, also under automatic naming
+            # the checked directory is the one that is loaded, also under automatic naming
             result = original(str(directory), *args, **kwargs)
         except BaseException as problem:
             session.load_failed(problem)
@@ -207,7 +208,7 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
 
 
 def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, list[Check]]:
-    """The directory `load_state` will read, and a check where automatic naming would take a stray one.
+    """The directory `load_state` will read, and a failed check for each stray one that automatic naming might take.
 
     Accelerate picks the highest first number in the last path component: `checkpoint_2.orig` and `backup_99` count
     (reproduced with 1.15).
@@ -238,7 +239,7 @@ def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, li
     return root / (max(numbered)[1] if numbered else strays[-1]), checks
 
 
-# --- Tracker: `log_with="chronicle"` writes the per-step log of the launch
+# ---- tracker: `log_with="chronicle"` ---------------------------------------------------------------------------------
 
 
 class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
@@ -251,21 +252,21 @@ class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
     def __init__(self, run_name: str = "", **_: Any) -> None:
         super().__init__()
         self.run_name = run_name
-        self._log = LaunchLog()
+        self._log = StepLog()
         self._calls = 0
 
     @property
-    def tracker(self) -> LaunchLog:
+    def tracker(self) -> StepLog:
         """The log itself."""
         return self._log
 
     @tracking.on_main_process  # type: ignore[untyped-decorator]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """The configuration is part of the launch's own entry; nothing to do."""
+        """Do nothing: the configuration is part of the launch's own entry."""
 
     @tracking.on_main_process  # type: ignore[untyped-decorator]
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
-        """One line; without a step the calls are counted."""
+        """Write one line; without a step the calls are counted."""
         self._calls += 1
         self._log.write(self._calls if step is None else step, values)
 
@@ -276,7 +277,7 @@ class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
 
 
 def register_tracker() -> None:
-    """Make the name known to Accelerate, once."""
+    """Register the tracker's name with Accelerate, once."""
     add = getattr(tracking, "register_tracker_class", None)
     if add is not None and ChronicleTracker.name not in tracking.LOGGER_TYPE_TO_CLASS:
         add(ChronicleTracker)

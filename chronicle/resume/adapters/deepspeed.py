@@ -1,4 +1,4 @@
-"""A raw DeepSpeed engine under guard: `save_checkpoint`, `load_checkpoint` and `step` of one engine are wrapped."""
+"""A DeepSpeed engine without Accelerate under guard: its `save_checkpoint`, `load_checkpoint` and `step` are wrapped."""
 
 import functools
 import time
@@ -31,7 +31,7 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
 
 
 def observe_engine(engine: Any, world_size: int) -> LiveState:
-    """What this engine trains with, as it is now."""
+    """The objects this engine trains with, as they are now."""
     scheduler = raw_scheduler(engine.lr_scheduler)
     bound = (BoundScheduler(scheduler=scheduler, where="engine"),) if hasattr(scheduler, "step") else ()
     optimizer = getattr(engine, "optimizer", None)
@@ -74,14 +74,14 @@ def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..
         except BaseException as problem:
             session.load_failed(problem)
             raise
-        session.after_load(directory, generators=False)  # DeepSpeed's checkpoints hold none
+        session.after_load(directory, generators=False)  # DeepSpeed's checkpoints contain none
         return result
 
     return load_checkpoint
 
 
 def _resolve(load_dir: Path, tag: Any) -> tuple[Path, list[Check]]:
-    """The directory DeepSpeed will read. Without `latest` it loads nothing and only warns: here that is a refusal."""
+    """The directory DeepSpeed will read. Without `latest` it loads nothing and only warns; the guard refuses."""
     if tag is not None:
         return load_dir / str(tag), []
     pointer = load_dir / "latest"

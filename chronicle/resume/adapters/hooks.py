@@ -1,7 +1,7 @@
-"""What adapters share: the hook on optimizer steps, and the per-step log of the launch.
+"""What adapters share: the hooks on optimizer steps, and the per-step log of the launch.
 
 Torch's global pre-step hook does not see a DeepSpeed step as a whole, so `engine.step` is wrapped instead. Once the first
-fifty steps are over, the hook costs one identity test a step.
+fifty steps are over, the hook costs one identity test per step.
 """
 
 import os
@@ -14,21 +14,16 @@ from typing import Any
 from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.session import GuardSession
 
-__all__ = [
-    "LaunchLog",
-    "hook_engine_steps",
-    "hook_optimizer_steps",
-]
+__all__ = ["StepLog", "hook_engine_steps", "hook_optimizer_steps"]
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
 
-
 def hook_optimizer_steps(session: GuardSession) -> None:
     """Call `session.before_step` before every step of any torch optimizer in this process.
 
-    Every optimizer, because the accident may be that another one steps. Sessions are held weakly: an Accelerator that
-    is gone must not be guarded for ever.
+    Every optimizer, because the error may be that another one steps. Sessions are held weakly, so that a deleted
+    Accelerator is not guarded for ever.
     """
     if not _registered:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -39,12 +34,12 @@ def hook_optimizer_steps(session: GuardSession) -> None:
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for session in tuple(_sessions):
-        if not session.engine_steps and not (session.waits_for_first_step and _is_making_room()):
+        if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
             session.before_step(optimizer)
 
 
-def _is_making_room() -> bool:
-    """Whether this step is no step: torch's distributed checkpoint takes one with LR 0 to make room for a state to load."""
+def _is_allocation_step() -> bool:
+    """Whether torch's distributed checkpoint takes this step, with LR 0, to allocate the state that it will load."""
     frame = sys._getframe(2)
     for _ in range(16):
         if frame.f_code.co_name == "_init_optim_state":
@@ -56,7 +51,7 @@ def _is_making_room() -> bool:
 
 
 def hook_engine_steps(session: GuardSession, engine: Any) -> None:
-    """Wrap `engine.step` once: ZeRO steps its inner optimizer per group, on flat copies, out of the hook's sight."""
+    """Wrap `engine.step` once. ZeRO steps its inner optimizer per group, on flat copies, which the hook does not see."""
     if getattr(engine.step, "_chronicle", False):
         return
     session.engine_steps = True
@@ -71,11 +66,11 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     engine.step = step
 
 
-# --- The per-step log of a launch
+# ---- the per-step log of a launch ------------------------------------------------------------------------------------
 
 
-class LaunchLog:
-    """Appends to `<launch>/metrics.jsonl`; does nothing outside `chronicle run`, where there is no launch."""
+class StepLog:
+    """Appends to `<launch>/metrics.jsonl`; outside `chronicle run` there is no launch and nothing is written."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         directory = environ.get("CHRONICLE_LAUNCH_DIR")
@@ -83,7 +78,7 @@ class LaunchLog:
         self._writer: MetricsWriter | None = None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line with the numbers among `values` (tensors of one element count as numbers)."""
+        """Write one line with the numbers among `values` (tensors of one element count); an I/O error ends the log only."""
         numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
         numbers.pop("step", None)
         numbers.pop("t", None)
@@ -98,7 +93,7 @@ class LaunchLog:
             self._path = None
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

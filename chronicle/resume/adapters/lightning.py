@@ -1,7 +1,7 @@
 """Lightning under guard: `Trainer(callbacks=[ChronicleCallback("tr-190")])`, or no line at all under `chronicle run`.
 
-A Lightning checkpoint is one file, so what memory held travels inside it, as this callback's state. Generators are not
-part of Lightning's checkpoints and are not compared. Zero lines: the entry point `lightning.pytorch.callbacks_factory`.
+A Lightning checkpoint is one file, so the description of memory is stored inside it, as this callback's state. Generators are
+not part of Lightning's checkpoints and are not compared. The entry point `lightning.pytorch.callbacks_factory` needs no line.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler
@@ -31,9 +31,9 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._options = Options(run_dir=run, **options)
         self._trainer: Any = None
         self._session: GuardSession | None = None
-        self._log = LaunchLog()
+        self._log = StepLog()
         self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
-        self._found: Memory | None = None  # what the checkpoint that is being loaded says about memory
+        self._found: Memory | None = None  # description of memory in the checkpoint that is being loaded
 
     @property
     def session(self) -> GuardSession | None:
@@ -42,11 +42,11 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
 
     @property
     def state_key(self) -> str:
-        """The name under which memory lies in a checkpoint's `callbacks`; Lightning wants it unique in a Trainer."""
+        """The key of this state in a checkpoint's `callbacks`; Lightning requires it to be unique in a Trainer."""
         return self.key
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Only the first of several (one given, one from the entry point) does the work, and only for training."""
+        """Start the guard for training; of several callbacks (one given, one from the entry point) only the first does."""
         others = [c for c in trainer.callbacks if isinstance(c, ChronicleCallback)]
         if stage != "fit" or others[0] is not self:
             return
@@ -58,7 +58,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(filepath, *args, **kwargs)
-            self._tell_saved(Path(filepath))
+            self._record_save(Path(filepath))
             return result
 
         if not getattr(original, "_chronicle", False):
@@ -66,7 +66,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
             trainer.save_checkpoint = save_checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory at this save, all ranks' digests where they come in time; plain values only."""
+        """The description of memory at this save, with the digests of all ranks that arrive within a second."""
         session = self._session
         if session is None or session.off:
             return {}
@@ -79,13 +79,13 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         return {"memory": memory.to_json()}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
-        """Keep what the checkpoint says until everything else is loaded, whichever callback wrote it."""
+        """Keep the checkpoint's description until everything else is loaded, whichever callback wrote it."""
         states = checkpoint.get("callbacks") or {}
         records = [states[key]["memory"] for key in (ChronicleCallback.key, EnteredCallback.key) if states.get(key)]
         self._found = Memory.from_json(records[0]) if records and isinstance(records[0], Mapping) else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Model, loops, optimizers and schedulers are restored: compare."""
+        """Compare: model, loops, optimizers and schedulers are restored."""
         path = trainer.ckpt_path
         if self._session is None or not path:
             return
@@ -93,14 +93,14 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._session.after_load(Path(path), generators=False)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """One line in the launch's per-step log."""
+        """Write one line to the launch's per-step log."""
         if self._session is not None and trainer.is_global_zero:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             lr = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
-            used = self._session.carrying.used_lr
+            used = self._session.honours.used_lr
             self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
 
-    def _tell_saved(self, path: Path) -> None:
+    def _record_save(self, path: Path) -> None:
         session = self._session
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
@@ -129,25 +129,25 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
 
 
 def _batch_size(loader: Any) -> dict[str, int]:
-    """Of a single loader that makes its batches itself; several have none in common."""
+    """Known for a single loader that makes its batches itself."""
     size = getattr(loader, "batch_size", None)
     return {"batch_size": size} if isinstance(size, int) else {}
 
 
 def _bind(config: Any) -> BoundScheduler:
-    """A scheduler stepped per epoch stands still between optimizer steps, as far as a forecast of steps goes."""
+    """A scheduler stepped per epoch counts as constant in a forecast of optimizer steps."""
     each_step = config.interval == "step" and config.frequency == 1
     return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0, where=f"each {config.interval}")
 
 
 class EnteredCallback(ChronicleCallback):
-    """The one from the entry point: a script may have its own beside it."""
+    """The callback that the entry point adds; a script may also pass its own."""
 
     key = "ChronicleCallback.entered"
 
 
 def callbacks_factory() -> list[Callback]:
-    """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer is guarded."""
+    """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer gets a guard."""
     if os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN"):
         return [EnteredCallback()]
     return []

@@ -1,15 +1,16 @@
 """Plain torch under guard: `run = chronicle.attach("tr-190", model, optimizer, scheduler)`, and no other line.
 
-What memory held travels in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores it on
-load), so it lies in whatever file the script writes. Seen through torch's own hooks: `state_dict` = a save,
-`load_state_dict` = a resume, the step hook = the first step. Generators are not compared: the script may not save them.
+The description of memory is stored in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores
+it on load), and so in whatever file the script writes. Torch's own hooks tell the guard of a save (`state_dict`), a resume
+(`load_state_dict`) and the first step. Generators are not compared, because the script may not save them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.journal.events import StateSaved
+from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Mode, Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_optimizer
@@ -18,7 +19,7 @@ from chronicle.resume.session import GuardSession
 
 __all__ = ["AttachedRun", "attach"]
 
-KEY = "chronicle"
+KEY = "chronicle"  # in the optimizer's `state_dict`
 
 
 def attach(
@@ -42,7 +43,7 @@ def attach(
     """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name.
 
     `model`, `optimizer`, `scheduler` may be single objects or sequences of them. `data`: the DataLoader that is trained
-    from, so that `chronicle rollback --skip-batches` can be carried out, `accumulation` of its batches an optimizer step.
+    from, needed for `chronicle rollback --skip-batches`; one optimizer step takes `accumulation` of its batches.
     Other arguments as for `guard`.
     """
     options = Options(
@@ -77,7 +78,7 @@ class AttachedRun:
         self._models, self._schedulers = models, schedulers
         self._optimizers = collect_optimizers(optimizers)
         self._averages, self._scaler = averages, scaler
-        self._log = LaunchLog()
+        self._log = StepLog()
         self._memories: list[Memory] = []
         self.session = GuardSession(self._observe, options)
         hook_optimizer_steps(self.session)
@@ -87,7 +88,7 @@ class AttachedRun:
         first.register_load_state_dict_pre_hook(self._on_load)
 
     def saved(self, path: str | Path) -> None:
-        """Say where a checkpoint was written: a directory gets its manifest, a file its entry in the journal."""
+        """Tell the guard where a checkpoint was written: a directory gets a manifest, a file an entry in the journal."""
         target = Path(path).absolute()
         if target.is_dir():
             self.session.after_save(target)
@@ -96,8 +97,8 @@ class AttachedRun:
             self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours)
 
     def log(self, **values: Any) -> None:
-        """One line in the launch's per-step log; the step is the guard's own count."""
-        step, used = self.session.step, self.session.carrying.used_lr
+        """Write one line to the launch's per-step log; the step is the guard's own count."""
+        step, used = self.session.step, self.session.honours.used_lr
         if step is not None:
             self._log.write(step, values if used is None or "lr" not in values else {**values, "lr": used})
 
@@ -107,9 +108,9 @@ class AttachedRun:
             return state
         memory = session.describe()
         if session.waits_for_first_step:
-            return {**state, KEY: memory.to_json()}  # to be filled by a load: nothing has been trained yet
-        taken = {"step": memory.step, **({"honours": list(memory.honours)} if memory.honours else {})}
-        session.story.write("guard.saved", step=memory.step, title="state taken", data=taken)
+            return {**state, KEY: memory.to_json()}  # a load will overwrite it: nothing has been trained yet
+        saved = StateSaved(step=memory.step, honours=list(memory.honours) or None)
+        session.journal.write(saved, step=memory.step, title="state taken")
         session.batches.after_save(f"step {memory.step}")
         return {**state, KEY: memory.to_json()}
 

@@ -1,8 +1,8 @@
 """HF Trainer under guard: `Trainer(…, callbacks=[ChronicleCallback("tr-190")])`.
 
-The Trainer loads model, optimizer and scheduler before `on_train_begin` and silently leaves out what it does not find
-(`_load_optimizer_and_scheduler`, 5.23: no `else`); generators come back when the first epoch begins. Callbacks are not
-told the path: it is the checkpoint of the step that the Trainer itself says it resumes at.
+The Trainer loads model, optimizer and scheduler before `on_train_begin` and silently skips what it does not find
+(`_load_optimizer_and_scheduler` in 5.23 has no `else`). It restores the generators when the first epoch begins. Callbacks do
+not get the path; the guard takes the checkpoint of the step at which the Trainer says it resumes.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from chronicle.resume.adapters.hooks import LaunchLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
@@ -29,7 +29,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._session: GuardSession | None = None
-        self._log = LaunchLog()
+        self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
 
@@ -42,47 +42,47 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         return self._session
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Everything but the generators has been loaded, if anything was: compare."""
+        """Compare: everything but the generators has been loaded, if anything was."""
         self._parts = {**parts, "args": args, "state": state}
         session = self.session
         session.batches.watch(parts["model"])
         if state.global_step <= 0:
             return
-        directory = find_resumed(args, state, session.known_checkpoints())
-        # at an epoch's start the loader draws from the generators before anybody could look at them
+        directory = find_resumed(args, state, session.journal.read().checkpoints)
+        # at an epoch's start the loader draws from the generators before the guard could compare them
         session.data.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
         self._waits_for_generators = session.data.mid_epoch and not args.ignore_data_skip
         session.before_load(directory)
         session.after_load(directory, generators=False)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """The first batch is there and the generators are back: compare them, once."""
+        """Compare the generators once: the Trainer has restored them and read the first batch."""
         if self._waits_for_generators:
             self._waits_for_generators = False
             self.session.generators_restored()
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """A checkpoint was written: seal it."""
+        """Seal the checkpoint that was written."""
         self.session.after_save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
-        """One line in the launch's per-step log."""
+        """Write one line to the launch's per-step log."""
         if state.is_world_process_zero:
             lr = canonical_of(Role.LR)
             values = {lr if canonical_name(name) == lr else name: value for name, value in (logs or {}).items()}
-            if lr in values and (used := self.session.carrying.used_lr) is not None:
+            if lr in values and (used := self.session.honours.used_lr) is not None:
                 values[lr] = used
             self._log.write(state.global_step, values)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Manifests are complete before `train()` returns."""
+        """Complete the manifests before `train()` returns."""
         self.session.sealer.finish()
 
     def _observe(self) -> LiveState:
         args, state = self._parts["args"], self._parts["state"]
         scheduler = raw_scheduler(self._parts.get("lr_scheduler"))
         optimizer, model = self._parts.get("optimizer"), self._parts.get("model")
-        # told to forget where it was, the Trainer has no place in the data from which something could be left out
+        # with `ignore_data_skip` the Trainer has no position in the data, so no batches can be skipped
         loader = None if args.ignore_data_skip else self._parts.get("train_dataloader")
         topology = {
             "world_size": int(args.world_size),
@@ -112,7 +112,7 @@ def _sharding(args: Any) -> str:
 
 
 def find_resumed(args: Any, state: Any, known: tuple[tuple[int | None, str], ...]) -> Path:
-    """The checkpoint a Trainer that stands at `state.global_step` was resumed from."""
+    """The checkpoint from which a Trainer at `state.global_step` was resumed."""
     given = getattr(args, "resume_from_checkpoint", None)
     if isinstance(given, str) and CHECKPOINT_NAME.fullmatch(Path(given).name):
         return Path(given)

@@ -1,1 +1,4 @@
-"""What the guard compares, and how a difference becomes a failed check with its likely cause. No torch, no disk."""
+"""Comparisons of the guard; `../first_step.py` lists what is compared before step 1.
+
+`memory.py` compares state, `run.py` files, objects and journal, `tripwires.py` the first steps; `check.py` is one check.
+"""

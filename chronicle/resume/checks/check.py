@@ -31,16 +31,16 @@ __all__ = [
     "rng_cause",
     "show_row",
     "step_cause",
-    "text_of",
     "weights_cause",
 ]
 
 EXIT_CODE = 78  # EX_CONFIG; schedulers are told not to requeue
+SAME = 1e-9  # relative tolerance: the same program on the same state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison. `code` is the detection primitive (F1…F10 files, M1…M5 memory, L1…L4 first steps)."""
+    """One comparison. `code` is its kind: F1…F10 files, M1…M5 memory, L1…L4 first steps."""
 
     name: str
     code: str
@@ -51,7 +51,7 @@ class Check:
     cause: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the journal."""
+        """The form written to the journal; empty fields are left out."""
         record: dict[str, Any] = {"name": self.name, "code": self.code, "ok": self.ok}
         for key in ("expected", "found", "where", "cause"):
             if getattr(self, key):
@@ -59,13 +59,8 @@ class Check:
         return record
 
 
-def failed(name: str, code: str, *, expected: str = "", found: str = "", where: str = "", cause: str = "") -> Check:
-    """A check that did not hold."""
-    return Check(name=name, code=code, ok=False, expected=expected, found=found, where=where, cause=cause)
-
-
 class ResumeRefused(SystemExit):
-    """This process must not take its first step: memory or files are not what was saved or planned."""
+    """Raised before the first step when memory or files are not what was saved or planned."""
 
     def __init__(self, message: str, remedy: str | None = None, checks: Sequence[Check] = ()) -> None:
         super().__init__(EXIT_CODE)
@@ -79,7 +74,7 @@ class ResumeRefused(SystemExit):
 
 
 def format_refusal(headline: str, checks: Sequence[Check], remedy: str | None) -> str:
-    """The refusal as one block of text: what was found, what was expected, where, and the likely cause."""
+    """The failed checks as one block of text: expected, found, where, and the likely cause."""
     lines = [f"chronicle guard: {headline}"]
     for check in checks:
         if check.ok:
@@ -98,34 +93,39 @@ def format_refusal(headline: str, checks: Sequence[Check], remedy: str | None) -
     return "\n".join(lines) + "\n"
 
 
-# --- Comparing two values
+# ---- comparing two values --------------------------------------------------------------------------------------------
 
-SAME = 1e-9  # relative: the same program on the same state
+
+def failed(name: str, code: str, *, expected: str = "", found: str = "", where: str = "", cause: str = "") -> Check:
+    """A check that failed."""
+    return Check(name=name, code=code, ok=False, expected=expected, found=found, where=where, cause=cause)
 
 
 def equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
+    """A check that passes when both values are equal; `cause` is used only when they differ."""
     ok = expected == found
     return Check(
         name=name,
         code=code,
         ok=ok,
-        expected=text_of(expected),
-        found=text_of(found),
+        expected=_text_of(expected),
+        found=_text_of(found),
         where=where,
         cause="" if ok else cause,
     )
 
 
 def near(name: str, expected: float, found: float | None, where: str) -> Check:
+    """A check that passes when an optimizer setting is equal within `SAME`."""
     ok = found is not None and is_close(expected, found, SAME)
     cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
     return Check(
-        name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=text_of(found), where=where, cause=cause
+        name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=_text_of(found), where=where, cause=cause
     )
 
 
 def other_world(expected: Expectation, found: Memory) -> bool:
-    """Whether this launch runs on another number of ranks, and a person accepted that."""
+    """Whether this launch runs on another number of ranks and a person accepted that."""
     memory = expected.memory
     if memory is None or not expected.accepts("world_size"):
         return False
@@ -133,28 +133,32 @@ def other_world(expected: Expectation, found: Memory) -> bool:
 
 
 def is_sharded(memory: Memory) -> bool:
+    """Whether the ranks hold different optimizer moments."""
     return len({digest.moments for digest in memory.ranks}) > 1
 
 
 def show_row(row: Sequence[float]) -> str:
+    """One LR per parameter group as text, cut after six groups."""
     shown = ", ".join(f"{lr:.9g}" for lr in row[:6])
     return f"{shown}, … ({len(row)} groups)" if len(row) > 6 else shown
 
 
-def text_of(value: Any) -> str:
+def _text_of(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 160 else text[:157] + "…"
 
 
-# --- Likely causes: signatures from the catalogue of silent resume failures
+# ---- likely causes ---------------------------------------------------------------------------------------------------
+# Signatures from the catalogue of silent resume failures. Where none fits, the text says only what was observed.
 
 
 def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Sequence[float]) -> str:
+    """Why the LRs of the groups (`own`) are not the expected ones (`lrs`)."""
     if not own:
         return "no optimizer is known to the guard: load after prepare()"
     if len(own) != len(lrs):
         return "the number of parameter groups changed"
-    restarted = restarted_scheduler(expected.memory, found.schedulers)
+    restarted = _restarted_scheduler(expected.memory, found.schedulers)
     if restarted:
         return restarted
     contract = expected.contract
@@ -167,7 +171,8 @@ def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Se
 
 
 def forecast_cause(expected: Expectation, found: Memory) -> str:
-    restarted = restarted_scheduler(expected.memory, found.schedulers)
+    """Why the LRs of the next steps differ although the present ones may not."""
+    restarted = _restarted_scheduler(expected.memory, found.schedulers)
     if restarted:
         return restarted
     if expected.memory and [s.unit for s in expected.memory.schedulers] != [s.unit for s in found.schedulers]:
@@ -175,21 +180,20 @@ def forecast_cause(expected: Expectation, found: Memory) -> str:
     return "the schedule has another shape than at save: other arguments (warm-up, horizon), class, or bound optimizer"
 
 
-def restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
+def _restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
     saved = memory.schedulers if memory else ()
     if saved and not schedulers:
         return "the scheduler is not prepared or registered in this launch: its saved state was not loaded"
     for index, own in enumerate(schedulers):
         if own.last_epoch == 0 and (index >= len(saved) or saved[index].last_epoch):
-            return (
-                f"scheduler {index} ({own.name}) was not restored: it stands at its beginning and would warm up again"
-            )
+            return f"scheduler {index} ({own.name}) was not restored: it is at its beginning and would warm up again"
     return ""
 
 
 def position_cause(saved: Scheduler, own: Scheduler) -> str:
+    """Why a scheduler's `last_epoch` differs."""
     if not own.last_epoch:
-        return "the scheduler was not restored: it stands at its beginning"
+        return "the scheduler was not restored: it is at its beginning"
     if not saved.last_epoch:
         return "the scheduler was stepped during the load"
     for factor in (2, 3, 4, 8, 16):
@@ -200,19 +204,22 @@ def position_cause(saved: Scheduler, own: Scheduler) -> str:
     return "state of another step was loaded"
 
 
-def step_cause(memory: Memory, found: Memory) -> str:
+def step_cause(found: Memory) -> str:
+    """Why the trainer's step counter differs."""
     if not found.step:
         return "the step counter was not restored: training would start from zero"
     return "state of another step was loaded, or the counter is not in optimizer steps"
 
 
 def moment_cause(norm: float | None) -> str:
+    """Why the norm of a group's first moments differs."""
     if norm is None or norm == 0:
         return "the optimizer state was not restored: its moments are empty"
     return "moments of another step, or of other parameters"
 
 
 def weights_cause(memory: Memory, own: str) -> str:
+    """Why the digest of the weights differs."""
     for name, digest in memory.averages.items():
         if own and digest == own:
             return f"these are the averaged weights `{name}`, not the weights that were trained"
@@ -220,6 +227,7 @@ def weights_cause(memory: Memory, own: str) -> str:
 
 
 def moments_cause(memory: Memory, own: str, rank: int) -> str:
+    """Why the digest of a rank's optimizer moments differs."""
     for digest in memory.ranks:
         if digest.rank != rank and own and digest.moments == own:
             return f"this rank holds the optimizer shard of rank {digest.rank}"
@@ -227,7 +235,8 @@ def moments_cause(memory: Memory, own: str, rank: int) -> str:
 
 
 def rng_cause(memory: Memory, own: Mapping[str, str], rank: int) -> str:
+    """Why a rank's random generators differ."""
     for digest in memory.ranks:
         if digest.rank != rank and digest.rng.get("torch") == own.get("torch"):
             return f"this rank holds the generators of rank {digest.rank}"
-    return "the random state was not restored: its file is missing, unreadable or of another world size, skipped in silence"
+    return "the random state was not restored: its file was skipped silently (missing, unreadable or of another world size)"

@@ -1,7 +1,7 @@
-"""Memory against expectation: every comparison the guard makes, each with its likely cause. Pure.
+"""Memory compared with the expectation: step, optimizer, schedulers, learning rates, topology, weights, generators. Pure.
 
-Codes are the primitives of the evidence table: M1 fingerprint, M2 LR oracle, M3 topology, M4 data, M5 object identity.
-Nothing is compared that was not recorded; nothing that was recorded is left out silently: `Check.ok` rows say what held.
+Codes: M1 fingerprint, M2 forecast of learning rates, M3 topology, M5 object identity. A value that was not recorded at save
+is not compared. Checks that passed are returned too, so that the verdict in the journal says what was compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,51 +29,43 @@ from chronicle.resume.contract import COMPUTED, Expectation, close_rows, is_clos
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, ParamGroup
 
-__all__ = [
-    "LoadedState",
-    "check_entry",
-    "check_generators",
-    "check_memory",
-    "check_mode",
-    "further_checks",
-    "lr_checks",
-    "warm_up_checks",
-]
+__all__ = ["LoadedState", "check_generators", "check_loaded", "check_memory", "check_mode", "further_checks"]
 
 NORM = 1e-4  # relative: a reduction may be summed in another order
+SIX_DIGITS = 2e-5  # relative: precision in which the far end of a schedule is recorded
 
 
 def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_first_step: bool = False) -> list[Check]:
-    """All comparisons that must hold both after the load and right before the first step.
+    """Every comparison that must hold after the load and again right before the first step.
 
-    In between a script may set its LR itself, and a trainer that honours a contract begins its warm-up.
+    Between the two a script may set its LR itself, and a trainer that applies a rollback's warm-up begins it.
     """
     memory = expected.memory
     checks: list[Check] = []
     if at_first_step and expected.warms_up:
-        checks += warm_up_checks(expected, found)
+        checks += _warm_up_checks(expected, found)
     elif not expected.accepts("lr"):
         by_hand = at_first_step and expected.lr_set_by_hand
-        checks += [*lr_checks(expected, found, by_hand), *(() if by_hand else further_checks(expected, found))]
+        checks += [*_lr_checks(expected, found, by_hand), *(() if by_hand else further_checks(expected, found))]
     if memory is None:
         return checks + list(_contract_only_checks(expected, found))
-    for part in (_step_checks, _scheduler_checks, _topology_checks, _extra_checks):
-        checks += part(expected, memory, found)
-    # sizes and norms in the manifest are the main process's own: of a sharded optimizer they describe its shard alone
+    checks += [*_step_checks(memory, found), *_scheduler_checks(expected, memory, found)]
+    checks += [*_topology_checks(expected, memory, found), *_extra_checks(memory, found)]
+    # sizes and norms in the manifest are those of the main process: of a sharded optimizer they describe its shard alone
     if rank == 0 or not is_sharded(memory):
         checks += _optimizer_checks(expected, memory, found)
     return checks + list(_digest_checks(expected, memory, found, rank))
 
 
 def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
-    """The generators of this rank: only comparable directly after the load, before anything draws from them."""
+    """Random generators of this rank; comparable only directly after the load, before anything draws from them."""
     memory = expected.memory
     if memory is None or expected.accepts("rng") or other_world(expected, found):
         return []
-    promised, own = memory.of_rank(rank), found.of_rank(rank)
-    if promised is None or own is None or not promised.rng:
+    saved, own = memory.of_rank(rank), found.of_rank(rank)
+    if saved is None or own is None or not saved.rng:
         return []
-    wrong = [name for name, digest in promised.rng.items() if name in own.rng and own.rng[name] != digest]
+    wrong = [name for name, digest in saved.rng.items() if name in own.rng and own.rng[name] != digest]
     return [
         Check(
             name="random generators",
@@ -88,7 +80,7 @@ def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list
 
 
 def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """A checkpoint without manifest: what the contract itself promises."""
+    """For a checkpoint without manifest: what the contract itself promises."""
     contract = expected.contract
     if contract is None:
         return
@@ -107,9 +99,9 @@ def _contract_only_checks(expected: Expectation, found: Memory) -> Iterator[Chec
         yield equal("optimizer step", "M1", promised, actual, "optimizer state", "the optimizer state was not restored")
 
 
-def _step_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+def _step_checks(memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.step is not None and found.step is not None:
-        yield equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(memory, found))
+        yield equal("step", "M1", memory.step, found.step, "the trainer's own counter", step_cause(found))
     if memory.optimizer_steps is not None:
         yield equal(
             "optimizer step",
@@ -166,8 +158,9 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
         "optimizer classes",
         "another optimizer class is used in this launch, or prepare() was called after the load",
     )
+    same_world = not other_world(expected, found)
     saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
-    if not other_world(expected, found):
+    if same_world:
         yield equal(
             "parameter groups",
             "M3",
@@ -176,51 +169,46 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
             "parameters and elements per group",
             "the model or its grouping is not the one that was saved",
         )
-    if memory.order and found.order and not other_world(expected, found):
+    if memory.order and found.order and same_world:
         yield equal(
             "order of the parameters",
             "M5",
             memory.order,
             found.order,
-            "places of the optimizer against those of the model",
+            "positions in the optimizer against positions in the model",
             "the optimizer was built over the parameters in another order: each gets the moments of another",
         )
     if len(memory.groups) != len(found.groups):
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
-        where = f"group {index}"
-        if saved.moment_norm is not None and not other_world(expected, found):
-            ok = own.moment_norm is not None and is_close(saved.moment_norm, own.moment_norm, NORM)
-            yield Check(
-                name="first moments",
-                code="M1",
-                ok=ok,
-                expected=f"norm {saved.moment_norm:.9g}",
-                found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
-                where=where,
-                cause="" if ok else moment_cause(own.moment_norm),
-            )
-        yield equal(
-            "parameters with state",
-            "M1",
-            saved.num_states,
-            own.num_states,
-            where,
-            "part of the optimizer state was dropped",
+        yield from _group_checks(expected, saved, own, f"group {index}", same_world)
+
+
+def _group_checks(
+    expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str, same_world: bool
+) -> Iterator[Check]:
+    if saved.moment_norm is not None and same_world:
+        ok = own.moment_norm is not None and is_close(saved.moment_norm, own.moment_norm, NORM)
+        yield Check(
+            name="first moments",
+            code="M1",
+            ok=ok,
+            expected=f"norm {saved.moment_norm:.9g}",
+            found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
+            where=where,
+            cause="" if ok else moment_cause(own.moment_norm),
         )
-        yield from _setting_checks(expected, saved, own, where)
-        names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
-        for name in names:
-            if not expected.accepts(name) and getattr(saved, name) is not None:
-                yield near(name, getattr(saved, name), getattr(own, name), where)
-
-
-def _setting_checks(expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str) -> Iterator[Check]:
-    """Options of the group that both know; a newer torch may know more of them."""
+    cause = "part of the optimizer state was dropped"
+    yield equal("parameters with state", "M1", saved.num_states, own.num_states, where, cause)
+    # options that both know: a newer torch may know more of them
     for name in saved.settings.keys() & own.settings.keys():
         if not expected.accepts(name):
             cause = f"the optimizer's `{name}` was set again after the load"
             yield equal(name, "M1", saved.settings[name], own.settings[name], where, cause)
+    names = ("weight_decay",) if expected.contract else ("weight_decay", "initial_lr", "max_lr", "min_lr")
+    for name in names:
+        if not expected.accepts(name) and getattr(saved, name) is not None:
+            yield near(name, getattr(saved, name), getattr(own, name), where)
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
@@ -233,7 +221,7 @@ def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> It
         yield equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
 
 
-def _extra_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+def _extra_checks(memory: Memory, found: Memory) -> Iterator[Check]:
     if memory.scaler is not None:
         yield equal(
             "loss scaler",
@@ -262,32 +250,18 @@ def _digest_checks(expected: Expectation, memory: Memory, found: Memory, rank: i
         saved = memory.ranks[0] if len(replicated) == 1 and memory.ranks else None
     if saved is None or own is None or (other_world(expected, found) and is_sharded(memory)):
         return
+    where = f"sample of every tensor, rank {rank}"
     if saved.weights:
-        yield equal(
-            "weights",
-            "M1",
-            saved.weights,
-            own.weights,
-            f"sample of every tensor, rank {rank}",
-            weights_cause(memory, own.weights),
-        )
+        yield equal("weights", "M1", saved.weights, own.weights, where, weights_cause(memory, own.weights))
     if saved.moments:
-        yield equal(
-            "optimizer moments",
-            "M1",
-            saved.moments,
-            own.moments,
-            f"sample of every tensor, rank {rank}",
-            moments_cause(memory, own.moments, rank),
-        )
+        cause = moments_cause(memory, own.moments, rank)
+        yield equal("optimizer moments", "M1", saved.moments, own.moments, where, cause)
 
 
-# --- Learning rates: now, in the next steps, and far ahead
-
-SIX_DIGITS = 2e-5  # relative: as values further on are recorded
+# ---- learning rates: now, in the next steps, and far ahead -----------------------------------------------------------
 
 
-def lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[Check]:
+def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[Check]:
     tolerance = SAME if expected.contract is None else COMPUTED
     lrs = expected.lrs()
     own = tuple(group.lr for group in found.groups)
@@ -318,13 +292,12 @@ def lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[C
     )
 
 
-def warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """The first LR of a new warm-up is the trainer's choice, but not above the LR it warms up to."""
+def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """The trainer chooses the first LR of a new warm-up, but not above the LR it warms up to."""
     lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
     if lrs is None:
         return
     ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
-    cause = "" if ok else "the trainer did not carry out the warm-up of the rollback"
     yield Check(
         name="learning rate of the warm-up",
         code="M2",
@@ -332,12 +305,12 @@ def warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
         expected=f"at most {show_row(lrs)}",
         found=show_row(own),
         where="optimizer param_groups",
-        cause=cause,
+        cause="" if ok else "the trainer did not apply the warm-up of the rollback",
     )
 
 
 def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """The schedule beyond the forecast: an end or a decay that was moved acts only when it is reached."""
+    """The schedule beyond the forecast: an end or a decay that was moved takes effect only when it is reached."""
     memory = expected.memory
     if memory is None or expected.contract is not None or other_world(expected, found):
         return
@@ -358,7 +331,7 @@ def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
                 found=f"step +{step}: {own_points[bad]:.6g}",
                 where=f"function of scheduler {index} ({own.name})",
                 cause="same LR for now, another one later: the schedule was built with another length; "
-                'if that is meant, accept "schedule: why"',
+                'if that is intended, accept "schedule: why"',
             )
             break
 
@@ -367,12 +340,16 @@ def _differ(a: float, b: float) -> bool:
     return abs(a - b) > SIX_DIGITS * max(abs(a), abs(b))
 
 
-# --- State right after the load, before training changed it
+# ---- state right after the load, before training changed it ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedState:
-    """What one rank held right after the load, or (a plain loop) when its first batch came."""
+    """What one rank held right after the load, or (a plain loop) when its first batch came.
+
+    Running statistics change with the first forward pass, flags and the script's own objects whenever the script likes. Their
+    state at the load is therefore kept, and judged before the first step.
+    """
 
     buffers: str = ""
     frozen: str = ""
@@ -380,35 +357,38 @@ class LoadedState:
     objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
 
 
-def check_entry(expected: Expectation, entry: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
-    """`found` is memory at the first step. A flag or object may change on the way there, but not stay or become wrong."""
+def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
+    """Buffers, frozen parameters and the script's own objects. `found` is memory at the first step.
+
+    A flag or object may change after the load, but it must not stay wrong or become wrong.
+    """
     memory = expected.memory
     if memory is None:
         return
     saved = memory.of_rank(rank)
     if saved is not None and saved.buffers:
         where, cause = f"saved buffers, rank {rank}", "running statistics (batch norm) were not restored"
-        yield equal("buffers", "M1", saved.buffers, entry.buffers, where, cause)
+        yield equal("buffers", "M1", saved.buffers, loaded.buffers, where, cause)
     if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
-        own = memory.frozen if memory.frozen == entry.frozen else found.frozen
+        own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
         where, cause = "requires_grad", "other layers are trained than before"
         yield equal("frozen parameters", "M3", memory.frozen, own, where, cause)
     for name, digest in memory.objects.items():
-        own = entry.objects.get(name, "")
-        if own == digest and found.objects.get(name) == entry.objects_before.get(name) is not None:
+        own = loaded.objects.get(name, "")
+        if own == digest and found.objects.get(name) == loaded.objects_before.get(name) is not None:
             own = found.objects[name]
-        where, cause = "register_for_checkpointing", "it was not restored, or made anew after the load"
+        where, cause = "register_for_checkpointing", "it was not restored, or was created again after the load"
         yield equal(f"state of `{name}`", "M1", digest, own, where, cause)
 
 
 def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """Whether the models train as they did at the last step before the save."""
+    """Whether the models are in the same training mode as at the last step before the save."""
     modes = expected.memory.training if expected.memory else None
     if modes is None or found.training is None or len(modes) != len(found.training):
         return
     cause = "a validation before the first step left the model without dropout: call `model.train()`"
-    yield equal("training mode", "M1", _words(modes), _words(found.training), "model.training", cause)
+    yield equal("training mode", "M1", _modes(modes), _modes(found.training), "model.training", cause)
 
 
-def _words(modes: tuple[bool, ...]) -> str:
+def _modes(modes: tuple[bool, ...]) -> str:
     return ", ".join("training" if mode else "evaluation" for mode in modes)

@@ -1,6 +1,7 @@
-"""Failed checks that are no comparison of numbers: wrong objects, nothing loaded, a plan that was not followed. Pure.
+"""Checks that are not about memory: files, the objects in use, the journal, the data, and whether anything was loaded.
 
-M5 looks at which Python objects are really used; the others at what the journal knows about the run.
+Codes: F1…F10 files and pointers, M4 data, M5 object identity, L2 a start from scratch, PF04 ranks. `check_files` and
+`check_digest` read the checkpoint; the others are pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,9 +13,16 @@ from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardHistory
 from chronicle.resume.memory import Memory
+from rollback.checkpoint.listing import open_checkpoint
+from rollback.checkpoint.manifest import digest_file
+from rollback.checks.verify import verify_checkpoint
+from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
+from rollback.findings import Severity
 
 __all__ = [
     "check_contract",
+    "check_digest",
+    "check_files",
     "check_fresh_start",
     "check_identity",
     "check_newest",
@@ -23,6 +31,149 @@ __all__ = [
     "check_run_state",
     "shares_parameters",
 ]
+
+
+def check_files(root: Path) -> list[Check]:
+    """F1 to F10: names, sizes, contents and counters. A finding of severity ERROR forbids the resume."""
+    try:
+        findings = verify_checkpoint(open_checkpoint(root), full=True)
+    except UnknownFormat:
+        return []  # a writer `rollback` does not know: memory is still compared
+    except RollbackError as problem:
+        cause = problem.remedy or ""
+        return [failed("checkpoint files", "F2", found=problem.message, where=str(root), cause=cause)]
+    return [
+        failed(
+            f"checkpoint file {finding.path}",
+            finding.check,
+            found=finding.message,
+            where=str(root),
+            cause=finding.remedy or "",
+        )
+        for finding in findings
+        if finding.severity is Severity.ERROR
+    ]
+
+
+def check_digest(path: Path, expected: str | None) -> list[Check]:
+    """F3: a checkpoint that is one file, against the SHA-256 in the journal; None: not known (yet)."""
+    if expected is None or not path.is_file():
+        return []
+    try:
+        found, _ = digest_file(path)
+    except UnreadableFile as problem:
+        return [failed("checkpoint files", "F2", found=problem.message, where=str(path), cause=problem.remedy or "")]
+    if found == expected:
+        return []
+    cause = "the file was changed after it was saved, and by no rollback"
+    return [failed("checkpoint file", "F3", expected=expected[:16], found=found[:16], where=str(path), cause=cause)]
+
+
+def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) -> list[Check]:
+    """F1: a checkpoint that the journal knows has its manifest, and no transaction is open."""
+    checks = []
+    if memory is None and any(Path(path) == root for _, path in history.checkpoints):
+        checks.append(
+            failed(
+                "manifest",
+                "F1",
+                expected="the manifest that is written at the end of every save",
+                found="none",
+                where=str(root),
+                cause="the save was cut short, or the manifest was removed",
+            )
+        )
+    if history.open_intent:
+        checks.append(
+            failed(
+                "open transaction",
+                "F1",
+                expected="every rollback finished or reverted",
+                found=f"intent {history.open_intent} is open",
+                where="journal",
+                cause="a rollback stopped part-way",
+            )
+        )
+    return checks
+
+
+def check_contract(contract: Contract | None, root: Path, history: GuardHistory) -> list[Check]:
+    """F9: a rollback that no launch has met yet binds the next load to its checkpoint."""
+    if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
+        return []
+    return [
+        failed(
+            "checkpoint of the rollback",
+            "F9",
+            expected=contract.checkpoint,
+            found=str(root),
+            where=f"contract of rollback {contract.rollback}",
+            cause="the launch resumes from another checkpoint than the one that was rolled back to",
+        )
+    ]
+
+
+def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
+    """F9: a newer checkpoint of the same weights exists, and no rollback says to leave it out (a stale pointer)."""
+    step = memory.step if memory else None
+    if step is None or (contract is not None and same_checkpoint(contract, root)):
+        return []
+    newer = [
+        (saved, path) for saved, path in history.kept if saved is not None and saved > step and Path(path).exists()
+    ]
+    if not newer:
+        return []
+    saved, path = max(newer)
+    return [
+        failed(
+            "newest checkpoint",
+            "F9",
+            expected=f"step {saved}: {path}",
+            found=f"step {step}: {root}",
+            where="checkpoints in the journal",
+            cause="a pointer that is stale, or names sorted as text; to go back on purpose: "
+            f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
+        )
+    ]
+
+
+def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | None) -> list[Check]:
+    """L2: a launch loaded nothing although the run has checkpoints, so it would train from scratch."""
+    step = found.optimizer_steps[1] if found.optimizer_steps else 0
+    if pending is not None:
+        expected = f"checkpoint {pending.checkpoint} of rollback {pending.rollback}"
+    else:
+        expected = f"a resume: the run has checkpoints up to step {history.last_step}"
+    lr = f"{found.groups[0].lr:.6g}" if found.groups else "unknown"
+    return [
+        failed(
+            "resume",
+            "L2",
+            expected=expected,
+            found=f"nothing was loaded; the optimizer is at step {step}, LR {lr}",
+            where="this launch",
+            cause="training would start from scratch in a run that has checkpoints",
+        )
+    ]
+
+
+def check_ranks(asked: int | None, world_size: int) -> list[Check]:
+    """PF04: as many ranks train together as the launcher was asked for.
+
+    `accelerate launch --cpu --num_processes 2` silently starts one.
+    """
+    if asked is None or asked == world_size:
+        return []
+    return [
+        failed(
+            "ranks",
+            "PF04",
+            expected=f"{asked}, as the launcher was asked for",
+            found=f"{world_size} in the process group",
+            where="this launch",
+            cause='the launcher started fewer, or the process group was never formed; --accept-change "world_size: why"',
+        )
+    ]
 
 
 def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
@@ -57,108 +208,18 @@ def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
     return checks
 
 
-def check_ranks(asked: int | None, world_size: int) -> list[Check]:
-    """PF04: as many ranks train together as the launcher was asked for (`--cpu --num_processes 2` starts one in silence)."""
-    if asked is None or asked == world_size:
-        return []
-    return [
-        failed(
-            "ranks",
-            "PF04",
-            expected=f"{asked}, as the launcher was asked for",
-            found=f"{world_size} in the process group",
-            where="this launch",
-            cause='the launcher started fewer, or the process group was never formed; --accept-change "world_size: why"',
-        )
-    ]
+def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:
+    """Whether an optimizer would change parameters of these models."""
+    ours = {id(p) for model in models for p in model.parameters()}
+    return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
 
-def check_contract(contract: Contract | None, root: Path, history: GuardHistory) -> list[Check]:
-    """A rollback that no launch has met yet binds the next load to its checkpoint."""
-    if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
-        return []
-    return [
-        failed(
-            "checkpoint of the rollback",
-            "F9",
-            expected=contract.checkpoint,
-            found=str(root),
-            where=f"contract of rollback {contract.rollback}",
-            cause="the launch resumes from another checkpoint than the one that was rolled back to",
-        )
-    ]
-
-
-def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) -> list[Check]:
-    """A checkpoint that the journal knows has its manifest, and no transaction is half done."""
-    checks = []
-    if memory is None and any(Path(path) == root for _, path in history.checkpoints):
-        checks.append(
-            failed(
-                "manifest",
-                "F1",
-                expected="the manifest that is written at the end of every save",
-                found="none",
-                where=str(root),
-                cause="the save was cut short, or the manifest was removed",
-            )
-        )
-    if history.open_intent:
-        checks.append(
-            failed(
-                "open transaction",
-                "F1",
-                expected="every rollback finished or reverted",
-                found=f"intent {history.open_intent} is open",
-                where="journal",
-                cause="a rollback stopped part-way",
-            )
-        )
-    return checks
-
-
-def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
-    """F9: a newer checkpoint of the same weights is there, and no rollback says to leave it out (a stale pointer)."""
-    step = memory.step if memory else None
-    if step is None or (contract is not None and same_checkpoint(contract, root)):
-        return []
-    newer = [
-        (saved, path) for saved, path in history.kept if saved is not None and saved > step and Path(path).exists()
-    ]
-    if not newer:
-        return []
-    saved, path = max(newer)
-    return [
-        failed(
-            "newest checkpoint",
-            "F9",
-            expected=f"step {saved}: {path}",
-            found=f"step {step}: {root}",
-            where="checkpoints in the journal",
-            cause="a pointer that is stale, or names sorted as text; to go back on purpose: "
-            f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
-        )
-    ]
-
-
-def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | None) -> list[Check]:
-    """L2: a launch that loaded nothing, in a run that has a past, would train from scratch."""
-    step = found.optimizer_steps[1] if found.optimizer_steps else 0
-    if pending is not None:
-        expected = f"checkpoint {pending.checkpoint} of rollback {pending.rollback}"
-    else:
-        expected = f"a resume: the run has checkpoints up to step {history.last_step}"
-    lr = f"{found.groups[0].lr:.6g}" if found.groups else "unknown"
-    return [
-        failed(
-            "resume",
-            "L2",
-            expected=expected,
-            found=f"nothing was loaded; the optimizer stands at step {step}, LR {lr}",
-            where="this launch",
-            cause="training would start from scratch in a run that has a past",
-        )
-    ]
+def _drives(owner: Any, optimizer: Any) -> bool:
+    """Whether a scheduler's optimizer writes into this one's groups (wrappers and copies may share them)."""
+    if owner is optimizer or owner.param_groups is optimizer.param_groups:
+        return True
+    pairs = zip(owner.param_groups, optimizer.param_groups, strict=False)
+    return len(owner.param_groups) == len(optimizer.param_groups) and all(a is b for a, b in pairs)
 
 
 def check_next_batch(
@@ -170,9 +231,10 @@ def check_next_batch(
     mid_epoch: bool | None,
     rank: int = 0,
 ) -> list[Check]:
-    """M4: digest of the first batch of a resume against the one that `followed` the save, and those of fresh starts.
+    """M4: the first batch of a resume (`first`) against the one that `followed` the save, and against fresh starts.
 
-    A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to have followed.
+    All are digests. A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to
+    have followed the save. Any other order is recorded, and refused only when the trainer `promised` the same one.
     """
     name, where = "next batch", f"first batch of rank {rank}"
     if followed is not None and first == followed:
@@ -187,17 +249,3 @@ def check_next_batch(
         return [failed(name, "M4", expected=followed, found=first, where=where, cause=cause)]
     seen = "not compared: none is on record" if followed is None else "another order than in the first pass"
     return [Check(name=name, code="M4", ok=True, expected=followed or "", found=seen, where=where)]
-
-
-def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:
-    """Whether an optimizer would move parameters of these models."""
-    ours = {id(p) for model in models for p in model.parameters()}
-    return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
-
-
-def _drives(owner: Any, optimizer: Any) -> bool:
-    """Whether a scheduler's optimizer writes into this one's groups (wrappers and copies may share them)."""
-    if owner is optimizer or owner.param_groups is optimizer.param_groups:
-        return True
-    pairs = zip(owner.param_groups, optimizer.param_groups, strict=False)
-    return len(owner.param_groups) == len(optimizer.param_groups) and all(a is b for a, b in pairs)

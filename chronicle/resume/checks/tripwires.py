@@ -1,8 +1,9 @@
-"""The first steps after a resume (L1 to L4): the LR in use against its forecast, and the log of an unguarded trainer.
+"""The first steps after a resume (L1 to L4): the LR in use against its forecast, and the log of an unguarded trainer. Pure.
 
-`LrTripwire` sees each optimizer step of a guarded run. `LrWitness` finds out during training whether forecasts come true
-at all: a script that sets `group["lr"]` by hand before each step makes them wrong, and then only a jump is refused.
-`check_log` judges logged rows alone, with thresholds relative to the run's own last steps.
+`LrTripwire` sees each optimizer step of a guarded run. `LrWitness` finds out during training whether forecasts come true at
+all: a script that sets `group["lr"]` by hand before each step makes them wrong, and then only a jump is refused.
+`check_log` judges logged rows alone, for trainers without the guard. It sees damage that has already begun. Its thresholds
+are relative to the run's own last steps, and a curve too short to show its noise is not judged.
 """
 
 import math
@@ -28,14 +29,24 @@ __all__ = [
 ]
 
 NUM_TRIPWIRE_STEPS = 50
-NUM_CONFIRM = 3  # changed LRs forecast right before a schedule counts as known
+NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
 
 Row = tuple[float, ...]
+
+NUM_BEFORE = 50  # logged rows before and after a restart that are compared
+NUM_AFTER = 50
+LEAST_BEFORE = 8  # losses below which nothing is judged
+LEAST_AFTER = 5
+FAR = 8.0  # robust standard deviations
+NORMAL_MAD = 1.4826
+LR_JUMP = 1.5  # factor between neighbouring logged LRs that no schedule of a healthy resume makes
+
+LoggedRow = tuple[int, Mapping[str, float]]  # step, values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrWitness:
-    """Folds the LRs really used against the last forecast; `source` is its opinion."""
+    """Compares the LRs in use with the last forecast; `source` is its conclusion."""
 
     rows: tuple[Row, ...] = ()
     position: int = 0
@@ -68,7 +79,10 @@ class LrWitness:
 
 @dataclass(slots=True, kw_only=True)
 class LrTripwire:
-    """L1 over the first steps: feed the LRs of each step, get a failed check or None."""
+    """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
+
+    Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump.
+    """
 
     rows: tuple[Row, ...]
     source: str
@@ -76,9 +90,9 @@ class LrTripwire:
 
     @classmethod
     def after(cls, expectation: Expectation, found: Memory, own: Sequence[Row] | None) -> "LrTripwire":
-        """Rows promised at save first, continued by this launch's own forecast."""
-        # a warm-up after a rollback, and the speed of a schedule on another number of ranks, are this launch's own:
-        # the promised rows do not know them, its forecast does
+        """The rows promised at the save, continued by this launch's `own` forecast."""
+        # a warm-up after a rollback and another number of ranks change the LR: the own forecast knows both, the
+        # rows of the save do not
         is_own = expectation.warms_up or other_world(expectation, found)
         promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
@@ -97,7 +111,7 @@ class LrTripwire:
         row, index = self.rows[self.position], self.position
         self.position += 1
         if _same(row, lrs) or self.source != "scheduler":
-            return None  # a jump of a hand-set LR is the first-step check's business
+            return None
         return Check(
             name="learning rate in use",
             code="L1",
@@ -115,25 +129,14 @@ def _same(a: Row, b: Row) -> bool:
 
 def _cause(expected: Row, found: Row) -> str:
     if all(f < e for e, f in zip(expected, found, strict=False)):
-        return "LR below the plan: a schedule that starts again, or that is driven by a counter that was not restored"
-    return "LR off the plan: something other than the restored scheduler sets it"
+        return "LR below the forecast: the schedule starts again, or its counter was not restored"
+    return "LR off the forecast: something other than the restored scheduler sets it"
 
 
-# --- From the per-step log alone: step, LR and loss of a restart
-
-NUM_BEFORE = 50
-NUM_AFTER = 50
-LEAST_BEFORE = 8
-LEAST_AFTER = 5
-FAR = 8.0  # robust standard deviations
-NORMAL_MAD = 1.4826
-LR_JUMP = 1.5  # factor between neighbouring logged LRs that no schedule of a healthy resume makes
-
-LoggedRow = tuple[int, Mapping[str, float]]  # step, values
-
+# ---- from the per-step log alone: step, LR and loss of a restart -----------------------------------------------------
 
 def logged_row(step: int, values: Mapping[str, float]) -> LoggedRow | None:
-    """LR and loss of one logged step under whatever name; None where it has neither."""
+    """LR and loss of one logged step; None when it has neither."""
     row = {}
     for role in (Role.LR, Role.LOSS):
         value = value_of(values, role)
@@ -147,7 +150,7 @@ def check_log(
 ) -> list[Check]:
     """Failed checks only. `before`: rows up to the checkpoint; `after`: the new launch's rows; `lr_ratio`: the rollback's.
 
-    A warm-up that the rollback asked for, to step `warm_until`, is a low LR that rises: there the LR is not judged.
+    Up to step `warm_until` the rollback asked for a warm-up, so the LR is not judged there.
     """
     earlier = [row for row in before if row[0] <= resume_step][-NUM_BEFORE:]
     later = list(after)[:NUM_AFTER]
@@ -183,7 +186,7 @@ def _lr(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow], ratio: float) 
     curve = [old[-1] * ratio, *new]
     for index, (last, now) in enumerate(pairwise(curve)):
         fell = now * limit < last
-        # a schedule may fall by steps; one that falls and then climbs has started again (seed exp9)
+        # a schedule may fall in steps; one that falls and then rises has started again (seed exp9)
         if fell and max(curve[index + 1 :]) > now:
             cause = "the schedule started again: far below its last value, and rising"
         elif index == 0 and (fell or last * limit < now):
@@ -203,7 +206,7 @@ def _loss(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow]) -> list[Chec
     new = [values["loss"] for _, values in later if "loss" in values]
     if len(old) < LEAST_BEFORE or len(new) < LEAST_AFTER:
         return []
-    # scatter around the trend: differences of neighbours, so that a falling curve is no noise
+    # noise as differences of neighbours, so that a falling curve adds none
     steps = [abs(b - a) for a, b in pairwise(old)]
     last_digit = min((step for step in steps if step), default=0.0)  # of a loss that is printed with few digits
     scale = max(NORMAL_MAD * max(median(steps), last_digit) / 2**0.5, 1e-9 * abs(median(old)))
@@ -212,7 +215,7 @@ def _loss(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow]) -> list[Chec
         return []
     high = found > centre
     cause = "state was lost: weights, moments or precision" if high else "suspiciously low: data is being repeated"
-    code, name = ("L3", "loss after the resume") if high else ("L4", "loss after the resume")
+    code, name = "L3" if high else "L4", "loss after the resume"
     return [
         failed(name, code, expected=f"{centre:.6g} ± {FAR * scale:.2g}", found=f"{found:.6g}", where="log", cause=cause)
     ]
