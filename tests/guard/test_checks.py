@@ -218,3 +218,24 @@ def test_witness_tells_a_schedule_from_a_hand_set_lr() -> None:
         witness = witness.see(row)
     assert witness.source == "scheduler"
     assert witness.see((99.0,)).source == "manual"
+
+
+@pytest.mark.parametrize(("source", "trips"), [("scheduler", True), ("manual", False), ("untested", False)])
+def test_tripwire_trips_only_where_forecasts_came_true_before_the_save(source: str, trips: bool) -> None:
+    """A script that sets its LR by hand makes forecasts wrong; there a step off the forecast is no reason to refuse."""
+    expected = Expectation(basis="manifest", memory=replace(SAVED, lr_source=source))
+    wire = LrTripwire.after(expected, SAVED, None)
+    assert wire.rows == SAVED.next_lrs
+    assert (wire.feed((9.0,)) is not None) is trips
+
+
+def test_tripwire_without_a_manifest_never_trips() -> None:
+    wire = LrTripwire.after(Expectation(basis="none"), SAVED, [(1e-3,)])
+    assert wire.feed((9.0,)) is None and wire.done
+
+
+def test_norm_of_the_moments_may_differ_by_the_order_of_a_sum_and_no_more() -> None:
+    near = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + 5e-5)),))
+    off = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + 5e-4)),))
+    assert "first moments" not in failures(near)
+    assert failures(off)["first moments"] == "moments of another step, or of other parameters"
