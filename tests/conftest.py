@@ -24,7 +24,7 @@ GROUPS = {
         "bit_transformer/test_refusals.py", "bit_transformer/test_summary.py", "bit_transformer/test_trial.py",
         "bit_transformer/test_watched_runs.py", "bit_transformer/test_world_size.py", "bit_transformer/test_zero.py",
         "e2e/test_autopilot.py", "e2e/test_main_job.py", "e2e/test_run_feeds_mlflow.py", "experiments/test_ci_profile.py",
-        "guard/test_both_ways.py", "guard/test_carrying.py", "guard/test_ranks.py", "incidents/test_launch_topology.py",
+        "guard/test_both_ways.py", "guard/test_honours.py", "guard/test_ranks.py", "incidents/test_launch_topology.py",
         "rollback/test_formats_sharded.py", "rollback/test_rollback_ddp.py",
     ),
     # processes that are tagged, signalled, swept; ports; SLURM

@@ -1,7 +1,7 @@
 """What a resumed launch must find in memory: the manifest, overruled by the contract of a rollback and by accepted changes.
 
 `contract.json` in the run directory is written by the transaction that edited the checkpoint; the guard only reads it.
-`Options` holds what the launch itself says, as arguments or environment variables. `read_contract` is the one function
+`Options` are this launch's own arguments and environment variables. `read_contract` is the one function
 here that touches the disk.
 """
 
@@ -55,13 +55,11 @@ class Contract:
     step: int | None = None
     optimizer_step: int | None = None
     lrs: tuple[float, ...] = ()
-    initial_lrs: tuple[float | None, ...] = ()
     next_lrs: tuple[tuple[float, ...], ...] | None = None
     lr_ratio: float | None = None
     last_epochs: tuple[int, ...] = ()
     data: Mapping[str, Any] | None = None  # {"skip_batches": int, "reshuffle": bool}
     warmup_steps: int = 0
-    world_size: int | None = None
     accept_change: tuple[str, ...] = ()
 
     @property
@@ -159,13 +157,11 @@ def _parse_contract(record: Mapping[str, Any]) -> Contract:
         step=record.get("step"),
         optimizer_step=record.get("optimizer_step"),
         lrs=tuple(float(group["lr"]) for group in groups),
-        initial_lrs=tuple(group.get("initial_lr") for group in groups),
         next_lrs=None if not rows else tuple(tuple(float(lr) for lr in row) for row in rows),
         lr_ratio=_finite(record.get("lr_ratio")),
         last_epochs=tuple(int(epoch) for epoch in epochs if epoch is not None),
         data=record.get("data"),
         warmup_steps=int(record.get("warmup_steps") or 0),
-        world_size=record.get("world_size"),
         accept_change=tuple(str(item) for item in accepted),
     )
 
@@ -223,7 +219,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the trainer says to the guard. Callables are called when the value is needed."""
+    """Arguments of `guard`, `attach` and the callbacks. Callables are called when the value is needed."""
 
     run_dir: str | Path | None = None  # a directory, or the bare name of a run
     data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able

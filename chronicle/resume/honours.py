@@ -178,7 +178,7 @@ class MovedBatches:
     def __init__(self, inner: Any, *, skip: int = 0, seed: str = "", epoch: int = 0, begin: int = 0) -> None:
         self.inner, self.skip = inner, skip
         self._seed, self._epoch, self._begin = seed, epoch, begin
-        self.used = False  # whether anybody has begun to read
+        self.used = False  # whether it was iterated
 
     def __len__(self) -> int:
         return len(self.inner)

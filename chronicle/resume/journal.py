@@ -34,7 +34,7 @@ class GuardHistory:
 
     checkpoints: tuple[tuple[int | None, str], ...] = ()  # (step, path) in the order of their saves; "": path not known
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
-    fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch has met
+    fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch fulfilled
     kept: tuple[tuple[int, str], ...] = ()  # (step, path) of those that the present weights descend from
     # by rank: digests of the first batch of launches from scratch; checkpoint -> rank -> the batch that followed its save
     starts: Mapping[int, frozenset[str]] = field(default_factory=dict)

@@ -39,7 +39,6 @@ class BoundScheduler:
 
     scheduler: Any
     unit: int = 1
-    where: str = ""  # "prepared", "registered", "engine": for messages
 
 
 class StandInOptimizer:
@@ -168,7 +167,7 @@ def _copy_bound(bound: BoundScheduler, stand_ins: Mapping[int, StandInOptimizer]
         for value in (*(getattr(scheduler, "lr_lambdas", None) or ()), *vars(scheduler).values()):
             if isinstance(value, SHARED) or hasattr(value, "named_parameters"):
                 memo[id(value)] = value  # a function of the step, or a whole model: shared
-    return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit, where=bound.where)
+    return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit)
 
 
 def _family(scheduler: Any) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """A load under guard: which state was promised, what the files and the memory hold, and what the launch must find later.
 
 Two kinds of loads exist. An adapter announces the load of a checkpoint directory before and after it happens. A plain
-loop loads an optimizer state, which carries its own description of memory. A trainer that loads without either is held
-to the checkpoint of its step in the journal (`check_unseen`).
+loop loads an optimizer state, which carries its own description of memory. A trainer that loads without either is
+compared with the checkpoint of its step in the journal (`check_unseen`).
 """
 
 from collections.abc import Callable, Mapping
@@ -111,8 +111,8 @@ class Loads:
     def check_unseen(self, found: Memory, live: LiveState) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.
 
-        A trainer at the step of a checkpoint in the journal is held to that checkpoint. Loading nothing is allowed only to
-        the first launch of a run, and to one that asked for a fresh start.
+        A trainer at the step of a checkpoint in the journal is compared with that checkpoint. Only the first launch of a run,
+        and one that asked for a fresh start, may load nothing.
         """
         contract, expectation = self.contract(), self.start.expectation
         if self.start.state_loaded and (self._options.fresh_start or (expectation and expectation.memory)):

@@ -2,7 +2,7 @@
 
 No collective is used (see `Ranks`). When the other ranks' digests are not there within a second, a thread waits for them and
 writes the manifest then. File digests are always computed in a thread. An error is reported once and training goes on.
-A checkpoint may be one level above what the framework was told to write (`opt_step-30500/accelerator_state`): the manifest
+A checkpoint may be one level above the directory that the framework writes (`opt_step-30500/accelerator_state`): the manifest
 lies where `rollback` lists checkpoints.
 """
 

@@ -1,8 +1,8 @@
 """One process under guard: a save, a load, the first optimizer step, and the LR of the fifty steps after it.
 
 Adapters call these methods. What is compared is in `first_step.py` and `load.py`, how a save is recorded in `save.py`, and
-how failed checks become a refusal in `verdict.py`. When the guard itself fails at a save, it says so once and training goes
-on; when it fails where unverified state would be trained on, that is a refusal.
+how failed checks become a refusal in `verdict.py`. When the guard itself fails at a save, it reports that
+once and training goes on. When it fails while checking a resume, the resume is refused.
 """
 
 import os
@@ -73,7 +73,7 @@ class GuardSession:
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps completed, as far as the guard can tell without a transfer from the device."""
+        """Optimizer steps completed, as far as the guard knows without a transfer from the device."""
         return None if self.start.start_step is None else self.start.start_step + self._steps_here
 
     @property
@@ -100,7 +100,7 @@ class GuardSession:
             self.sealer.seal(root, self.describe(), save_seconds)
             self.batches.after_save(str(root))
         except Exception as problem:  # noqa: BLE001 a save that succeeded must not end the run through its guard
-            text = f"`{directory}` was saved but could not be sealed ({reason_of(problem)}); training goes on"
+            text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)}); training goes on"
             self.journal.say("save", text)
 
     def describe(self) -> Memory:
@@ -181,7 +181,7 @@ class GuardSession:
             if not self._concerns(optimizer):
                 return
             if self.verdicts.refusal:
-                raise self.verdicts.refusal  # somebody caught the first one
+                raise self.verdicts.refusal  # the script caught the first one
             self._stepped = True
             self._first_step(optimizer)
         if self.off or not self._is_first(optimizer):

@@ -327,7 +327,7 @@ def test_save_into_a_full_disk_goes_on(
     launch, losses = first_launch(run_dir, checkpoint)
     launch.save(checkpoint)
     assert len(losses) == 5
-    assert capsys.readouterr().err.count("could not be sealed") == 1
+    assert capsys.readouterr().err.count("manifest could not be written") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a disk of its own needs root")

@@ -108,15 +108,15 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
     for wrapper in accelerator._schedulers:
         raw = raw_scheduler(wrapper)
         unit = accelerator.num_processes if _steps_many(wrapper) and raw is not wrapper else 1
-        found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit, where="prepared"))
+        found.setdefault(id(raw), BoundScheduler(scheduler=raw, unit=unit))
     for thing in accelerator._custom_objects:  # ChainedScheduler has no last_epoch
         raw = raw_scheduler(thing)
         if hasattr(raw, "optimizer") and (hasattr(raw, "last_epoch") or hasattr(raw, "_schedulers")):
-            found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="registered"))
+            found.setdefault(id(raw), BoundScheduler(scheduler=raw))
     for engine in engines:
         raw = raw_scheduler(engine.lr_scheduler)
         if raw is not None and hasattr(raw, "step"):
-            found.setdefault(id(raw), BoundScheduler(scheduler=raw, where="engine"))
+            found.setdefault(id(raw), BoundScheduler(scheduler=raw))
     return tuple(found.values())
 
 

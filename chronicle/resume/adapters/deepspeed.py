@@ -33,7 +33,7 @@ def guard_engine(engine: Any, options: Options) -> GuardSession:
 def observe_engine(engine: Any, world_size: int) -> LiveState:
     """The objects this engine trains with, as they are now."""
     scheduler = raw_scheduler(engine.lr_scheduler)
-    bound = (BoundScheduler(scheduler=scheduler, where="engine"),) if hasattr(scheduler, "step") else ()
+    bound = (BoundScheduler(scheduler=scheduler),) if hasattr(scheduler, "step") else ()
     optimizer = getattr(engine, "optimizer", None)
     return LiveState(
         models=(engine.module,),

@@ -137,7 +137,7 @@ def _batch_size(loader: Any) -> dict[str, int]:
 def _bind(config: Any) -> BoundScheduler:
     """A scheduler stepped per epoch counts as constant in a forecast of optimizer steps."""
     each_step = config.interval == "step" and config.frequency == 1
-    return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0, where=f"each {config.interval}")
+    return BoundScheduler(scheduler=config.scheduler, unit=1 if each_step else 0)
 
 
 class EnteredCallback(ChronicleCallback):

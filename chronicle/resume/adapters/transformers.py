@@ -94,7 +94,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         return LiveState(
             models=() if model is None else (model,),
             optimizers=() if optimizer is None else collect_optimizers((optimizer,)),
-            schedulers=(BoundScheduler(scheduler=scheduler, where="Trainer"),) if scheduler is not None else (),
+            schedulers=(BoundScheduler(scheduler=scheduler),) if scheduler is not None else (),
             topology=topology,
             step=int(state.global_step),
             steppers=() if optimizer is None else steppers_of((optimizer,)),

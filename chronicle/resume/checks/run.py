@@ -98,7 +98,7 @@ def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) ->
 
 
 def check_contract(contract: Contract | None, root: Path, history: GuardHistory) -> list[Check]:
-    """F9: a rollback that no launch has met yet binds the next load to its checkpoint."""
+    """F9: after a rollback, the next load must be of its checkpoint."""
     if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
         return []
     return [
@@ -114,7 +114,7 @@ def check_contract(contract: Contract | None, root: Path, history: GuardHistory)
 
 
 def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
-    """F9: a newer checkpoint of the same weights exists, and no rollback says to leave it out (a stale pointer)."""
+    """F9: no newer checkpoint of the same weights exists, unless a rollback chose this one (else a stale pointer)."""
     step = memory.step if memory else None
     if step is None or (contract is not None and same_checkpoint(contract, root)):
         return []
@@ -138,7 +138,7 @@ def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contr
 
 
 def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | None) -> list[Check]:
-    """L2: a launch loaded nothing although the run has checkpoints, so it would train from scratch."""
+    """L2: failed, because the launch loaded nothing although the run has checkpoints or a `pending` rollback."""
     step = found.optimizer_steps[1] if found.optimizer_steps else 0
     if pending is not None:
         expected = f"checkpoint {pending.checkpoint} of rollback {pending.rollback}"

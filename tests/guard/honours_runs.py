@@ -1,6 +1,6 @@
 """Small real trainings that tell, step by step, the LR that moved the weights and the samples that were read.
 
-`python -m tests.guard.carrying_runs RUN_DIR FOLDER ACT …` is one rank of the Accelerate one, under torchrun.
+`python -m tests.guard.honours_runs RUN_DIR FOLDER ACT …` is one rank of the Accelerate one, under torchrun.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is compared as it was at the entry, which checkpoint is the newest, and how far a schedule is looked at. Pure."""
+"""State as it was right after the load, the newest checkpoint, and the far end of a schedule. Pure."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`rollback --warmup`, `--skip-batches`, `--reshuffle` through the real command, carried out by the guard itself.
+"""`rollback --warmup`, `--skip-batches`, `--reshuffle` through the real command, applied by the guard itself.
 
 The expectation is independent: LRs from the schedule's formula, samples from an unguarded run that was never interrupted.
 """
@@ -24,7 +24,7 @@ from chronicle.watch.advice import collect_candidates, collect_history
 from rollback.checkpoint.manifest import read_manifest
 from rollback.propose import propose
 from tests.detect.test_propose import event
-from tests.guard.carrying_runs import GAMMA, LR, OnAccelerate, Weight, samples
+from tests.guard.honours_runs import GAMMA, LR, OnAccelerate, Weight, samples
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -306,9 +306,9 @@ def test_attached_loop_without_its_loader_cannot_skip(
 
 
 def play(run_dir: Path, root: Path, zero: int, *acts: str, num_ranks: int = 2) -> dict[str, dict[int, Any]]:
-    """One torchrun of `carrying_runs`: act -> rank -> what it told."""
+    """One torchrun of `honours_runs`: act -> rank -> what it told."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    words = [*launcher, "-m", "tests.guard.carrying_runs", str(run_dir), str(root), str(zero), *acts]
+    words = [*launcher, "-m", "tests.guard.honours_runs", str(run_dir), str(root), str(zero), *acts]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if zero:
         environment["ACCELERATE_USE_DEEPSPEED"] = "true"
