@@ -178,9 +178,9 @@ def _idle_ranks(launch: LaunchEvidence) -> dict[int, float]:
 def _judge_ranks(statement: Statement, launch: LaunchEvidence) -> Judgement:
     processes = launch.newest("process")
     if not processes:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded itself")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank left a record")
     sizes = {one.fields.get("world_size") for one in processes.values()}
-    message = f"launch {launch.launch}: {len(processes)} ranks recorded themselves, they see a world of {_join(sizes)}"
+    message = f"launch {launch.launch}: {len(processes)} ranks recorded, world size {_join(sizes)}"
     agreed = sizes == {len(processes)} and statement.admits(len(processes))
     return _answer(statement, ClaimVerdict.SUPPORTED if agreed else ClaimVerdict.CONTRADICTED, message, *processes.values())
 
@@ -206,10 +206,10 @@ def _judge_dataset(statement: Statement, launch: LaunchEvidence) -> Judgement:
     known = KNOWN_BYTES.get(wanted)
     distinct = max((one.fields.get("distinct_samples") or 0 for one in records), default=0)
     if known and 0 < distinct < FEW_SAMPLES:
-        message = f"launch {launch.launch}: {distinct:,} distinct samples under that name"
+        message = f"launch {launch.launch}: only {distinct:,} distinct samples of a dataset with that name"
         return _answer(statement, ClaimVerdict.CONTRADICTED, message, *records)
     if known and 0 < size < CORPUS_FRACTION * known:
-        message = f"launch {launch.launch}: {size:,} bytes under that name; the corpus has {known:,}"
+        message = f"launch {launch.launch}: {size:,} bytes of a dataset with that name; the corpus has {known:,}"
         return _answer(statement, ClaimVerdict.CONTRADICTED, message, *records)
     return _answer(statement, ClaimVerdict.SUPPORTED, f"launch {launch.launch} read {_join(names)}", *records)
 

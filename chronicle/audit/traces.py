@@ -1,4 +1,4 @@
-"""Read a directory without a journal: telling log lines, files with their times, running processes.
+"""Read a directory without a journal: relevant log lines, files with their times, running processes.
 
 Reads at most a fixed amount and lists what was left out. Follows no symbolic links; changes nothing, ends nothing.
 """

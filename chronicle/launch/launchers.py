@@ -29,6 +29,11 @@ REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
 PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
 NODE_FLAGS = ("--nnodes", "--num_nodes", "-N", "--nodes")
 TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "-np", "--ntasks")
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "srun", "mpirun", "mpiexec")
+SHELLS = ("bash", "sh", "zsh")
+PROGRAM = re.compile(r"(?:.*/)?(?:accelerate|torchrun|deepspeed|srun|mpirun|mpiexec|python[\d.]*)")
+MODULE_FLAGS = ("-m", "--module")
+FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE_FLAGS, "nodes": NODE_FLAGS}
 
 # torchrun's default omits USR1: USR1 then kills its agent and leaves the workers running (measured).
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
@@ -100,13 +105,6 @@ def count_requested_ranks(command: Sequence[str]) -> int | None:
     if "per node" in asked:
         return asked["per node"] * asked.get("nodes", asked.get("total", 1))
     return asked.get("total")
-
-
-LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "srun", "mpirun", "mpiexec")
-SHELLS = ("bash", "sh", "zsh")
-PROGRAM = re.compile(r"(?:.*/)?(?:accelerate|torchrun|deepspeed|srun|mpirun|mpiexec|python[\d.]*)")
-MODULE_FLAGS = ("-m", "--module")
-FLAGS: Mapping[str, Sequence[str]] = {"total": TOTAL_FLAGS, "per node": PER_NODE_FLAGS, "nodes": NODE_FLAGS}
 
 
 # --- SLURM

@@ -40,6 +40,7 @@ from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.record import (
+    TAIL_LINES,
     LaunchRecord,
     LaunchSeals,
     describe_end,
@@ -85,9 +86,6 @@ class LaunchResult:
 
 
 # --- One admitted launch
-
-TAIL_LINES = 12
-
 
 class Launch:
     """One admitted launch: supervisor, channels, ranks, devices and live detector, and the journal entries about them."""

@@ -168,7 +168,7 @@ class LiveDetector(Protocol):
 
 
 class Watcher:
-    """Polls the live detector. `look()` returns True once, when `event`, of the propose tier, stops the launch."""
+    """Polls the live detector. `look()` returns True once: when an event of the propose tier (`event`) stops the launch."""
 
     def __init__(
         self, live: LiveDetector | None, *, stop_on_proposal: bool, complain: Callable[[str], None]

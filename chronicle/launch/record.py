@@ -1,6 +1,7 @@
-"""Journal entries of a launch: written without ever ending the run, the exit report, and the seals of its files.
+"""What a launch writes to the journal: its entries, the exit report, and the seals of its files.
 
-A seal is {path below the run, bytes, sha256}. `verify_seals` hashes the files again and reports every file that differs.
+An entry that cannot be written waits in memory, and the run goes on. A seal is {path below the run, bytes, sha256}.
+`verify_seals` hashes the files again and reports every file that differs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
 __all__ = [
+    "TAIL_LINES",
     "LaunchRecord",
     "LaunchSeals",
     "describe_end",

@@ -37,7 +37,7 @@ def test_two_processes_were_asked_for_and_one_started(driver):  # noqa: F811
     assert "training" not in printed.splitlines()
     judged = driver.call("claim", "ran on 2 ranks")
     assert judged.returncode == 5
-    assert judged.stdout.startswith("CONTRADICTED  2 ranks: launch 1: 1 ranks recorded themselves")
+    assert judged.stdout.startswith("CONTRADICTED  2 ranks: launch 1: 1 ranks recorded")
 
 
 def test_what_a_launcher_is_asked_for_is_read_from_its_own_words_only():
