@@ -20,7 +20,7 @@ from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
 from chronicle.data.errors import ShardProblem
-from chronicle.data.plan import Ids
+from chronicle.data.plan import SampleIds
 from chronicle.data.shards import ShardReader, read_index, read_source_manifest, shard_location
 
 _STRETCH_IDS = 8192
@@ -184,14 +184,14 @@ class StepDataset(Dataset[Batch]):
                  world_size: int, compress: Callable[[int], float] = lambda step: 0.0, as_bytes: bool = False) -> None:
         self.plan, self.segments, self.stores = plan, segments, stores
         self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
-        self._stretch: tuple[int, Ids] | None = None
+        self._stretch: tuple[int, SampleIds] | None = None
 
-    def _ids(self, step: int) -> Ids:
+    def _ids(self, step: int) -> SampleIds:
         count = max(1, _STRETCH_IDS // self.plan.batch_size)
         first = step // count * count
         if self._stretch is None or self._stretch[0] != first:
             self._stretch = first, self.plan.block_ids(first, count, self.segments)
-        ids: Ids = self._stretch[1][step - first]
+        ids: SampleIds = self._stretch[1][step - first]
         return ids
 
     def __getitem__(self, step: int) -> Batch:

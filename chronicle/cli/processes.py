@@ -9,7 +9,7 @@ from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.launch.admission import close_lost_launches
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
-from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, end_orphans, find_alive, list_launches
+from chronicle.launch.orphans import LaunchFacts, LiveProcess, ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 
@@ -37,7 +37,7 @@ def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False)
     return CommandResult(text=text, data=data, talk=tuple(talk))
 
 
-def format_found(one: Found) -> str:
+def format_found(one: LiveProcess) -> str:
     """One process, one line."""
     command = one.command if len(one.command) <= 100 else one.command[:99] + "…"
     return f"{one.process.pid:>8}  launch {one.launch:<4} {one.role.value:<10}  by {one.how:<8}  {command}"

@@ -25,7 +25,7 @@ _MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT_29 = np.uint64(29)
 _SHIFT_32 = np.uint64(32)
 
-Ids: TypeAlias = NDArray[np.int64]
+SampleIds: TypeAlias = NDArray[np.int64]
 
 
 def derive_key(*parts: object) -> int:
@@ -33,7 +33,7 @@ def derive_key(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
-def permute(positions: Ids, n: int, key: int) -> Ids:
+def permute(positions: SampleIds, n: int, key: int) -> SampleIds:
     """Map positions in [0, n) through the permutation of `key`; the shape is kept. Raises ValueError outside [0, n).
 
     Constant memory, any position in constant time. A balanced Feistel network over the smallest even number of bits that
@@ -46,7 +46,7 @@ def permute(positions: Ids, n: int, key: int) -> Ids:
     return _walk(positions.astype(np.uint64), n, _round_keys([key]))
 
 
-def permute_rows(n: int, keys: Sequence[int]) -> Ids:
+def permute_rows(n: int, keys: Sequence[int]) -> SampleIds:
     """Return the whole permutation of [0, n) for each key, one per row: the result of `permute` for 0 … n − 1."""
     rows = np.repeat(np.arange(n, dtype=np.uint64)[None], len(keys), axis=0)
     round_keys = [np.broadcast_to(column[:, None], rows.shape).ravel() for column in _round_keys(keys)]
@@ -58,7 +58,7 @@ def _round_keys(keys: Sequence[int]) -> list[NDArray[np.uint64]]:
     return [np.array([derive_key(key, number) for key in keys], dtype=np.uint64) for number in range(_ROUNDS)]
 
 
-def _walk(values: NDArray[np.uint64], n: int, round_keys: list[NDArray[np.uint64]]) -> Ids:
+def _walk(values: NDArray[np.uint64], n: int, round_keys: list[NDArray[np.uint64]]) -> SampleIds:
     """Encrypt until every value is below n. Round keys have one entry for all values, or one per value."""
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     values = _encrypt(values, half_bits, round_keys)
@@ -223,18 +223,18 @@ class DataPlan:
             bounds.append(position * self.batch_size * cumulative // total)
         return tuple(after - before for before, after in itertools.pairwise(bounds))
 
-    def batch_ids(self, step: int, segments: Segments = Segments()) -> Ids:
+    def batch_ids(self, step: int, segments: Segments = Segments()) -> SampleIds:
         """Return the global batch of `step`: rows (source number, sample index), shape (batch_size, 2)."""
-        batch: Ids = self.block_ids(step, 1, segments)[0]
+        batch: SampleIds = self.block_ids(step, 1, segments)[0]
         return batch
 
-    def block_ids(self, first_step: int, count: int, segments: Segments = Segments()) -> Ids:
+    def block_ids(self, first_step: int, count: int, segments: Segments = Segments()) -> SampleIds:
         """Return the global batches of `count` steps, shape (count, batch_size, 2). Faster than one call per step."""
         cuts = sorted({first_step, first_step + count, *(segment.step for segment in segments.items
                                                          if first_step < segment.step < first_step + count)})
         return np.concatenate([self._run_ids(first, end - first, segments) for first, end in itertools.pairwise(cuts)])
 
-    def _run_ids(self, first_step: int, count: int, segments: Segments) -> Ids:
+    def _run_ids(self, first_step: int, count: int, segments: Segments) -> SampleIds:
         """Return the batches of steps within one segment, whose positions are contiguous."""
         position, starts = segments.position(first_step), segments.generation_starts(first_step)
         drawn = np.array([self.drawn_before(position + t) for t in range(count + 1)], dtype=np.int64)
@@ -251,10 +251,10 @@ class DataPlan:
         generation = segments.at(first_step).generation
         order = permute_rows(self.batch_size, [
             derive_key(self.seed, "batch", position + t, generation) for t in range(count)])
-        shuffled: Ids = batches[np.arange(count)[:, None], order]
+        shuffled: SampleIds = batches[np.arange(count)[:, None], order]
         return shuffled
 
-    def rank_ids(self, step: int, segments: Segments, *, rank: int, world_size: int) -> Ids:
+    def rank_ids(self, step: int, segments: Segments, *, rank: int, world_size: int) -> SampleIds:
         """Return this rank's rows of the global batch. Raises DataError where the batch does not divide."""
         if self.batch_size % world_size:
             raise DataError(f"global batch of {self.batch_size} samples does not divide among {world_size} ranks",
@@ -270,8 +270,8 @@ class DataPlan:
                               "resume with the stored plan, or start a new run with the new one")
 
 
-def sample_indices(draws: Ids, num_samples: int, key: tuple[object, ...],
-                   begun: Sequence[tuple[int, int]] = ()) -> Ids:
+def sample_indices(draws: SampleIds, num_samples: int, key: tuple[object, ...],
+                   begun: Sequence[tuple[int, int]] = ()) -> SampleIds:
     """Map a source's draw numbers (0, 1, 2, … over all epochs) to sample indices.
 
     `begun` holds (generation, draw at which it began), oldest first. A generation that begins inside an epoch permutes
@@ -285,8 +285,8 @@ def sample_indices(draws: Ids, num_samples: int, key: tuple[object, ...],
     return indices
 
 
-def _epoch_indices(offsets: Ids, num_samples: int, key: tuple[object, ...], epoch: int,
-                   begun: Sequence[tuple[int, int]]) -> Ids:
+def _epoch_indices(offsets: SampleIds, num_samples: int, key: tuple[object, ...], epoch: int,
+                   begun: Sequence[tuple[int, int]]) -> SampleIds:
     base = max([generation for generation, draw in begun if draw <= epoch * num_samples], default=0)
     inside = [(generation, draw - epoch * num_samples) for generation, draw in begun
               if epoch * num_samples < draw < (epoch + 1) * num_samples]
@@ -298,7 +298,7 @@ def _epoch_indices(offsets: Ids, num_samples: int, key: tuple[object, ...], epoc
     return permute(offsets, num_samples, derive_key(*key, epoch, base))
 
 
-def step_digest(ids: Ids) -> str:
+def step_digest(ids: SampleIds) -> str:
     """Return 16 hex digits of the global batch's ids: two runs with equal digests saw the same data in that step."""
     return hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").tobytes(), digest_size=8).hexdigest()
 

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -18,7 +18,7 @@ from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
 __all__ = [
-    "Row",
+    "CurveRow",
     "canonical_rows",
     "channel_names",
     "write_csv",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class Row(NamedTuple):
+class CurveRow(NamedTuple):
     """One logged point. `kept`: the present weights descend from it."""
 
     step: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     values: Mapping[str, float]
 
 
-def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False) -> Iterator[Row]:
+def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False) -> Iterator[CurveRow]:
     """Yield rows in step order along the lineage; with `abandoned`, all rows of every launch in its own order."""
     if abandoned:
         for span in lineage.launches:
@@ -53,7 +53,7 @@ def canonical_rows(paths: RunPaths, lineage: Lineage, *, abandoned: bool = False
                 yield row
 
 
-def channel_names(rows: Iterator[Row]) -> list[str]:
+def channel_names(rows: Iterator[CurveRow]) -> list[str]:
     """Return every channel name once, in order of first appearance."""
     names: dict[str, None] = {}
     for row in rows:
@@ -61,10 +61,10 @@ def channel_names(rows: Iterator[Row]) -> list[str]:
     return list(names)
 
 
-def _rows(paths: RunPaths, launch: int) -> Iterator[Row]:
+def _rows(paths: RunPaths, launch: int) -> Iterator[CurveRow]:
     try:
         for point in read_metrics(paths.metrics_path(launch)):
-            yield Row(point.step, launch, point.time, True, point.values)
+            yield CurveRow(point.step, launch, point.time, True, point.values)
     except FileNotFoundError:
         return  # a launch that ended before its first step
 
@@ -75,7 +75,7 @@ LEADING = ("step", "launch", "time", "kept")
 PARQUET_ROWS = 1 << 16
 
 
-def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+def write_csv(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
     """Write a header and one line per row; return the number of rows. An empty cell means not recorded.
 
     A channel name that a spreadsheet would execute as a formula gets an apostrophe in front.
@@ -90,7 +90,7 @@ def write_csv(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int
     return count
 
 
-def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+def write_jsonl(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
     """Write one JSON object per row, like `metrics.jsonl` with `launch` and `kept`; return the number of rows."""
     count = 0
     for row in rows:
@@ -99,7 +99,7 @@ def write_jsonl(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> i
     return count
 
 
-def write_json(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> int:
+def write_json(rows: Iterable[CurveRow], channels: Sequence[str], file: TextIO) -> int:
     """Write one JSON array of the objects that `write_jsonl` writes; return the number of rows."""
     count = 0
     file.write("[")
@@ -109,7 +109,7 @@ def write_json(rows: Iterable[Row], channels: Sequence[str], file: TextIO) -> in
     return count
 
 
-def _object(row: Row, channels: Sequence[str]) -> str:
+def _object(row: CurveRow, channels: Sequence[str]) -> str:
     record: dict[str, Any] = {"step": row.step, "launch": row.launch, "kept": row.kept}
     if row.time is not None:
         record["t"] = row.time
@@ -117,7 +117,7 @@ def _object(row: Row, channels: Sequence[str]) -> str:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
 
 
-def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> int:
+def write_parquet(rows: Iterable[CurveRow], channels: Sequence[str], path: Path) -> int:
     """Write columns step, launch, time, kept and one float64 per channel; return the number of rows.
 
     Raises `ChronicleError` when pyarrow is not installed.
@@ -139,8 +139,8 @@ def write_parquet(rows: Iterable[Row], channels: Sequence[str], path: Path) -> i
     return count
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    part: list[Row] = []
+def _groups(rows: Iterable[CurveRow]) -> Iterator[list[CurveRow]]:
+    part: list[CurveRow] = []
     for row in rows:
         part.append(row)
         if len(part) == PARQUET_ROWS:
@@ -160,9 +160,6 @@ def _json(value: float) -> float | str:
     return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
 
 
-Writer = Callable[[Iterable[Row], Sequence[str], TextIO], int]
-
-
 # --- TensorBoard event files
 
 CASTAGNOLI = 0x82F63B78
@@ -171,7 +168,7 @@ FILE_VERSION = b"brain.Event:2"
 SESSION_START = b"\x08\x01"  # SessionLog{status: START}
 
 
-def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) -> int:
+def write_tensorboard(rows: Iterable[CurveRow], lineage: Lineage, directory: Path) -> int:
     """Write one event file per launch, abandoned parts included; return the number of rows.
 
     Each file begins with SessionLog.START at the first step of its launch. TensorBoard then drops points of earlier files
@@ -196,7 +193,7 @@ def write_tensorboard(rows: Iterable[Row], lineage: Lineage, directory: Path) ->
     return count
 
 
-def _begin(directory: Path, row: Row, start: int) -> BinaryIO:
+def _begin(directory: Path, row: CurveRow, start: int) -> BinaryIO:
     # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
     file = (directory / f"events.out.tfevents.{row.launch:010d}.chronicle").open("wb")
     _write(file, _double(1, row.time or 0.0) + _bytes(3, FILE_VERSION))
@@ -204,7 +201,7 @@ def _begin(directory: Path, row: Row, start: int) -> BinaryIO:
     return file
 
 
-def _scalars(row: Row) -> Iterator[bytes]:
+def _scalars(row: CurveRow) -> Iterator[bytes]:
     for name, value in row.values.items():
         yield _bytes(1, _bytes(1, name.encode("utf-8", "replace")) + b"\x15" + struct.pack("<f", _single(value)))
 

@@ -16,7 +16,7 @@ from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import Hardware, LaunchEnd, events_of, find_open_transaction
 from chronicle.launch.containment import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
-from chronicle.launch.orphans import Found, LaunchFacts, ProcessRole, find_alive, list_launches
+from chronicle.launch.orphans import LaunchFacts, LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.processes import read_boot_id
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths, list_launch_numbers
@@ -138,7 +138,7 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
     return closed
 
 
-def _refuse_alive_here(run: str, alive: Sequence[Found]) -> None:
+def _refuse_alive_here(run: str, alive: Sequence[LiveProcess]) -> None:
     if not alive:
         return
     listed = ", ".join(f"{one.process.pid} ({one.role.value} of launch {one.launch})" for one in alive[:6])

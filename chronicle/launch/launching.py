@@ -32,10 +32,16 @@ from chronicle.launch.admission import (
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
-from chronicle.launch.devices import DeviceSampler
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.launchers import NodeIdentity, build_environment, count_requested_ranks, share_number
-from chronicle.launch.live_metrics import LiveDetector, PrintedMetrics, Watcher, last_point, read_start_step
+from chronicle.launch.live_metrics import (
+    DeviceSampler,
+    LiveDetector,
+    PrintedMetrics,
+    Watcher,
+    last_point,
+    read_start_step,
+)
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
 from chronicle.launch.ranks import RankWatch

@@ -1,13 +1,18 @@
-"""Metrics of a running launch: parsed from printed lines where the trainer writes none, and polled by the live detector.
+"""Measure a running launch: metrics from printed lines, polls of the live detector, GPU utilisation.
 
     bytes of the pipes -> whole lines -> `metrics.lines` dialects -> held for ten seconds -> metrics.jsonl
 
-A trainer's own `metrics.jsonl` takes precedence: once one exists, printed lines are no longer parsed.
+A trainer's own `metrics.jsonl` takes precedence: once one exists, printed lines are no longer parsed. `DeviceSampler` adds
+one line per GPU and sample to `launches/<nnnn>/evidence/host-<host>.jsonl`; claims about devices leave out idle ones.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import selectors
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -19,10 +24,12 @@ from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 from rollback.channels import HINTS
 
 __all__ = [
+    "DeviceSampler",
     "LiveDetector",
     "PrintedMetrics",
     "Watcher",
     "last_point",
+    "parse_sample",
     "read_start_step",
     "tier_of",
 ]
@@ -235,3 +242,100 @@ def read_start_step(path: Path) -> int | None:
         return None
     stride = second - first
     return first - stride if stride > 0 and first % stride == 0 else max(first - 1, 0)
+
+
+# --- GPU utilisation
+
+QUERY = ("--query-gpu=uuid,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+SAMPLE_VERSION = 1
+
+
+def parse_sample(text: str) -> list[tuple[str, float, int]]:
+    """Parse the output of `nvidia-smi`: (UUID, busy fraction, bytes in use) of each device that reports all three."""
+    rows = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == 3 and words[1].isdigit() and words[2].isdigit():
+            rows.append((words[0], int(words[1]) / 100, int(words[2]) << 20))
+    return rows
+
+
+class DeviceSampler:
+    """Samples the GPUs of this host with `nvidia-smi`, without blocking the supervisor.
+
+    `sample` starts a query; its answer is written when it arrives through the selector. Without `nvidia-smi` nothing is
+    started or written, and utilisation stays unknown.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        selector: selectors.BaseSelector,
+        *,
+        host: str,
+        clock: Callable[[], float],
+        step: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._path = directory / "evidence" / f"host-{host}.jsonl"
+        self._selector = selector
+        self._host = host
+        self._clock = clock
+        self._step = step
+        self._program = shutil.which("nvidia-smi")
+        self._pipe: int | None = None
+        self._answer = b""
+
+    def sample(self) -> None:
+        """Start a query, unless one is still running or `nvidia-smi` is missing."""
+        if self._program is None or self._pipe is not None:
+            return
+        read_end, write_end = os.pipe()
+        try:
+            child = subprocess.Popen([self._program, *QUERY], stdout=write_end, stderr=subprocess.DEVNULL)
+            child.returncode = 0  # the supervisor reaps it
+        except OSError:
+            self._program = None
+            os.close(read_end)
+            return
+        finally:
+            os.close(write_end)
+        os.set_blocking(read_end, False)
+        self._pipe, self._answer = read_end, b""
+        self._selector.register(read_end, selectors.EVENT_READ, self._read)
+
+    def close(self) -> None:
+        """Drop a query that has not been answered."""
+        if self._pipe is not None:
+            self._selector.unregister(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _read(self) -> None:
+        assert self._pipe is not None
+        try:
+            block = os.read(self._pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            block = b""
+        self._answer += block
+        if not block:
+            self.close()
+            self._write(parse_sample(self._answer.decode("utf-8", "replace")))
+
+    def _write(self, rows: list[tuple[str, float, int]]) -> None:
+        now, step = round(self._clock(), 3), self._step()
+        records = (
+            {"v": SAMPLE_VERSION, "kind": "device", "t": now, "step": step, "host": self._host, "device": uuid,
+             "busy_fraction": busy, "memory_bytes": memory}
+            for uuid, busy, memory in rows
+        )  # fmt: skip
+        lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+        if not lines:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab") as file:
+                file.write(lines.encode())
+        except OSError:
+            self._program = None  # missing evidence makes a claim UNSUPPORTED later; the run goes on

@@ -28,7 +28,7 @@ from chronicle.launch.processes import (
 from chronicle.launch.provenance import redact_command
 from chronicle.paths import RunPaths
 
-__all__ = ["Found", "LaunchFacts", "ProcessRole", "end_orphans", "find_alive", "list_launches"]
+__all__ = ["LaunchFacts", "LiveProcess", "ProcessRole", "end_orphans", "find_alive", "list_launches"]
 
 
 class ProcessRole(Enum):
@@ -62,7 +62,7 @@ class LaunchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LiveProcess:
     """A living process of this run. `how` is how it was recognised: "token", "cgroup" or "recorded"."""
 
     process: Process
@@ -111,7 +111,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
     ]
 
 
-def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[Found]:
+def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[LiveProcess]:
     """List living processes of these launches on this machine, supervisors first, then by pid."""
     boot = read_boot_id()
     here = [facts for facts in launches if facts.boot_id == boot]
@@ -179,6 +179,6 @@ def _claim(
     return None, ""
 
 
-def _found(process: Process, launch: int, role: ProcessRole, how: str) -> Found:
+def _found(process: Process, launch: int, role: ProcessRole, how: str) -> LiveProcess:
     command = " ".join(redact_command(read_command(process.pid))) or f"[{process.name}]"
-    return Found(process=process, launch=launch, role=role, how=how, command=command)
+    return LiveProcess(process=process, launch=launch, role=role, how=how, command=command)

@@ -6,7 +6,7 @@ import sys
 from chronicle.audit.claims import ClaimVerdict, judge_claim
 from chronicle.audit.evidence import read_evidence
 from chronicle.journal import read_journal
-from chronicle.launch.devices import parse_sample
+from chronicle.launch.live_metrics import parse_sample
 
 TRAINER = """
 import os, time
