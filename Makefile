@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALL = $(PYTHON) scripts/install.py --venv "$(VENV)" --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" --device "$(DEVICE)" \
 	--installer "$(INSTALLER)"
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-EVERY_CORE = -n auto --dist loadgroup
+EVERY_CORE = -n auto
 DEMO_EXTRAS = train,report$(if $(filter deepspeed,$(LAUNCHER)),$(comma)deepspeed)
 comma := ,
 # pure parts, the command line, one real rollback

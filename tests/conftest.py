@@ -1,12 +1,12 @@
 """What all tests share: the same generated examples in every run, and groups for tests that run on several workers.
 
-HYPOTHESIS_PROFILE=explore asks for new examples. `make test` runs pytest-xdist with `--dist loadgroup`: tests of one group
-run one after the other on one worker. A test that names no group gets one here.
+HYPOTHESIS_PROFILE=explore asks for new examples. `make test` runs pytest-xdist: the tests of a file run one after the other
+on one worker, because they may share a fixture, and so do the files of one group of the table below.
 """
 
 import os
 import zlib
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,7 +15,6 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-TESTS = Path(__file__).parent
 GIB = 1 << 30
 # Tests that take more than one core, or time limits that another such test would break; a folder or a file of `tests/`.
 GROUPS = {
@@ -36,14 +35,22 @@ GROUPS = {
     ),
     "servers": ("commands/test_mlflow_mirror.py", "commands/test_mlflow_server.py", "report"),
 }  # fmt: skip
-CORES_PER_RANKS_GROUP = 4  # on a larger machine several tests with ranks may run at the same time
+CORES_PER_RANKS_GROUP = 4
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One worker for each core that this process may use, as far as memory allows 2 GiB each."""
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(num_cores(), memory // (2 * GIB)))
+    return max(1, min(num_cores(), available_bytes() // (2 * GIB)))
+
+
+def available_bytes() -> int:
+    """Memory that new processes may take, as Linux tells it; elsewhere enough."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 1 << 50
 
 
 def num_cores() -> int:
@@ -51,28 +58,29 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test its group: that of the table, else its file where tests share a fixture of the file, else none."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = group_of(item.path.relative_to(TESTS)) or (item.path.name if shares_a_fixture(item) else None)
-            if group is not None:
-                item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Schedule by group. Not by marks and `--dist loadgroup`: under pytest 9.2 xdist 3.8 loses the groups without a word."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # the order of collection starts the two longest groups first
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0])
+
+    return GroupScheduling(config, log)
 
 
-def group_of(path: Path) -> str | None:
-    """The group that the table names for a file."""
+def group_of(file: str) -> str:
+    """The group of a test file, named from the root: that of the table, else a group of its own."""
+    place = file.removeprefix("tests/")
     for group, places in GROUPS.items():
-        if path.as_posix() in places or path.parts[0] in places:
-            if group != "ranks":
-                return group
-            return f"ranks-{zlib.crc32(path.name.encode()) % max(1, num_cores() // CORES_PER_RANKS_GROUP)}"
-    return None
+        if place in places or place.partition("/")[0] in places:
+            return group if group != "ranks" else f"ranks-{zlib.crc32(file.encode()) % num_ranks_groups()}"
+    return file
 
 
-def shares_a_fixture(item: pytest.Item) -> bool:
-    """Whether a fixture of the test's own folder or file is made once for several tests."""
-    found = getattr(item, "_fixtureinfo", None)
-    definitions = (one[-1] for one in found.name2fixturedefs.values()) if found else ()
-    return any(one.baseid.startswith("tests/") and one.scope != "function" for one in definitions)
+def num_ranks_groups() -> int:
+    """How many tests with several ranks may run at the same time on this machine."""
+    return max(1, num_cores() // CORES_PER_RANKS_GROUP)
