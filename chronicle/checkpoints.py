@@ -1,27 +1,44 @@
-"""What `chronicle verify` found, as the journal remembers it: it holds as long as no file of the checkpoint has changed.
+"""What the journal knows of a run's checkpoints: where they are, which launch saved each, and what `verify` found.
 
-Entries of kind `verified` carry the checkpoint's stamp (`rollback.checkpoint.layout`), so that a checkpoint is known again wherever a
-rollback has moved it, and a verdict on files that are not the same any more is none.
+An entry of kind `verified` carries the checkpoint's stamp (`rollback.checkpoint.layout`): names, sizes, times and inodes of
+its files. A verdict is valid while a checkpoint has that stamp, wherever a rollback moves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from chronicle.journal import Entry
+from chronicle.journal.events import (
+    Checkpoint as CheckpointSaved,
+)
+from chronicle.journal.events import (
+    Kind,
+    RollbackReceipt,
+    UndoReceipt,
+    Verified,
+    events_of,
+    read,
+)
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
     from rollback.findings import Finding
 
-__all__ = ["VERIFIED", "CheckpointVerdict", "describe_verdict", "find_verdict", "verdict_data"]
+__all__ = [
+    "CheckpointVerdict",
+    "describe_verdict",
+    "find_checkpoint_roots",
+    "find_verdict",
+    "verdict_event",
+    "with_launches",
+]
 
-VERIFIED = "verified"
-MAX_ERRORS = 5  # kept in the entry; `chronicle verify` says them all again
+MAX_ERRORS = 5  # kept in the entry; `chronicle verify` prints all of them again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +54,7 @@ class CheckpointVerdict:
 
     @property
     def when(self) -> str:
-        """The day and minute, as a person writes them (UTC)."""
+        """Day and minute in UTC, for messages."""
         return self.ts[:16].replace("T", " ")
 
     @property
@@ -46,32 +63,30 @@ class CheckpointVerdict:
         return self.full and self.passes
 
 
-def verdict_data(checkpoint: Checkpoint, findings: Sequence[Finding], *, full: bool, stamp: str) -> dict[str, Any]:
-    """The `data` of the entry for what `chronicle verify` found."""
+def verdict_event(checkpoint: Checkpoint, findings: Sequence[Finding], *, full: bool, stamp: str) -> Verified:
+    """The entry that records what `chronicle verify` found."""
     errors = [finding for finding in findings if finding.severity.value == "error"]
-    return {
-        "path": str(checkpoint.path),
-        "stamp": stamp,
-        "full": full,
-        "passes": not errors,
-        "files": len(checkpoint.files),
-        "bytes": checkpoint.size_bytes,
-        "errors": [[error.check, error.path, error.message] for error in errors[:MAX_ERRORS]],
-        "num_errors": len(errors),
-    }
+    return Verified(
+        path=str(checkpoint.path),
+        stamp=stamp,
+        full=full,
+        passes=not errors,
+        files=len(checkpoint.files),
+        bytes=checkpoint.size_bytes,
+        errors=tuple([error.check, error.path, error.message] for error in errors[:MAX_ERRORS]),
+        num_errors=len(errors),
+    )
 
 
 def find_verdict(path: Path, entries: Iterable[Entry]) -> CheckpointVerdict | None:
-    """The newest verdict that still holds for the checkpoint at `path`; None when there is none or nothing is there."""
+    """The newest verdict that is valid for the checkpoint at `path`, or None."""
     verdicts: dict[str, CheckpointVerdict] = {}
-    for entry in entries:
-        if entry.kind == VERIFIED and (verdict := _verdict(entry)) is not None:
-            verdicts[verdict.stamp] = _stronger(verdicts.get(verdict.stamp), verdict)
+    for entry, found in events_of(entries, Verified):
+        if found.stamp:
+            verdicts[found.stamp] = _stronger(verdicts.get(found.stamp), _verdict(entry, found))
     if not verdicts:
         return None
-    from rollback.checkpoint.layout import (
-        stamp_of,  # looks at checkpoints; most readers of a journal have none to look at
-    )
+    from rollback.checkpoint.layout import stamp_of  # most commands have no checkpoint to look at
 
     try:
         return verdicts.get(stamp_of(path))
@@ -80,7 +95,7 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> CheckpointVerdict | No
 
 
 def describe_verdict(verdict: CheckpointVerdict | None) -> str:
-    """A few words for a person."""
+    """The verdict in a few words."""
     if verdict is None:
         return "not verified"
     if not verdict.passes:
@@ -91,24 +106,68 @@ def describe_verdict(verdict: CheckpointVerdict | None) -> str:
 
 
 def _stronger(earlier: CheckpointVerdict | None, later: CheckpointVerdict) -> CheckpointVerdict:
-    """A quick look that passes takes nothing back from a full one of the same bytes."""
+    """The later verdict, except that a quick one that passes does not replace a full one of the same bytes."""
     if earlier is not None and earlier.full and not later.full and later.passes:
         return earlier
     return later
 
 
-def _verdict(entry: Entry) -> CheckpointVerdict | None:
-    data: Mapping[str, Any] = entry.data
-    stamp, errors = data.get("stamp"), data.get("errors")
-    if not isinstance(stamp, str):
-        return None
-    rows = errors if isinstance(errors, list) else []
-    kept = tuple((str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3)
+def _verdict(entry: Entry, found: Verified) -> CheckpointVerdict:
+    kept = [row for row in found.errors if isinstance(row, list) and len(row) == 3]
     return CheckpointVerdict(
         entry_id=entry.id,
         ts=entry.ts,
-        stamp=stamp,
-        full=data.get("full") is True,
-        passes=data.get("passes") is True,
-        errors=kept,
+        stamp=found.stamp,
+        full=found.full,
+        passes=found.passes,
+        errors=tuple((str(check), str(path), str(message)) for check, path, message in kept),
     )
+
+
+def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
+    """Directories that hold this run's checkpoints: the configured one, else the parents of the recorded saves."""
+    if configured is not None:
+        return (configured,)
+    parents: dict[Path, None] = {}
+    for _, saved in events_of(entries, CheckpointSaved):
+        if saved.path:
+            path = Path(saved.path) if Path(saved.path).is_absolute() else base / saved.path
+            parents[path.parent] = None
+    return tuple(parents)
+
+
+def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -> list[Checkpoint]:
+    """The checkpoints with the launch that saved each, taken from the journal where the manifest does not name it."""
+    present: dict[str, int] = {}  # name in the root -> launch that saved it last
+    abandoned: dict[tuple[str, str], int] = {}
+    kinds = frozenset((Kind.CHECKPOINT, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
+    for entry in entries:
+        if entry.kind not in kinds:
+            continue
+        event = read(entry)
+        if isinstance(event, CheckpointSaved) and entry.launch is not None and event.path:
+            present[_name_in_root(event.path)] = entry.launch
+        elif isinstance(event, RollbackReceipt | UndoReceipt):
+            for name in event.abandoned:
+                if name in present:
+                    abandoned[str(event.intent), name] = present.pop(name)
+        if isinstance(event, UndoReceipt):
+            for name in event.returned:
+                launch = abandoned.get((event.undoes_intent, name))
+                if launch is not None:
+                    present[name] = launch
+    return [_with_launch(checkpoint, present, abandoned) for checkpoint in checkpoints]
+
+
+def _with_launch(checkpoint: Checkpoint, present: dict[str, int], abandoned: dict[tuple[str, str], int]) -> Checkpoint:
+    if checkpoint.launch is not None:
+        return checkpoint
+    name = checkpoint.path.name
+    launch = present.get(name) if checkpoint.abandoned is None else abandoned.get((checkpoint.abandoned, name))
+    return checkpoint if launch is None else replace(checkpoint, launch=launch)
+
+
+def _name_in_root(path: str) -> str:
+    """`…/opt_step-500/accelerator_state` and `…/opt_step-500` are the same checkpoint."""
+    pure = PurePath(path)
+    return pure.parent.name if pure.name == "accelerator_state" else pure.name

@@ -52,7 +52,9 @@ def audit(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check the record itself: journal chains, clocks, per-step logs, attachments, sealed logs, manifests, claims.
+    """Check the journal, logs, attachments, manifests and claims.
+
+    Checked are journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
     """
@@ -181,11 +183,12 @@ def claim(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check a sentence about the run against evidence and record the answer.
+    """Check a sentence about the run against recorded evidence.
+
+    Each statement is SUPPORTED, CONTRADICTED or UNSUPPORTED. The answer is recorded in the journal. Exit code 5 unless
+    the whole sentence is supported.
 
     Example: chronicle claim "trained 1.21B on 4 GPUs on WikiText-103"
-
-    SUPPORTED, CONTRADICTED or UNSUPPORTED line by line; exit code 5 unless all of it is supported.
     """
     if len(sentence) > LONGEST_SENTENCE:
         raise UsageProblem(f"{len(sentence)} characters are no sentence", "claim one thing at a time")

@@ -1,4 +1,4 @@
-"""What the Tab key offers: run names, steps of checkpoints, entry ids. Quick, silent, and never an error into a prompt."""
+"""Shell completion: run names, steps of checkpoints and entry ids. Errors give no candidates and print nothing."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ VARIABLE = "_CHRONICLE_COMPLETE"
 
 
 def enable() -> None:
-    """Let the command line answer the shell's questions."""
+    """Enable typer's answers to the shell's completion requests."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
@@ -32,16 +32,16 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 def complete_steps(incomplete: str) -> list[str]:
-    """Steps that have a checkpoint, newest first: those that the journal knows and those that lie there."""
+    """Steps of checkpoints, newest first: from the journal and from the checkpoints directory."""
     settings = _settings()
     if settings is None:
         return []
-    steps = {*_journalled(settings.paths), *_lying(settings.checkpoints_dir)}
+    steps = {*_recorded_steps(settings.paths), *_steps_in(settings.checkpoints_dir)}
     return [text for step in sorted(steps, reverse=True) if (text := str(step)).startswith(incomplete)][:MOST]
 
 
 def complete_entries(incomplete: str) -> list[str]:
-    """Ends of entry ids, newest first; what is open comes before everything else."""
+    """Ends of entry ids, newest first; those of open entries come before the others."""
     settings = _settings()
     if settings is None:
         return []
@@ -64,20 +64,22 @@ def _settings() -> Settings | None:
         return None
 
 
-def _journalled(paths: RunPaths) -> Iterator[int]:
+def _recorded_steps(paths: RunPaths) -> Iterator[int]:
     from chronicle.journal import read_journal
+    from chronicle.journal.events import Kind
     from chronicle.journal.index import open_index
 
     index = open_index(paths)
     try:
-        entries = read_journal(paths).of_kind("checkpoint") if index is None else index.newest(MOST, kinds=["checkpoint"])
+        kind = Kind.CHECKPOINT
+        entries = read_journal(paths).of_kind(kind) if index is None else index.newest(MOST, kinds=[kind])
         yield from (entry.step for entry in entries if entry.step is not None)
     finally:
         if index is not None:
             index.close()
 
 
-def _lying(directory: Path | None) -> Iterator[int]:
+def _steps_in(directory: Path | None) -> Iterator[int]:
     from rollback.checkpoint.listing import list_checkpoints
     from rollback.errors import RollbackError
 

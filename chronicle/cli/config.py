@@ -17,6 +17,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import RunInit
 from chronicle.story.plain import plain
 
 __all__ = [
@@ -24,19 +25,15 @@ __all__ = [
     "init",
 ]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show the settings in force.")
-
-
-@app.callback()
-def _group() -> None:
-    """Show the settings in force."""
+HELP = "Show the settings, or print the shell completion script."
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=HELP)
 
 
 @app.command("show")
 def show_settings(
     run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
 ) -> CommandResult:
-    """Show every setting and where its value comes from.
+    """Show each setting and the origin of its value.
 
     Example: chronicle config show
     """
@@ -60,9 +57,9 @@ def show_settings(
 
 @app.command("completion")
 def completion_script(
-    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+    shell: Annotated[str, typer.Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
 ) -> CommandResult:
-    """Print the script that teaches your shell to complete commands, runs, steps and entry ids.
+    """Print the script with which your shell completes commands, runs, steps and entry ids.
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
     """
@@ -84,7 +81,7 @@ def _path_text(path: Path | None) -> str | None:
 def init(
     run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
 ) -> CommandResult:
-    """Create the journal of a run, and `chronicle.toml` when there is none.
+    """Create the journal of a run and a `chronicle.toml`.
 
     Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
     """
@@ -95,13 +92,13 @@ def init(
         lines.append(f"run `{settings.run}` already has a journal: {paths.journal_dir}")
     else:
         with JournalWriter(paths) as writer:
-            writer.append("run.init", title=f"run {settings.run}", data={"checkpoints": _text(settings.checkpoints_dir)})
+            writer.write(RunInit(checkpoints=_path_text(settings.checkpoints_dir)), title=f"run {settings.run}")
         lines.append(f"journal of run `{settings.run}`: {paths.journal_dir}")
     config = Path.cwd() / "chronicle.toml"
     if not config.exists():
         config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
         lines.append(f"settings: {config}")
-    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _text(settings.checkpoints_dir)}
+    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _path_text(settings.checkpoints_dir)}
     return CommandResult(text="\n".join(lines), data=data)
 
 
@@ -125,6 +122,3 @@ def _relative(path: Path | None) -> str:
     except ValueError:
         return path.as_posix()
 
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

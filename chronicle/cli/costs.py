@@ -15,7 +15,9 @@ __all__ = ["costs"]
 
 
 def costs(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """Show goodput, lost steps and hours by cause, interruptions, times to detect, decide and recover.
+    """Show goodput, lost steps and lost hours by cause.
+
+    Also shown are interruptions, and the times to detect, to decide and to recover.
 
     Example: chronicle costs --run tr-190
     """

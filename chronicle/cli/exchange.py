@@ -41,7 +41,9 @@ def export(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Export the metrics of the lineage: each step once, from the launch the present weights descend from.
+    """Export the metrics of the lineage, each step once.
+
+    Each step comes from the launch that the present weights descend from.
 
     Example: chronicle export --format tensorboard -o tb
     """
@@ -110,7 +112,9 @@ def import_(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Import an old run: TensorBoard, W&B and other CSV, MLflow, trainer_state.json, logs, entries, a chronicles.md.
+    """Import an old run: TensorBoard, CSV, MLflow, logs, Markdown.
+
+    Sources: TensorBoard, W&B and other CSV, MLflow, trainer_state.json, logs, journal entries, a chronicles.md.
 
     Example: chronicle import runs/tensorboard --run old-run && chronicle report --run old-run
     """

@@ -18,7 +18,9 @@ def forensics(
     out: Annotated[Path | None, typer.Option(help="Write the post-mortem draft here, as Markdown.", metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Reconstruct launches from files, logs and processes; keep observed, inferred and unknown apart.
+    """Reconstruct the launches of an unrecorded run from its files.
+
+    Files, logs and processes are read. The result distinguishes observed, inferred and unknown facts.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
     """

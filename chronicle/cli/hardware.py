@@ -34,7 +34,9 @@ def hardware(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Read hardware events and enter the new ones into the journal, at the step they happened.
+    """Record hardware events from kernel logs and nvidia-smi.
+
+    New events are recorded at the step at which they happened.
 
     Example: chronicle hardware /var/log/kern.log
     """
@@ -107,7 +109,9 @@ def exclude_node(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Exclude a node, bring one back, or print the excluded ones as SLURM's --exclude wants them.
+    """Exclude a node from later launches, or readmit it.
+
+    Without a node, the excluded nodes are printed in the form of SLURM's --exclude.
 
     Example: chronicle exclude-node ip-26-0-147-135 --reason "Xid 64"
     """

@@ -31,14 +31,14 @@ MAX_LINES = 12
 
 
 def inspect(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint: a path, a step, or STEP@LAUNCH.", metavar="CKPT")],
+    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
     all_files: Annotated[bool, typer.Option("--files", help="List every file with its role.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Show scheduler, optimizer, counters, RNG, data position and topology of a checkpoint.
+    """Show what a checkpoint holds: LRs, counters, RNG, data.
 
     Example: chronicle inspect checkpoints/opt_step-30500
     """
@@ -48,7 +48,7 @@ def inspect(
 
 
 def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
-    """The checkpoints directory of the settings; not asked for when the checkpoint is given by its path."""
+    """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
     if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
         return None
     return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
@@ -204,14 +204,16 @@ def _size(size_bytes: int) -> str:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="One checkpoint: a path, a step, or STEP@LAUNCH.", metavar="A")],
-    b: Annotated[str, typer.Argument(help="The other.", metavar="B")],
+    a: Annotated[str, typer.Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A")],
+    b: Annotated[str, typer.Argument(help="The second checkpoint.", metavar="B")],
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Show the numbers in which two checkpoints differ: LRs, counters, RNG, topology, files.
+    """Show the numbers that differ between two checkpoints.
+
+    Compared are LRs, counters, RNG, topology and files.
 
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
     """
@@ -220,7 +222,7 @@ def diff(
         for named, root in ((named, settings_root(named, run, logs, checkpoints)) for named in (a, b))
     )
     differences = compare_states(one, other)
-    names = [_name(state.checkpoint.path) for state in (one, other)]
+    names = [state.checkpoint.path.name for state in (one, other)]
     return CommandResult(
         text=visible(_text(differences, names)),
         data={"a": str(one.checkpoint.path), "b": str(other.checkpoint.path),
@@ -228,13 +230,10 @@ def diff(
     )  # fmt: skip
 
 
-def _name(path: Path) -> str:
-    return path.name
-
 
 def _text(differences: list[Difference], names: list[str]) -> str:
     if not differences:
-        return f"{names[0]} and {names[1]} say the same"
+        return f"{names[0]} and {names[1]} hold the same numbers"
     rows = [("", *names)] + [(d.name, _value(d.before), _value(d.after)) for d in differences]
     widths = [min(60, max(len(row[i]) for row in rows)) for i in range(3)]
     return "\n".join("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)

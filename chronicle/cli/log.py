@@ -14,6 +14,7 @@ import typer
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.journal import Entry, Journal, read_journal
+from chronicle.journal.events import Kind
 from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
@@ -28,23 +29,30 @@ __all__ = [
     "show",
 ]
 
-DRAWN_ENTRIES = 5000  # of one kind; more are no picture any more
-QUIET = tuple(sorted(BOOKKEEPING - {"run.init"}))
-COLOURS = {"kept": "1;32", "abandoned": "90", "incident": "31", "rollback.receipt": "1;33", "hardware": "35", "proposal": "36"}
+DRAWN_ENTRIES = 5000  # kinds with more entries are left out of the graph
+QUIET = tuple(sorted(BOOKKEEPING - {Kind.RUN_INIT}))
+COLOURS = {
+    "kept": "1;32",
+    "abandoned": "90",
+    Kind.INCIDENT: "31",
+    Kind.ROLLBACK_RECEIPT: "1;33",
+    Kind.HARDWARE: "35",
+    Kind.PROPOSAL: "36",
+}
 
 
 def log(
-    graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a tree.")] = False,
-    kind: Annotated[list[str] | None, typer.Option(help="Only entries of this kind (repeatable).")] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="At most this many lines; 0 for all.")] = 200,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Oldest first.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also bookkeeping: every checkpoint, intents, batches.")] = False,
-    only_open: Annotated[bool, typer.Option("--open", help="Only what still asks for an outcome.")] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw launches and rollbacks as a graph.")] = False,
+    kind: Annotated[list[str] | None, typer.Option(help="List only entries of this kind (repeatable).")] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="Print at most this many lines; 0 for all.")] = 200,
+    reverse: Annotated[bool, typer.Option("--reverse", help="List the oldest entry first.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List also every checkpoint, intents and batches.")] = False,
+    only_open: Annotated[bool, typer.Option("--open", help="List only entries without an outcome.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """List the journal, newest first.
+    """List the journal, newest entry first, or draw it as a graph.
 
     Example: chronicle log --graph
     """
@@ -72,15 +80,15 @@ class _Wanted:
     limit: int
 
     def select(self, entries: Sequence[Entry]) -> list[Entry]:
-        """A checkpoint followed by another is left out: the last of each row stands for it."""
+        """The entries to list. Of consecutive checkpoints, only the last is listed."""
         chosen = [e for e in entries if (e.kind in self.kinds if self.kinds else self.every or e.kind not in QUIET)]
         if self.every or self.kinds:
             return chosen
-        return [e for i, e in enumerate(chosen) if not (e.kind == "checkpoint" and _is_checkpoint(chosen, i + 1))]
+        return [e for e, following in itertools.zip_longest(chosen, chosen[1:]) if not _are_saves(e, following)]
 
 
 def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
-    """One more than the limit, where there are more; of a large journal only the end is read."""
+    """The newest entries, at least one more than the limit if there are more. Only the end of a large journal is read."""
     index = open_index(paths) if wanted.limit else None
     if index is None:
         return wanted.select(read_journal(paths).entries)
@@ -104,7 +112,7 @@ def _open_entries(paths: RunPaths) -> list[Entry]:
 
 
 def _graph(paths: RunPaths, limit: int) -> CommandResult:
-    """The tree of launches; of a large journal without its bulk, which is counted instead of drawn."""
+    """The graph of launches. Kinds with very many entries are counted instead of drawn."""
     index, talk = open_index(paths), []
     if index is None:
         story = read_story(paths)
@@ -123,9 +131,8 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
     return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
 
 
-def _is_checkpoint(entries: Sequence[Entry], index: int) -> bool:
-    """A checkpoint followed by another is left out: the last of each row stands for it."""
-    return index < len(entries) and entries[index].kind == "checkpoint"
+def _are_saves(one: Entry, other: Entry | None) -> bool:
+    return one.kind == Kind.CHECKPOINT and other is not None and other.kind == Kind.CHECKPOINT
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:
@@ -161,19 +168,19 @@ def _paint(rows: Sequence[GraphLine]) -> Iterator[str]:
 
 
 def _columns() -> int | None:
-    """The width of the terminal; None where the output goes elsewhere and is kept whole."""
+    """The width of the terminal; None for a file or a pipe, where lines are not cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _fitted(text: str, name: str, columns: int | None) -> str:
-    """A line wrapped by the terminal would tear the lanes; the id at its end stays."""
+    """The line cut to the width of the terminal; the id at its end is kept."""
     if columns is None or len(text) + len(name) <= columns:
         return text + name
     return text[: max(0, columns - len(name) - 1)] + "…" + name
 
 
 def _wants_colour() -> bool:
-    """https://no-color.org; never into a file or a pipe unless FORCE_COLOR says so."""
+    """Whether to use colour: on a terminal without NO_COLOR (https://no-color.org), or with FORCE_COLOR."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
@@ -186,14 +193,14 @@ def show(
     entry_id: Annotated[
         str,
         typer.Argument(
-            help="Id of the entry, or an unambiguous beginning or end of it.", metavar="ID", autocompletion=complete_entries
+            help="Id of the entry, or its unambiguous start or end.", metavar="ID", autocompletion=complete_entries
         ),
     ],
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Show one entry in full, with what it refers to and what refers to it.
+    """Show one journal entry and the entries it is linked to.
 
     Example: chronicle show 7Q2K9XAB
     """
@@ -230,7 +237,7 @@ def _brief(entry: Entry | None) -> str:
 
 
 def _value(value: Any, indent: str = "") -> Iterator[str]:
-    """A mapping as indented lines; short leaves on the line of their name."""
+    """A mapping as indented lines; short values follow their names."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, inner in items:
         name = plain(key) if isinstance(value, Mapping) else "-"

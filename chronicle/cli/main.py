@@ -1,7 +1,7 @@
-"""`chronicle`: find the verb, run it, render its result, turn errors into one sentence and an exit code.
+"""The entry point of `chronicle`: finds the command, runs it, prints its result or one error sentence with an exit code.
 
-A verb's module is imported when it is named, so that `chronicle note` starts as fast as a hello world. The only place
-that catches broadly.
+The module of a command is imported when that command is called, so that `chronicle note` starts fast. Exceptions of
+every class are caught here, and nowhere else in the commands.
 """
 
 import errno
@@ -24,46 +24,62 @@ from rollback.errors import Refused, RollbackError, StoppedPartWay
 
 __all__ = ["main"]
 
-# verb -> module and function, in the order of `chronicle --help`
-VERBS: Mapping[str, str] = {
-    "init": "chronicle.cli.config:init",
-    "run": "chronicle.cli.run:run",
-    "status": "chronicle.cli.status:status",
-    "log": "chronicle.cli.log:log",
-    "show": "chronicle.cli.log:show",
-    "note": "chronicle.cli.note:note",
-    "close": "chronicle.cli.note:close",
-    "inspect": "chronicle.cli.inspect:inspect",
-    "diff": "chronicle.cli.inspect:diff",
-    "verify": "chronicle.cli.verify:verify",
-    "manifest": "chronicle.cli.manifest:manifest",
-    "spikes": "chronicle.cli.spikes:spikes",
-    "propose": "chronicle.cli.spikes:propose",
-    "watch": "chronicle.cli.watch:watch",
-    "rollback": "chronicle.cli.rollback:rollback",
-    "apply": "chronicle.cli.rollback:apply",
-    "undo": "chronicle.cli.undo:undo",
-    "recover": "chronicle.cli.undo:recover",
-    "prune": "chronicle.cli.prune:prune",
-    "audit": "chronicle.cli.audit:audit",
-    "claim": "chronicle.cli.audit:claim",
-    "ps": "chronicle.cli.processes:ps",
-    "sweep": "chronicle.cli.processes:sweep",
-    "preflight": "chronicle.cli.preflight:preflight",
-    "forensics": "chronicle.cli.forensics:forensics",
-    "exclude-node": "chronicle.cli.hardware:exclude_node",
-    "hardware": "chronicle.cli.hardware:hardware",
-    "costs": "chronicle.cli.costs:costs",
-    "render": "chronicle.cli.report:render",
-    "report": "chronicle.cli.report:report",
-    "serve": "chronicle.cli.report:serve",
-    "export": "chronicle.cli.exchange:export",
-    "import": "chronicle.cli.exchange:import_",
-    "data": "chronicle.cli.data:app",
-    "config": "chronicle.cli.config:app",
-    "mlflow": "chronicle.cli.exchange:app",
+# title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
+# is the first line of the command's own help, which a test compares.
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Record a run": {
+        "init": ("chronicle.cli.config:init", "Create the journal of a run and a `chronicle.toml`."),
+        "run": ("chronicle.cli.run:run", "Start a training command under supervision."),
+        "note": ("chronicle.cli.note:note", "Write a note into the journal."),
+        "close": ("chronicle.cli.note:close", "Record the outcome of an incident, a rollback or a note."),
+        "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
+    },
+    "See a run": {
+        "status": ("chronicle.cli.status:status", "Show where the run is, what is open and what to do next."),
+        "log": ("chronicle.cli.log:log", "List the journal, newest entry first, or draw it as a graph."),
+        "show": ("chronicle.cli.log:show", "Show one journal entry and the entries it is linked to."),
+        "costs": ("chronicle.cli.costs:costs", "Show goodput, lost steps and lost hours by cause."),
+        "spikes": ("chronicle.cli.spikes:spikes", "List spikes and divergences in training logs."),
+        "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
+        "render": ("chronicle.cli.report:render", "Write the story of the run as Markdown, with one picture."),
+        "report": ("chronicle.cli.report:report", "Write the run as one HTML page that works offline."),
+        "serve": ("chronicle.cli.report:serve", "Serve the run's page on 127.0.0.1 until Ctrl-C."),
+        "export": ("chronicle.cli.exchange:export", "Export the metrics of the lineage, each step once."),
+    },
+    "Look at checkpoints": {
+        "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
+        "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
+        "verify": ("chronicle.cli.verify:verify", "Verify one checkpoint or all of them (exit 5 on findings)."),
+        "manifest": ("chronicle.cli.manifest:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
+        "prune": ("chronicle.cli.prune:prune", "Delete abandoned checkpoints that no undo needs."),
+    },
+    "Go back": {
+        "propose": ("chronicle.cli.spikes:propose", "Propose a checkpoint to go back to, with reasons."),
+        "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
+        "apply": ("chronicle.cli.rollback:apply", "Apply a plan that `chronicle rollback --plan-out` wrote."),
+        "undo": ("chronicle.cli.undo:undo", "Undo the last rollback, byte for byte."),
+        "recover": ("chronicle.cli.undo:recover", "Finish or revert an interrupted rollback or undo."),
+    },
+    "Check": {
+        "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
+        "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
+        "claim": ("chronicle.cli.audit:claim", "Check a sentence about the run against recorded evidence."),
+        "forensics": ("chronicle.cli.forensics:forensics", "Reconstruct the launches of an unrecorded run from its files."),
+    },
+    "Processes and nodes": {
+        "ps": ("chronicle.cli.processes:ps", "List the living processes of a run."),
+        "sweep": ("chronicle.cli.processes:sweep", "End orphaned processes of earlier launches."),
+        "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events from kernel logs and nvidia-smi."),
+        "exclude-node": ("chronicle.cli.hardware:exclude_node", "Exclude a node from later launches, or readmit it."),
+    },
+    "Data, settings, other tools": {
+        "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
+        "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
+        "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
+    },
 }
-# what a verb may find missing -> the extra of this package that brings it
+VERBS: Mapping[str, str] = {verb: target for group in GROUPS.values() for verb, (target, _) in group.items()}
+# optional package -> the extra that installs it
 EXTRAS: Mapping[str, str] = {
     "numpy": "train",
     "torch": "train",
@@ -76,18 +92,28 @@ EXTRAS: Mapping[str, str] = {
     "scipy": "study",
     "yaml": "study",
 }
-GROUP = "chronicle.commands"  # entry points: `experiment` is mounted from its own package, so no import points up
+PLUGINS: Mapping[str, str] = {"experiment": "Run controlled studies of what a restart does to a run."}
+ENTRY_POINTS = "chronicle.commands"  # commands of other packages; `experiments` adds one without being imported here
 
 
 class VerbGroup(TyperGroup):
-    """A group whose commands are imported when they are asked for."""
+    """The group of all commands; each is imported when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs of the table in its order, then those of other packages."""
         return [*VERBS, *sorted(_plugins())]
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands with their summaries, one section per group of `GROUPS`."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:<12}", summary) for verb, (_, summary) in commands.items()])
+        if _plugins():
+            with formatter.section("Of other packages"):
+                formatter.write_dl([(f"{verb:<12}", PLUGINS.get(verb, "")) for verb in sorted(_plugins())])
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command behind a verb, or None."""
+        """The command of this name, or None."""
         if cmd_name in VERBS:
             module, _, name = VERBS[cmd_name].partition(":")
             found = getattr(import_module(module), name)
@@ -117,14 +143,14 @@ def _plugin(verb: str) -> Any:
             require_own("experiments")  # a directory of that name is common beside a user's script
         return point.load()
     except ModuleNotFoundError:
-        return None  # the package that brings this verb is not installed whole
+        return None  # the package of this command is installed without its own requirements
 
 
 @functools.cache
 def _plugins() -> dict[str, Any]:
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,17 +167,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Carry out one command line and print its result; returns the exit code."""
+    """Run one command line and print its result; returns the exit code."""
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
 
         print(f"chronicle {__version__}")
         return ExitCode.DONE
-    if os.environ.get("_CHRONICLE_COMPLETE"):  # the shell asks what could stand here
+    if os.environ.get("_CHRONICLE_COMPLETE"):  # the shell asks for completions
         import_module("chronicle.cli.completion").enable()
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
-    except BaseException as problem:  # noqa: BLE001 the one broad catch: one sentence and a code, never a traceback
+    except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
         return _explain(problem)
     return _render(outcome, as_json=_wants_json(argv))
 
@@ -168,7 +194,7 @@ def _group() -> VerbGroup:
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
-    """Whether `--json` stands among our own words; what follows `--` belongs to the launcher."""
+    """Whether `--json` is among our own arguments; those after `--` belong to the launcher."""
     own = argv[: argv.index("--")] if "--" in argv else argv
     return "--json" in own
 
@@ -177,7 +203,7 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     if isinstance(outcome, int) and not isinstance(outcome, bool):
         if outcome == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into a silent exit
             return _say("interrupted", None, ExitCode.INTERRUPTED)
-        return outcome  # typer's own Exit (help shown, say)
+        return outcome  # typer's own exit, for example after --help
     if not isinstance(outcome, CommandResult):
         return ExitCode.DONE
     for line in outcome.talk:
@@ -190,8 +216,8 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     try:
         sys.stdout.write(text)
     except BrokenPipeError:
-        pass  # `chronicle log | head`: the reader has seen enough
-    except UnicodeEncodeError:  # a terminal that knows ASCII or Latin-1 only
+        pass  # `chronicle log | head` closes the pipe early
+    except UnicodeEncodeError:  # a terminal with ASCII or Latin-1 encoding
         sys.stdout.buffer.write(text.encode("utf-8", "replace"))
     return int(outcome.exit_code)
 
@@ -234,7 +260,7 @@ def _os_sentence(problem: OSError) -> str:
 
 
 def _unexpected(problem: BaseException) -> int:
-    """A defect of ours: still one sentence; the traceback on request."""
+    """An error that is a defect of this program: one sentence; the traceback with CHRONICLE_TRACEBACK=1."""
     if os.environ.get("CHRONICLE_TRACEBACK"):
         raise problem
     text = f"unexpected {type(problem).__name__}: {problem}"
@@ -249,7 +275,7 @@ def _say(message: str, remedy: str | None, code: int) -> int:
 
 
 def _shown(text: str) -> str:
-    """A message quotes what was typed or found: nothing in it may steer the terminal."""
+    """`text` without control characters: messages quote file names and arguments."""
     if text.replace("\n", "").isprintable():
         return text
     from chronicle.story.plain import plain_block

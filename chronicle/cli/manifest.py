@@ -1,4 +1,4 @@
-"""`chronicle manifest`: close a checkpoint's inventory with names, sizes and digests, after verifying it."""
+"""`chronicle manifest`: writes the manifest of a checkpoint: names, sizes and digests of its files."""
 
 from typing import Annotated
 
@@ -16,20 +16,22 @@ __all__ = ["manifest"]
 
 
 def manifest(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint: a path, a step, or STEP@LAUNCH.", metavar="CKPT")],
-    digests: Annotated[bool, typer.Option(help="Read every byte for its digest; without, names and sizes.")] = True,
+    checkpoint: Annotated[str, typer.Argument(help="A path, a step or STEP@LAUNCH.", metavar="CKPT")],
+    digests: Annotated[bool, typer.Option(help="Read every byte and record digests, or only names and sizes.")] = True,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Write the inventory of a checkpoint into it; a manifest that is there keeps what the run recorded.
+    """Write the manifest of a checkpoint: names, sizes, digests.
+
+    If the checkpoint has a manifest already, what the run recorded in it is kept.
 
     Example: chronicle manifest checkpoints/opt_step-30500
     """
     chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))
     if chosen.single_file:
-        raise ChronicleError(f"`{chosen.path}` is a file of its own: a manifest lies inside a directory")
+        raise ChronicleError(f"`{chosen.path}` is a single file: expected a directory, which holds the manifest")
     refuse_strays(chosen)
     old, talk = _old_manifest(chosen)
     new = write_manifest(
@@ -47,10 +49,10 @@ def manifest(
 
 
 def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:
-    """The manifest that is there, and what is to be said about it; one of another version is refused, not replaced."""
+    """The present manifest, and a message if it cannot be read. Raises `OtherVersion` instead of replacing a newer one."""
     try:
         return read_manifest(chosen.path), ()
     except OtherVersion:
         raise
     except UnreadableFile as problem:
-        return None, (f"the manifest that was there is lost, with all that the run recorded in it: {problem.message}",)
+        return None, (f"the old manifest is lost, with what the run recorded in it: {problem.message}",)

@@ -1,7 +1,7 @@
-"""`chronicle note`: what a person saw, thinks, did or expects, as one entry; `$EDITOR` when no text is given.
+"""`chronicle note` records what a person saw, suspects, did or expects; `chronicle close` records the outcome.
 
-The fields are those that chronicles written by hand have in common: seen, suspects (claim, test, verdict), did (what was
-changed), expected (asked before the outcome), rule learnt, evidence. What came out is said later, with `chronicle close`.
+The fields are those that hand-written chronicles have in common: seen, suspects (claim, test, verdict), did (the change),
+expected, rule learnt, evidence. Without a text, `note` opens `$EDITOR`.
 """
 
 import os
@@ -20,6 +20,8 @@ from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Amendment, Close, Incident, Kind, Note, Words
+from chronicle.journal.events import read as read_event
 from chronicle.journal.objects import store_file
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
@@ -32,27 +34,27 @@ __all__ = [
 ]
 
 TEMPLATE = """
-# What happened? The first line is the title. Lines starting with # are left out; an empty text aborts.
-# Worth writing: what was seen, from which step, what you suspect, what you did, what you expect now.
+# What happened? The first line is the title. Lines starting with # are ignored. An empty text aborts.
+# Useful: what you saw, from which step on, what you suspect, what you did, what you expect now.
 # Run {run}.
 """
 VERDICTS = ("open", "supported", "refuted")
 
 
 def note(
-    text: Annotated[str | None, typer.Argument(help="The note; opens $EDITOR when left out.", show_default=False)] = None,
-    step: Annotated[int | None, typer.Option(help="Optimizer step it is about.")] = None,
-    launch: Annotated[int | None, typer.Option(help="Launch it is about.")] = None,
-    incident: Annotated[bool, typer.Option("--incident", help="It is an incident: open until it is closed.")] = False,
+    text: Annotated[str | None, typer.Argument(help="Text of the note. Without it, $EDITOR opens.", show_default=False)] = None,
+    step: Annotated[int | None, typer.Option(help="Optimizer step of the note.")] = None,
+    launch: Annotated[int | None, typer.Option(help="Launch of the note.")] = None,
+    incident: Annotated[bool, typer.Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
     seen: Annotated[str | None, typer.Option(help="What was seen.")] = None,
     suspect: Annotated[
-        list[str] | None, typer.Option(help="`cause: claim [| test [| open, supported or refuted]]` (repeatable).")
+        list[str] | None, typer.Option(help="Suspect, as `cause: claim [| test [| open, supported or refuted]]` (repeatable).")
     ] = None,
-    did: Annotated[list[str] | None, typer.Option(help="A change, `field: before -> after` (repeatable).")] = None,
-    expect: Annotated[str | None, typer.Option(help="What should happen now; asked before the outcome.")] = None,
-    rule: Annotated[str | None, typer.Option(help="A rule learnt, collected in the chronicle.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Host it is about (repeatable).")] = None,
-    attach: Annotated[list[Path] | None, typer.Option(help="File kept with the note (repeatable).")] = None,
+    did: Annotated[list[str] | None, typer.Option(help="Change, as `field: before -> after` (repeatable).")] = None,
+    expect: Annotated[str | None, typer.Option(help="What you expect now, before the outcome is known.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Rule learnt; the report collects them.")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Host of the note (repeatable).")] = None,
+    attach: Annotated[list[Path] | None, typer.Option(help="File to keep with the note (repeatable).")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Tag (repeatable).")] = None,
     amend: Annotated[str | None, typer.Option(help="Entry id that this note corrects.", metavar="ID")] = None,
     run: RunOption = None,
@@ -64,7 +66,7 @@ def note(
     Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
     """
     if amend and incident:
-        raise UsageProblem("--amend corrects an entry, --incident begins one: expected one of them")
+        raise UsageProblem("--amend and --incident are both given: expected one of them")
     settings = settings_from(run, logs)
     paths = settings.paths
     fresh = not paths.journal_dir.is_dir()
@@ -81,18 +83,18 @@ def note(
     if tag:
         data["tags"] = list(tag)
     data |= _attachments(paths, attach or ())
-    kind = "amend" if amend else "incident" if incident else "note"
+    event = (Amendment if amend else Incident if incident else Note).from_json(data)
     with JournalWriter(paths) as writer:
-        entry = writer.append(kind, step=step, launch=launch, title=title, refs=refs, data=data)
+        entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
     talk = [f"new journal: {paths.journal_dir}"] if fresh else [*_contradicted(paths, f"{title}\n{body}")]
     if incident:
-        talk.append(f'when you know what came of it: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
-    result = {"id": entry.id, "kind": kind, "title": title, "run": settings.run}
+        talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
+    result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
     return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
 
 
 def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
-    """Numbers that the ranks' own records contradict; said after the note is written, which they never prevent."""
+    """Messages about numbers in the text that the ranks' records contradict; the note is written in any case."""
     if not any(character.isdigit() for character in text):
         return ()
     from chronicle.audit.claims import lint_note
@@ -101,21 +103,21 @@ def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """First line is the title, the rest the body."""
+    """(title, body): the first line, and the rest."""
     lines = text.strip().splitlines()
     if not lines or not lines[0].strip():
-        raise UsageProblem("empty note, nothing written", 'chronicle note "what happened"')
+        raise UsageProblem("empty note: nothing written", 'chronicle note "what happened"')
     return lines[0].strip(), "\n".join(lines[1:]).strip()
 
 
 def _suspect(words: str) -> dict[str, str]:
-    """`cause: claim | test | verdict`; only the cause must be there."""
+    """Parse `cause: claim | test | verdict`; only the cause is required."""
     first, *rest = (part.strip() for part in words.split("|"))
     cause, _, claim = first.partition(":")
     verdict = rest[1] if len(rest) > 1 else "open"
     if not cause.strip() or verdict not in VERDICTS:
         raise UsageProblem(
-            f"--suspect {words}: expected `cause: claim | test | verdict`, the verdict one of {', '.join(VERDICTS)}"
+            f"--suspect {words}: expected `cause: claim | test | verdict` with a verdict of {', '.join(VERDICTS)}"
         )
     out = {"cause": cause.strip(), "claim": claim.strip(), "verdict": verdict}
     return out | ({"test": rest[0]} if rest and rest[0] else {})
@@ -145,7 +147,7 @@ def _from_editor(run: str) -> str:
         except OSError as problem:
             raise ChronicleError(f"cannot start the editor `{editor or 'vi'}`: {problem.strerror}") from problem
         if done.returncode != 0:
-            raise ChronicleError(f"editor `{editor or 'vi'}` ended with code {done.returncode}, nothing written")
+            raise ChronicleError(f"editor `{editor or 'vi'}` ended with code {done.returncode}: nothing written")
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#"))
 
@@ -154,7 +156,7 @@ def _from_editor(run: str) -> str:
 
 
 class CloseOutcome(StrEnum):
-    """What came of an intervention."""
+    """The outcome of an intervention."""
 
     WORKED = "worked"
     FAILED = "failed"
@@ -164,33 +166,35 @@ class CloseOutcome(StrEnum):
     SUPERSEDED = "superseded"
 
 
-ONLY_OPEN = "open"  # never the end of an id: its alphabet has no O
-NOT_CLOSABLE = ("close", "amend", "run.init", "launch.start", "launch.step", "launch.end", "checkpoint")
+ONLY_OPEN = "open"  # no id ends like this: their alphabet has no O
+NOT_CLOSABLE = frozenset(
+    (Kind.CLOSE, Kind.AMEND, Kind.RUN_INIT, Kind.LAUNCH_START, Kind.LAUNCH_STEP, Kind.LAUNCH_END, Kind.CHECKPOINT)
+)
 
 
 def close(
     entry_id: Annotated[
         str,
         typer.Argument(
-            help="Entry that this is the outcome of; `open`: the only one that is open.",
+            help="Entry to close; `open` for the only one that is open.",
             metavar="ID",
             autocompletion=complete_entries,
         ),
     ],
-    text: Annotated[str | None, typer.Argument(help="What came out, in words.", show_default=False)] = None,
-    outcome: Annotated[CloseOutcome | None, typer.Option(help="What came of it.", show_default=False)] = None,
-    rule: Annotated[str | None, typer.Option(help="A rule learnt from it, collected in the chronicle.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The outcome in words.", show_default=False)] = None,
+    outcome: Annotated[CloseOutcome | None, typer.Option(help="The outcome.", show_default=False)] = None,
+    rule: Annotated[str | None, typer.Option(help="Rule learnt from it; the report collects them.")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Say what came of an incident, a rollback or a note.
+    """Record the outcome of an incident, a rollback or a note.
 
     Example: chronicle close 7Q2K9XAB --outcome worked "no spike for 3000 steps"
     """
     if outcome is None:
         raise UsageProblem(
-            "no outcome given, nothing written: expected --outcome " + "|".join(o.value for o in CloseOutcome),
+            "no outcome given: expected --outcome " + "|".join(o.value for o in CloseOutcome),
             f'chronicle close {entry_id} --outcome worked "…"',
         )
     settings = need_run(settings_from(run, logs))
@@ -200,16 +204,13 @@ def close(
     if entry.kind in NOT_CLOSABLE:
         message = f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome"
         raise UsageProblem(message, "`chronicle status` lists what is open")
-    data: dict[str, Any] = {"outcome": outcome.value}
-    if text:
-        data["text"] = text
-    if rule:
-        data["rule"] = rule
-    expected = entry.data.get("expect")
+    event = Close.from_json({"outcome": outcome.value} | {k: v for k, v in (("text", text), ("rule", rule)) if v})
+    closed = read_event(entry)
+    expected = closed.expect if isinstance(closed, Words) else None
     with JournalWriter(settings.paths) as writer:
         title = f"{outcome.value}: {entry.title}"[:200]
-        written = writer.append("close", step=story.headline.step or None, title=title, refs=(entry.id,), data=data)
-    talk = (f"expected was: {plain(expected)}",) if expected else ()
+        written = writer.write(event, step=story.headline.step or None, title=title, refs=(entry.id,))
+    talk = (f"expected: {plain(expected)}",) if expected else ()
     result = {"id": written.id, "closes": entry.id, "outcome": outcome.value, "run": settings.run}
     return CommandResult(text=f"{written.id}  {plain(written.title)}", data=result, talk=talk)
 
@@ -219,5 +220,4 @@ def _only_open(story: Story) -> str:
     if len(ids) == 1:
         return ids[0]
     listed = ": " + ", ".join(entry_id[-8:] for entry_id in ids) if ids else ""
-    found = f"`open` means the only entry that is open, there are {len(ids)}{listed}"
-    raise UsageProblem(found, "name one: chronicle close ID …")
+    raise UsageProblem(f"{len(ids)} entries are open{listed}: `open` expects one", "name it: chronicle close ID …")

@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointsOption",
     "CommandResult",
     "ExitCode",
+    "ForceOption",
     "JsonOption",
     "LogsOption",
     "RunOption",
@@ -39,22 +40,25 @@ def _runs(incomplete: str) -> list[str]:
 
 
 RunOption = Annotated[str | None, typer.Option("--run", help="Name of the run.", metavar="NAME", autocompletion=_runs)]
-LogsOption = Annotated[Path | None, typer.Option("--logs", help="Where runs are kept [logs].", metavar="DIR")]
+LogsOption = Annotated[Path | None, typer.Option("--logs", help="Directory of all runs [logs].", metavar="DIR")]
 CheckpointsOption = Annotated[
-    Path | None, typer.Option("--checkpoints", help="Where the trainer saves checkpoints.", metavar="DIR")
+    Path | None, typer.Option("--checkpoints", help="Directory in which the trainer saves checkpoints.", metavar="DIR")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
+ForceOption = Annotated[
+    str | None, typer.Option("--force", help="Continue although the run seems alive; the reason.", metavar="REASON")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
 
 
 def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
-    """The flags that this command was given, as text: the command that it proposes needs them too."""
+    """The directory flags of this command as text, for the command that it proposes."""
     given = (("--logs", logs), ("--checkpoints", checkpoints))
     return tuple(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:
-    """Settings of this command: files and environment, then these flags."""
+    """The settings of this command: from files, environment variables and these flags."""
     return load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
 
 
@@ -62,7 +66,7 @@ def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None =
 
 
 class ExitCode(IntEnum):
-    """Documented in `docs/exit_codes.md`; `chronicle run` returns the launcher's own code instead."""
+    """The exit codes, documented in `docs/exit_codes.md`; `chronicle run` returns the launcher's own code."""
 
     DONE = 0
     ERROR = 1
@@ -77,7 +81,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """`text` is data for stdout, `talk` goes to stderr, `data` is what `--json` prints (one object, or a list)."""
+    """What a command returns: `text` for stdout, `talk` for stderr, `data` for `--json` (one object, or a list)."""
 
     text: str = ""
     data: Mapping[str, Any] | Sequence[Any] | None = None
@@ -89,39 +93,39 @@ class CommandResult:
 
 
 def need_run(settings: Settings) -> Settings:
-    """The settings unchanged; raises `ChronicleError` when the run was named by someone and there is no such run."""
+    """Return the settings; raises `ChronicleError` when the user named a run that does not exist."""
     if settings.paths.run_dir.is_dir() or settings.origin.get("run") == "name of the working directory":
         return settings
     known = sorted(p.parent.name for p in settings.logs_dir.glob("*/journal") if p.is_dir())
     found = ", ".join(known[:8]) if known else "no run at all"
     raise ChronicleError(
         f"no run `{settings.run}` (from {settings.origin.get('run', 'default')}) in `{settings.logs_dir}`: found {found}",
-        "name another with --run NAME, or begin it with `chronicle init` or `chronicle run -- …`",
+        "name another with --run NAME, or start it with `chronicle init` or `chronicle run -- …`",
     )
 
 
 # --- The checkpoints directory, from settings or from the journal
 
-NEWEST = 2000  # saves looked at; a run that moved its checkpoints is older than that, or is asked
+NEWEST = 2000  # saves that are read to find the checkpoints directory
 
 
 def settings_with_checkpoints(run: str | None, logs: Path | None, checkpoints: Path | None) -> Settings:
-    """Settings of a command that works on checkpoints.
+    """The settings of a command that works on checkpoints, with the checkpoints directory.
 
-    A directory that was set wins; then the one recorded at the saves, when it is exactly one of those that still exist;
-    then `checkpoints` here. Several recorded ones are not chosen between: they are named in `origin`.
+    It is the configured one; else the one recorded at saves, if exactly one of those still exists; else `checkpoints`
+    here. If several exist, none is chosen and `origin` names them.
     """
     settings = settings_from(run, logs, checkpoints)
     if settings.checkpoints_dir is not None and settings.origin.get("checkpoints") != "default":
         return settings
     roots = _recorded_roots(settings.paths)
-    standing = [root for root in roots if root.is_dir()]
-    if len(standing) == 1:
-        return _with(settings, standing[0], "the journal's checkpoints")
-    if not roots or settings.checkpoints_dir in standing:
+    existing = [root for root in roots if root.is_dir()]
+    if len(existing) == 1:
+        return _with(settings, existing[0], "the journal's checkpoints")
+    if not roots or settings.checkpoints_dir in existing:
         return settings
-    words = "several in the journal: " if standing else "not there any more: "
-    return _with(settings, None, words + ", ".join(f"`{root}`" for root in (standing or roots)[:4]))
+    reason = "several in the journal: " if existing else "recorded in the journal, but gone: "
+    return _with(settings, None, reason + ", ".join(f"`{root}`" for root in (existing or roots)[:4]))
 
 
 def _with(settings: Settings, root: Path | None, origin: str) -> Settings:
@@ -131,23 +135,24 @@ def _with(settings: Settings, root: Path | None, origin: str) -> Settings:
 def _recorded_roots(paths: RunPaths) -> list[Path]:
     if not paths.journal_dir.is_dir():
         return []
-    from chronicle.watch.advice import find_checkpoint_roots
+    from chronicle.checkpoints import find_checkpoint_roots
 
     try:
         roots = find_checkpoint_roots(_newest_saves(paths), None, Path.cwd())
     except (ChronicleError, OSError):
-        return []  # whoever needs the journal will say what is wrong with it
+        return []  # the command that reads the journal reports what is wrong with it
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
 
 
 def _newest_saves(paths: RunPaths) -> Iterable[Entry]:
     from chronicle.journal import read_journal
+    from chronicle.journal.events import Kind
     from chronicle.journal.index import open_index
 
     index = open_index(paths)
     if index is None:
-        return read_journal(paths).of_kind("checkpoint")
+        return read_journal(paths).of_kind(Kind.CHECKPOINT)
     try:
-        return index.newest(NEWEST, kinds=["checkpoint"])
+        return index.newest(NEWEST, kinds=[Kind.CHECKPOINT])
     finally:
         index.close()

@@ -46,11 +46,12 @@ def preflight(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check before spending: shards, counts, devices, memory, plan, LR, labels, disk, save time, strays, orphans.
+    """Check a launch before it spends GPU hours.
+
+    Checked are shards, counts, devices, memory, plan, LR, labels, disk, save time, strays and orphans. What cannot be
+    checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --claim "1.21B on 4 GPUs" -- torchrun --nproc_per_node 4 train.py
-
-    Unknown is said as unknown and is no pass. Exit code 3 when a check failed.
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
     command = tuple(launcher or ())

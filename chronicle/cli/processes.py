@@ -21,7 +21,9 @@ __all__ = [
 ]
 
 def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """List living processes of a run: its supervisor, what it supervises, orphans of earlier launches.
+    """List the living processes of a run.
+
+    Listed are its supervisor, the processes of its launches, and orphans of earlier launches.
 
     Example: chronicle ps --run demo
     """
@@ -63,7 +65,9 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
 
 
 def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
-    """End orphans of earlier launches: ours by token or record, same boot, same user; never by name.
+    """End orphaned processes of earlier launches.
+
+    Only processes of this run, this user and this boot are ended, recognised by token or record, never by name.
 
     Example: chronicle sweep --run demo --yes
     """

@@ -1,9 +1,10 @@
-"""`chronicle prune`: delete abandoned checkpoints, and originals that no undo needs any more."""
+"""`chronicle prune`: delete abandoned checkpoints, and originals of edited files, that no undo needs."""
 
 import json as jsonlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from chronicle.checkpoints import CheckpointVerdict, find_verdict
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -13,9 +14,9 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import Ground, agree, find_undoable, open_ground, uninterrupted
+from chronicle.cli.transaction import OpenedRun, agree, find_undoable, open_run, uninterrupted
 from chronicle.journal import Entry
-from chronicle.verified import CheckpointVerdict, find_verdict
+from chronicle.journal.events import Kind, Pruned, RollbackReceipt
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
@@ -34,34 +35,38 @@ def prune(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Delete what rollbacks moved aside. Kept: what the last rollback's undo needs, and the last two verified.
+    """Delete abandoned checkpoints that no undo needs.
+
+    Kept are the checkpoints that the undo of the last rollback needs, and the last two verified ones.
 
     Example: chronicle prune
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    with open_ground(settings) as ground:
+    with open_run(settings) as opened:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)
-        standing = find_undoable(ground.journal.entries)
-        pinned = set() if standing is None else {str(standing.data.get("intent"))}
-        plan = plan_prune(found, _verified(found, ground.journal.entries), pinned)
-        objects = _unneeded_objects(ground, standing)
+        undoable = find_undoable(opened.journal.entries)
+        pinned = set() if undoable is None else {str(RollbackReceipt.of(undoable).intent)}
+        plan = plan_prune(found, _verified(found, opened.journal.entries), pinned)
+        objects = _unneeded_objects(opened)
         if not plan.delete and not objects:
             kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
             return CommandResult(
-                text=f"nothing to prune{kept}", data=_data(plan, objects, str(ground.root), done=False)
+                text=f"nothing to prune{kept}", data=_data(plan, objects, str(opened.root), done=False)
             )
         text = _text(plan, objects)
-        agree("Delete them for good?", text, yes=yes)
+        agree("Delete them permanently?", text, yes=yes)
         with uninterrupted():
-            data = _data(plan, objects, str(ground.root), done=True)
-            entry = ground.writer.append("prune", title=f"{len(plan.delete)} abandoned checkpoints deleted", data=data)
-            apply_prune(plan, objects, parent=ground.root.parent, id_=entry.id)
+            data = _data(plan, objects, str(opened.root), done=True)
+            entry = opened.writer.write(
+                Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
+            )
+            apply_prune(plan, objects, parent=opened.root.parent, id_=entry.id)
     return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
 
 
 def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:
-    """Those that pass a look at names, structure and counters, and that no reading of every byte has found unsound."""
+    """Checkpoints that pass a quick verification and that no full `chronicle verify` found unsound."""
     verdicts = {c.path: find_verdict(c.path, entries) for c in found}
     return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
 
@@ -70,21 +75,21 @@ def _passed(verdict: CheckpointVerdict | None) -> bool:
     return verdict is None or verdict.passes
 
 
-def _unneeded_objects(ground: Ground, standing: Entry | None) -> list[Path]:
-    """Originals of rollbacks that were undone: they are back in their places. Whatever else is referred to stays."""
-    undone = {ref for entry in ground.journal.of_kind("undo.receipt") for ref in entry.refs}
+def _unneeded_objects(opened: OpenedRun) -> list[Path]:
+    """Originals of rollbacks that were undone and that no other entry refers to."""
+    undone = {ref for entry in opened.journal.of_kind(Kind.UNDO_RECEIPT) for ref in entry.refs}
     past = {
         sha256
-        for entry in ground.journal.of_kind("rollback.receipt")
+        for entry in opened.journal.of_kind(Kind.ROLLBACK_RECEIPT)
         if entry.id in undone and "files" in entry.data
         for sha256 in originals_of(entry.data)
     }
     others = "".join(
         jsonlib.dumps(entry.data, default=str)
-        for entry in ground.journal.entries
-        if not (entry.kind == "rollback.receipt" and entry.id in undone)
+        for entry in opened.journal.entries
+        if not (entry.kind == Kind.ROLLBACK_RECEIPT and entry.id in undone)
     )
-    paths = [ground.paths.objects_dir / sha256[:2] / sha256 for sha256 in sorted(past) if sha256 not in others]
+    paths = [opened.paths.objects_dir / sha256[:2] / sha256 for sha256 in sorted(past) if sha256 not in others]
     return [path for path in paths if path.is_file()]
 
 

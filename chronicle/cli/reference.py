@@ -1,4 +1,4 @@
-"""`docs/commands.md` from the help texts: `python -m chronicle.cli.reference > docs/commands.md`; a test compares."""
+"""Makes `docs/commands.md` from the help texts: `python -m chronicle.cli.reference > docs/commands.md`."""
 
 import os
 import re
@@ -14,26 +14,26 @@ HEAD = """# Commands
 
 <!-- made by `python -m chronicle.cli.reference > docs/commands.md` from the help texts; a test compares -->
 
-Every command takes `--help`. Read commands take `--json` and print one object. `--run NAME`, `--logs DIR` and
-`--checkpoints DIR` say what is meant where `chronicle.toml` does not; `chronicle config show` says where each value comes
-from. Data goes to stdout, talk to stderr. Exit codes: [exit_codes.md](exit_codes.md).
+Every command has `--help`. Commands that only read have `--json` and print one object. `--run NAME`, `--logs DIR` and
+`--checkpoints DIR` override `chronicle.toml`; `chronicle config show` prints each setting and its origin. Data goes to
+stdout, messages go to stderr. Exit codes: [exit_codes.md](exit_codes.md).
 """
 SHARED = frozenset(("--run", "--logs", "--checkpoints", "--json", "--yes", "--help"))
 CODES = {
-    ExitCode.DONE: "done; also: already done, nothing to recover",
-    ExitCode.ERROR: "an error; one sentence on stderr",
-    ExitCode.USAGE: "the command as typed makes no sense, or needs `--yes` where there is no terminal; nothing changed",
-    ExitCode.REFUSED: "refused to protect a run or a checkpoint; nothing changed",
+    ExitCode.DONE: "done, or nothing to do",
+    ExitCode.ERROR: "an error; one sentence on stderr. Also: Python would import another package in place of one of ours",
+    ExitCode.USAGE: "wrong usage, or `--yes` is needed because there is no terminal; nothing was changed",
+    ExitCode.REFUSED: "refused, to protect a run or a checkpoint; nothing was changed",
     ExitCode.STOPPED_PART_WAY: "stopped part-way; `chronicle recover` finishes or reverts it",
-    ExitCode.FINDINGS: "findings present: `verify`, `audit`, `spikes --fail`, a claim not supported, a stale render",
-    ExitCode.DO_NOT_REQUEUE: "only `chronicle run`: refused by the guard or preflight; do not requeue",
-    ExitCode.CANNOT_START: "only `chronicle run`: could not start the launcher",
+    ExitCode.FINDINGS: "findings: of `verify`, `audit` or `spikes --fail`, an unsupported claim, or an outdated render",
+    ExitCode.DO_NOT_REQUEUE: "only `chronicle run`: the guard or preflight refused; do not requeue",
+    ExitCode.CANNOT_START: "only `chronicle run`: the launcher could not be started",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
 }
 
 
 def render_reference() -> str:
-    """The whole page: each verb in the order of `chronicle --help`."""
+    """The page: each command, in the order of `chronicle --help`."""
     group = VerbGroup(name="chronicle")
     lines = [HEAD]
     for verb in (verb for verb in group.list_commands(None) if verb in VERBS):
@@ -75,7 +75,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _text(command: Any) -> str:
-    """The help text: examples as code, everything else as it is."""
+    """The help text, with its examples as code."""
     lines, code = [], False
     for line in str(command.help or "").strip().splitlines():
         found = re.match(r"\s*(Examples?):\s*(.*)", line)

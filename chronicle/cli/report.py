@@ -30,7 +30,7 @@ def report(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Write the run as one HTML page that opens anywhere, without network.
+    """Write the run as one HTML page that works offline.
 
     Example: chronicle report -o tr-190.html
     """
@@ -56,7 +56,7 @@ def render(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Write the chronicle of the run as Markdown, with one picture of its whole life.
+    """Write the story of the run as Markdown, with one picture.
 
     Example: chronicle render --check
     """
@@ -104,7 +104,9 @@ def serve(
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
-    """Show the run's page live on 127.0.0.1 until Ctrl-C; from afar use `ssh -L 8765:127.0.0.1:8765 host`.
+    """Serve the run's page on 127.0.0.1 until Ctrl-C.
+
+    From another machine use `ssh -L 8765:127.0.0.1:8765 host`.
 
     Example: chronicle serve --port 8765
     """

@@ -1,7 +1,7 @@
-"""`chronicle rollback` and `chronicle apply`: go back to a checkpoint, at once or from a written plan.
+"""`chronicle rollback` and `chronicle apply`: go back to a checkpoint, directly or from a written plan.
 
-`apply` uses only the request of the written file. The plan is made again from the disk and applied when both plans do
-the same; so an outdated plan is refused, and a forged one can do nothing that a request cannot.
+`apply` uses only the request of the written file. The plan is made again from the disk and applied if both plans do the
+same. So an outdated plan is refused, and a forged one can do nothing that a request cannot.
 """
 
 import json as jsonlib
@@ -19,6 +19,7 @@ from chronicle.cli.completion import complete_steps
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
+    ForceOption,
     JsonOption,
     LogsOption,
     RunOption,
@@ -27,18 +28,18 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.cli.planning import make_plan
-from chronicle.cli.transaction import carry_out, open_ground
+from chronicle.cli.transaction import apply_and_report, open_run
 from chronicle.cli.verify import read_every_byte
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Entry, read_journal
+from chronicle.journal.events import RECEIPTS, Kind, RollbackReceipt
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.disk.durable import write_atomic
 from rollback.disk.reading import read_bounded
 from rollback.errors import PlanRefused
-from rollback.plan.plan import VERSION, WORDS, Plan, plan_digest
+from rollback.plan.plan import COMMENTS, VERSION, Plan, format_plan, plan_digest
 from rollback.plan.request import RollbackRequest
-from rollback.plan.text import format_plan
 
 __all__ = [
     "apply",
@@ -53,31 +54,31 @@ def rollback(
         str,
         typer.Option(
             "--to",
-            help="Step to go back to; STEP@LAUNCH or a path picks one of several.",
+            help="Step to go back to. STEP@LAUNCH or a path selects one of several.",
             metavar="N",
             autocompletion=complete_steps,
         ),
     ],
     lr_scale: Annotated[
-        float | None, typer.Option("--lr-scale", help="Multiply every LR by this.", metavar="F")
+        float | None, typer.Option("--lr-scale", help="Multiply every LR by this factor.", metavar="F")
     ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Continue with exactly this LR.", metavar="X")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Set the LR to this value.", metavar="X")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Give one field a value (repeatable).", metavar="FIELD=VALUE")
+        list[str] | None, typer.Option("--set", help="Set one field (repeatable).", metavar="FIELD=VALUE")
     ] = None,
-    keep_later: Annotated[bool, typer.Option("--keep-later", help="Leave later checkpoints where they are.")] = False,
-    warmup: Annotated[int, typer.Option("--warmup", help="Warm the LR up again over N steps.", metavar="N")] = 0,
-    skip_batches: Annotated[int, typer.Option("--skip-batches", help="Leave out the data of N steps.", metavar="N")] = 0,
-    reshuffle: Annotated[bool, typer.Option("--reshuffle", help="Continue in another data order.")] = False,
+    keep_later: Annotated[bool, typer.Option("--keep-later", help="Do not move later checkpoints.")] = False,
+    warmup: Annotated[int, typer.Option("--warmup", help="Warm up the LR again over N steps.", metavar="N")] = 0,
+    skip_batches: Annotated[int, typer.Option("--skip-batches", help="Skip the data of N steps.", metavar="N")] = 0,
+    reshuffle: Annotated[bool, typer.Option("--reshuffle", help="Read the data in another order.")] = False,
     accept_change: Annotated[
         list[str] | None,
-        typer.Option("--accept-change", help="Difference the guard is to accept, `name: reason` (repeatable)."),
+        typer.Option("--accept-change", help="Difference that the guard accepts, as `name: reason` (repeatable)."),
     ] = None,
     verify: Annotated[
         str,
         typer.Option(
             "--verify",
-            help="full: read every byte; quick: do not; auto: only if `chronicle verify` has not since the last change.",
+            help="`full` reads every byte; `quick` does not; `auto` does unless `chronicle verify` did since the last change.",
             metavar="HOW",
         ),
     ] = "auto",
@@ -86,19 +87,20 @@ def rollback(
     deepspeed_config: Annotated[
         Path | None,
         typer.Option(
-            "--deepspeed-config", help="Config of the next launch, where DeepSpeed's own scheduler has its LRs.", metavar="FILE"
+            "--deepspeed-config", help="DeepSpeed config of the next launch; its LRs are edited too.", metavar="FILE"
         ),
     ] = None,
-    force: Annotated[
-        str | None, typer.Option("--force", help="Go on though the run seems alive; say why.", metavar="REASON")
-    ] = None,
+    force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Go back to a checkpoint: scale its LR everywhere it lives, move later checkpoints aside, all or nothing.
+    """Go back to a checkpoint, and change its LR if asked.
+
+    The LR is scaled in every file that holds it, later checkpoints are moved to `abandoned/`, and pointers are
+    updated: all of it or nothing. The plan is shown first, and `chronicle undo` restores every byte.
 
     Example: chronicle rollback --to 30500 --lr-scale 0.5
 
@@ -124,27 +126,27 @@ def rollback(
         origin = {**settings.origin, "deepspeed_config": "flag"}
         settings = replace(settings, deepspeed_config=deepspeed_config.absolute(), origin=origin)
     only_look = dry_run or plan_out is not None
-    # Without a terminal and without --yes nothing is created either: the plan is made, shown and not carried out.
+    # Without a terminal and without --yes, nothing is created either: the plan is shown and not applied.
     looking = only_look or (not yes and not sys.stdin.isatty())
-    with open_ground(settings, force=force, writing=not looking) as ground:
-        settings.need_checkpoints()  # after the ground: an interrupted transaction may have the root out of sight
-        plan = make_plan(request, ground, abandoned_by=abandoned_by, path=path, verify=verify, read=read_every_byte)
+    with open_run(settings, force=force, writing=not looking) as opened:
+        settings.need_checkpoints()  # an interrupted transaction, which may have renamed the root, is reported first
+        plan = make_plan(request, opened, abandoned_by=abandoned_by, path=path, verify=verify, read=read_every_byte)
         if plan_out is not None:
             _write_plan(plan, plan_out)
         if only_look:
             return _shown(plan, plan_out)
-        return carry_out(plan, ground, yes=yes)
+        return apply_and_report(plan, opened, yes=yes)
 
 
 def _shown(plan: Plan, written: Path | None) -> CommandResult:
     talk = (
-        "nothing was changed" if written is None else f"plan written to {written}; carry it out with `chronicle apply`"
+        "nothing was changed" if written is None else f"plan written to {written}; apply it with `chronicle apply`"
     )
     return CommandResult(text=format_plan(plan), data=plan.to_json() | {"digest": plan.digest}, talk=(talk,))
 
 
 def _target(text: str) -> tuple[int, int | None, str | None, Path | None]:
-    """(step, launch, rollback id, path): `30500`, `30500@8`, `30500@` and the end of the id that abandoned it, or a path."""
+    """(step, launch, rollback id, path) of `30500`, `30500@8`, `30500@` with the end of a rollback's id, or a path."""
     found = TARGET.fullmatch(text.strip())
     if found is None and os.path.lexists(text):
         return 0, None, None, Path(text)
@@ -177,49 +179,50 @@ def _write_plan(plan: Plan, path: Path) -> None:
 
 # --- chronicle apply
 
-MAX_PLAN_BYTES = 256 * 2**20  # 512 ranks of a hundred groups each make some 50 MB
+MAX_PLAN_BYTES = 256 * 2**20  # a plan for 512 ranks with a hundred groups each has about 50 MB
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(help="The plan.", metavar="FILE")],
-    force: Annotated[
-        str | None, typer.Option("--force", help="Go on though the run seems alive; say why.", metavar="REASON")
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="File with the plan.", metavar="FILE")],
+    force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Carry out a written plan; refused when anything it was made from has changed since. Twice is done once.
+    """Apply a plan that `chronicle rollback --plan-out` wrote.
+
+    Refused when something that the plan was made from has changed since. A plan that is already applied is not
+    applied again.
 
     Example: chronicle apply plan.json --yes
     """
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)
     done = _last_change(settings.paths)
-    if done is not None and done.kind == "rollback.receipt" and done.data.get("plan") == plan_digest(written):
-        return CommandResult(text=f"already carried out ({done.id}): nothing to do", data={"receipt": done.id})
-    with open_ground(settings, force=force, writing=yes or sys.stdin.isatty()) as ground:
-        if str(ground.root) != written["root"] or settings.run != written["run"]:
+    if done is not None and done.kind == Kind.ROLLBACK_RECEIPT and RollbackReceipt.of(done).plan == plan_digest(written):
+        return CommandResult(text=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
+    with open_run(settings, force=force, writing=yes or sys.stdin.isatty()) as opened:
+        if str(opened.root) != written["root"] or settings.run != written["run"]:
             raise PlanRefused(
-                f"the plan is for run `{written['run']}` in `{written['root']}`, this is run `{settings.run}` "
-                f"in `{ground.root}`",
+                f"this is run `{settings.run}` in `{opened.root}`: the plan is for run `{written['run']}` "
+                f"in `{written['root']}`",
                 "plan again here",
             )
         settings.need_checkpoints()
         request = RollbackRequest.from_json(written["request"])
-        plan = make_plan(request, ground, path=Path(written["source"]), read=read_every_byte)
-        _refuse_other_deeds(plan, written, file)
-        return carry_out(plan, ground, yes=yes)
+        plan = make_plan(request, opened, path=Path(written["source"]), read=read_every_byte)
+        _refuse_other_plan(plan, written, file)
+        return apply_and_report(plan, opened, yes=yes)
 
 
-def _refuse_other_deeds(plan: Plan, written: Mapping[str, Any], file: Path) -> None:
-    """Raise `PlanRefused` when the plan that fits what lies on disk is not the one that was written down."""
+def _refuse_other_plan(plan: Plan, written: Mapping[str, Any], file: Path) -> None:
+    """Raise `PlanRefused` when a plan made from the disk now differs from the written one."""
     if plan.digest == plan_digest(written):
         return
     fresh = jsonlib.loads(jsonlib.dumps(plan.to_json(), default=float))
-    other = [name for name in fresh if name not in WORDS and fresh[name] != written.get(name)]
+    other = [name for name in fresh if name not in COMMENTS and fresh[name] != written.get(name)]
     detail = ""
     if "inputs" in other:
         recorded = written.get("inputs")
@@ -227,8 +230,8 @@ def _refuse_other_deeds(plan: Plan, written: Mapping[str, Any], file: Path) -> N
         changed = [item["path"] for item in fresh["inputs"] if str(item) not in known]
         detail = f" (`{changed[0]}` changed)" if changed else ""
     raise PlanRefused(
-        f"`{file}` is not the plan that fits what lies there now: since it was written, "
-        f"{', '.join(other) or 'something'} changed, there or in the file{detail}",
+        f"`{file}` does not match the checkpoints: {', '.join(other) or 'something'} changed since it was written, on disk "
+        f"or in the file{detail}",
         "plan again with `chronicle rollback --plan-out`",
     )
 
@@ -247,27 +250,27 @@ def _settings(written: Mapping[str, Any], run: str | None, logs: Path | None, ch
 
 def _last_change(paths: RunPaths) -> Entry | None:
     """The newest entry that changed checkpoints."""
-    changes = list(read_journal(paths).of_kind("rollback.receipt", "undo.receipt", "recover.receipt"))
+    changes = list(read_journal(paths).of_kind(*RECEIPTS))
     return changes[-1] if changes else None
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
-    """The written plan as JSON; what is used of it has the right types."""
+    """The written plan as JSON, with the types of the fields that are used checked."""
     try:
         record = jsonlib.loads(read_bounded(path, MAX_PLAN_BYTES))
     except OSError as problem:
         raise ChronicleError(f"cannot read the plan `{path}`: {problem.strerror}") from problem
     except (ValueError, RecursionError) as problem:
-        raise ChronicleError(f"`{path}` is no plan: {problem}") from problem
+        raise ChronicleError(f"`{path}` is not a plan: {problem}") from problem
     texts = ("run", "root", "source")
     if not isinstance(record, dict) or not all(_is_text(record.get(name)) for name in texts):
-        raise ChronicleError(f"`{path}` is no plan: expected an object with {', '.join(texts)} and request")
+        raise ChronicleError(f"`{path}` is not a plan: expected an object with {', '.join(texts)} and request")
     if record.get("v") != VERSION:
-        raise PlanRefused(f"plan has version {record.get('v')!r}: this program carries out version {VERSION}")
+        raise PlanRefused(f"plan has version {record.get('v')!r}: expected version {VERSION}")
     if not isinstance(record.get("request"), dict):
-        raise ChronicleError(f"`{path}` is no plan: its request is no object")
+        raise ChronicleError(f"`{path}` is not a plan: its request is not an object")
     if record.pop("digest", None) != plan_digest(record):
-        raise PlanRefused(f"`{path}` was changed after it was planned: its digest is another", "plan again")
+        raise PlanRefused(f"`{path}` was changed since it was written: its digest does not match", "plan again")
     return record
 
 

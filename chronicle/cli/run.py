@@ -62,7 +62,10 @@ def run(
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
 ) -> CommandResult:
-    """Start a launcher under supervision: journal, logs, detector, no orphans.
+    """Start a training command under supervision.
+
+    The launch is recorded in the journal, its output is logged, the detector reads its loss, and none of its
+    processes outlives it.
 
     Example: chronicle run --run demo -- torchrun --nproc_per_node 2 train.py
 

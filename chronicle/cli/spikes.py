@@ -40,7 +40,7 @@ def spikes(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """List spikes, divergences and other trouble in training logs.
+    """List spikes and divergences in training logs.
 
     Example: chronicle spikes train.log --fail
     """
@@ -155,7 +155,9 @@ def propose(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Propose which checkpoint to go back to, and why; changes nothing.
+    """Propose a checkpoint to go back to, with reasons.
+
+    Changes nothing.
 
     Example: chronicle propose --run tr-190-80b
     """

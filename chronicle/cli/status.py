@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -19,7 +20,6 @@ from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCh
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
-from chronicle.verified import CheckpointVerdict, describe_verdict, find_verdict
 from rollback.channels import Role, find_channel
 
 __all__ = ["status"]
@@ -30,7 +30,9 @@ SHOWN = 3  # open matters on the screen; the rest is counted
 def status(
     run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
 ) -> CommandResult:
-    """Show where the run is: step, loss and LR of its lineage, last checkpoint, what is open, what to type next.
+    """Show where the run is, what is open and what to do next.
+
+    Shown are step, loss and LR of the lineage, the last checkpoint, open entries, and the next command.
 
     Example: chronicle status --run tr-190
     """

@@ -1,6 +1,6 @@
-"""`chronicle verify`: whether checkpoints can be trusted. Every byte is read unless `--quick` is given.
+"""`chronicle verify`: checks checkpoints, records the verdict, and moves strays into quarantine.
 
-What is found about a run's own checkpoints is recorded in its journal. `--quarantine` moves strays aside.
+Every byte is read unless `--quick` is given. The verdict on a run's own checkpoints is recorded in its journal.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chronicle.checkpoints import find_checkpoint_roots, find_verdict, verdict_event, with_launches
 from chronicle.cli.inspect import checkpoint_named, settings_root
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -24,12 +25,11 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import agree, open_ground, uninterrupted, with_launches
+from chronicle.cli.transaction import agree, open_run, uninterrupted
 from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.journal.events import Quarantined, QuarantineUndone, Verified, events_of
 from chronicle.settings import Settings
-from chronicle.verified import VERIFIED, find_verdict, verdict_data
-from chronicle.watch.advice import find_checkpoint_roots
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, stamp_of
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.checks.verify import (
@@ -68,15 +68,19 @@ Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 def verify(
     checkpoint: Annotated[
         str | None,
-        typer.Argument(help="A path, a step, or STEP@LAUNCH; without it, all.", metavar="[CKPT]", show_default=False),
+        typer.Argument(
+            help="A path, a step or STEP@LAUNCH. Without it, all checkpoints.", metavar="[CKPT]", show_default=False
+        ),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Verify every checkpoint of the run, abandoned ones too.")
+        bool, typer.Option("--all", help="Verify all checkpoints of the run, also abandoned ones.")
     ] = False,
     full: Annotated[bool, typer.Option("--full/--quick", help="Read every byte, or only names and structure.")] = True,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Move strays out of every loader's sight.")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Move strays to a directory that no loader reads.")
+    ] = False,
     restore: Annotated[
-        str | None, typer.Option("--restore", help="Bring the strays of a quarantine back.", metavar="ID")
+        str | None, typer.Option("--restore", help="Move the strays of a quarantine back.", metavar="ID")
     ] = None,
     yes: YesOption = False,
     run: RunOption = None,
@@ -84,9 +88,10 @@ def verify(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Check a checkpoint, or all: strays, completeness, checksums, agreement of steps and LRs (exit 5 on findings).
+    """Verify one checkpoint or all of them (exit 5 on findings).
 
-    What was found about a run's own checkpoints goes into its journal, and holds until one of their files changes.
+    Checked are strays, missing files, checksums, and whether steps and LRs agree. The verdict on a run's own
+    checkpoints is recorded in its journal, and is valid until one of their files changes.
 
     Example: chronicle verify --all
     """
@@ -114,7 +119,7 @@ def verify(
 
 
 def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str | None]]:
-    """The findings of each, and the stamps that the checkpoints had before they were read."""
+    """The findings of each checkpoint, and its stamp from before it was read."""
     found: Found = []
     stamps = []
     total = sum(checkpoint.size_bytes for checkpoint in chosen)
@@ -222,7 +227,7 @@ WORTH_CHECKPOINTS = 20
 
 @contextmanager
 def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgress | None]:
-    """What is to be told the bytes read; None where no bar is shown."""
+    """A function that takes the number of bytes read; None where no bar is shown."""
     if (total_bytes < WORTH_BYTES and checkpoints < WORTH_CHECKPOINTS) or not sys.stderr.isatty():
         yield None
         return
@@ -249,7 +254,7 @@ Looked = tuple[Checkpoint, str | None, Sequence[Finding]]  # the stamp is the on
 
 
 def stamp_or_none(path: Path) -> str | None:
-    """The stamp of a checkpoint, None where it cannot be taken: then nothing is remembered of it."""
+    """The stamp of a checkpoint, None where its files cannot be listed: then no verdict is recorded."""
     try:
         return stamp_of(path)
     except (RollbackError, OSError, ValueError):
@@ -257,10 +262,9 @@ def stamp_or_none(path: Path) -> str | None:
 
 
 def remember(settings: Settings, looked: Sequence[Looked], *, full: bool) -> tuple[str, ...]:
-    """Append one entry for each checkpoint of this run whose verdict is new; returns what is to be said about it.
+    """Record the verdict on each checkpoint of this run if it is new; returns messages about what was not recorded.
 
-    Outside a run, and for checkpoints that are not this run's, nothing is written. A journal that cannot be written is
-    said, and changes nothing about what was found.
+    Outside a run, and for checkpoints of other runs, nothing is written.
     """
     if not settings.paths.journal_dir.is_dir():
         return ()
@@ -280,10 +284,10 @@ def remember(settings: Settings, looked: Sequence[Looked], *, full: bool) -> tup
             if stamp is None or stamp_or_none(checkpoint.path) != stamp:
                 changed.append(checkpoint.path.name)
                 continue
-            data = verdict_data(checkpoint, findings, full=full, stamp=stamp)
-            if not _is_known(checkpoint.path, data, entries):
-                title = f"{checkpoint.path.name} {_words(data)}"
-                writer.append(VERIFIED, step=checkpoint.step, launch=launches[checkpoint.path], title=title, data=data)
+            event = verdict_event(checkpoint, findings, full=full, stamp=stamp)
+            if not _is_known(checkpoint.path, event, entries):
+                title = f"{checkpoint.path.name} {_words(event)}"
+                writer.write(event, step=checkpoint.step, launch=launches[checkpoint.path], title=title)
     except JournalError as problem:
         return (f"not recorded: {problem.message}",)
     finally:
@@ -299,62 +303,61 @@ def _is_below(checkpoint: Checkpoint, roots: set[Path]) -> bool:
     return path.parent in roots
 
 
-def _is_known(path: Path, data: Mapping[str, object], entries: Sequence[Entry]) -> bool:
-    """Whether the journal says just this already, or more: then another entry would add nothing."""
+def _is_known(path: Path, event: Verified, entries: Sequence[Entry]) -> bool:
+    """Whether the journal already holds this verdict, or a stronger one."""
     verdict = find_verdict(path, entries)
-    if verdict is None or verdict.passes != data["passes"]:
+    if verdict is None or verdict.passes != event.passes:
         return False
-    if not verdict.passes and verdict.full == data["full"]:
-        errors = data["errors"]
-        return isinstance(errors, list) and [list(error) for error in verdict.errors] == errors
-    return verdict.full or not data["full"]
+    if not verdict.passes and verdict.full == event.full:
+        return [list(error) for error in verdict.errors] == [list(error) for error in event.errors]
+    return verdict.full or not event.full
 
 
-def _words(data: Mapping[str, object]) -> str:
-    if not data["passes"]:
-        return f"does not pass: {data['num_errors']} errors"
-    return "verified: every byte was read" if data["full"] else "verified: names, structure and counters"
+def _words(event: Verified) -> str:
+    if not event.passes:
+        return f"does not pass: {event.num_errors} errors"
+    return "verified: every byte was read" if event.full else "verified: names, structure and counters"
 
 
 # --- Quarantine of strays
 
-QUARANTINE, BACK = "quarantine", "quarantine.undone"
-
-
 def move_strays(
     root: Path, chosen: Sequence[Checkpoint], beside: Sequence[str], settings: Settings, *, yes: bool
 ) -> CommandResult:
-    """Move every stray below `root` out of it, journalled first. Raises `UsageProblem` when nobody can be asked."""
+    """Move the strays below `root` out of it, after an entry in the journal. Raises `UsageProblem` without a terminal."""
     moves = plan_quarantine(root, chosen, beside)
     if not moves:
         return CommandResult(text=f"no strays in {root}", data={"changed": False, "moved": []})
     refuse_mount_points(root)
     text = "\n".join(["strays to move out of the checkpoints:", *(f"  {one_line(move.path)}" for move in moves)])
     agree("Move them?", text, yes=yes)
-    with open_ground(settings) as ground, uninterrupted():
-        data = {"root": str(root), "moves": [move.to_json() for move in moves]}
-        entry = ground.writer.append(QUARANTINE, title=f"{len(moves)} strays moved out of the checkpoints", data=data)
+    with open_run(settings) as opened, uninterrupted():
+        event = Quarantined(root=str(root), moves=tuple(move.to_json() for move in moves))
+        entry = opened.writer.write(event, title=f"{len(moves)} strays moved out of the checkpoints")
         apply_quarantine(root, entry.id, moves)
     where = quarantine_dir(root, entry.id)
     return CommandResult(
-        text=f"{text}\n\ndone: they lie in {where}",
+        text=f"{text}\n\ndone: moved to {where}",
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
-        talk=(f"take it back with `chronicle verify --restore {entry.id}`",),
+        talk=(f"undo it with `chronicle verify --restore {entry.id}`",),
     )
 
 
 def bring_back(wanted: str, settings: Settings, *, yes: bool) -> CommandResult:
     """Move the strays of one quarantine back to where they were."""
-    with open_ground(settings) as ground:
-        found = [entry for entry in ground.journal.of_kind(QUARANTINE) if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
+    with open_run(settings) as opened:
+        quarantines = events_of(opened.journal.entries, Quarantined)
+        found = [pair for pair in quarantines if wanted.upper() in (pair[0].id, pair[0].id[-len(wanted) :])]
         if len(found) != 1:
-            raise ChronicleError(f"{len(found)} quarantines are called `{wanted}`", "`chronicle log` lists them")
-        root, moves = Path(str(found[0].data["root"])), moves_from_json(found[0].data.get("moves"))
-        text = "\n".join(["strays to bring back:", *(f"  {one_line(move.path)}" for move in moves)])
-        agree("Bring them back?", text, yes=yes)
-        with uninterrupted():
-            entry = ground.writer.append(
-                BACK, title=f"{len(moves)} strays brought back", refs=(found[0].id,), data={"root": str(root)}
+            raise ChronicleError(
+                f"{len(found)} quarantines are called `{wanted}`: expected one", "`chronicle log` lists them"
             )
-            count = move_back(root, found[0].id, moves)
+        made, event = found[0]
+        root, moves = Path(event.root), moves_from_json(list(event.moves))
+        text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
+        agree("Move them back?", text, yes=yes)
+        with uninterrupted():
+            title = f"{len(moves)} strays moved back"
+            entry = opened.writer.write(QuarantineUndone(root=str(root)), title=title, refs=(made.id,))
+            count = move_back(root, made.id, moves)
     return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})

@@ -41,9 +41,10 @@ def watch(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Follow a run or a log file and say what the detector sees.
+    """Follow a run or a log file and report what the detector finds.
 
-    Hooks are shell commands, also from chronicle.toml: the event comes as JSON on stdin and in CHRONICLE_EVENT_* variables.
+    Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
+    variables.
 
     Example: chronicle watch tr-190-80b
     """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chronicle.checkpoints import CheckpointVerdict
 from chronicle.journal import Entry
 from chronicle.journal.events import RollbackReceipt, events_of
 from chronicle.paths import RunPaths
@@ -15,7 +16,6 @@ from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 from chronicle.story.plain import format_factor
 from chronicle.story.read import points_until
-from chronicle.verified import CheckpointVerdict
 from rollback.channels import Role, value_of
 
 __all__ = [

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chronicle.checkpoints import find_checkpoint_roots, find_verdict
 from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
@@ -20,7 +21,6 @@ from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
-from chronicle.verified import find_verdict
 from rollback.detect import Event
 from rollback.errors import RollbackError
 from rollback.findings import Severity
@@ -97,19 +97,6 @@ class Adviser:
 
 VERIFIED_AT_MOST = 6
 SAVES = ("checkpoint", "guard.saved")  # entries of saves; the second where only the optimizer's state was seen to be taken
-
-
-def find_checkpoint_roots(entries: Iterable[Entry], configured: Path | None, base: Path) -> tuple[Path, ...]:
-    """Directories in which this run's checkpoints lie: the configured one, else the parents of those journalled."""
-    if configured is not None:
-        return (configured,)
-    parents: dict[Path, None] = {}
-    for entry in entries:
-        text = entry.data.get("path") if entry.kind == "checkpoint" else None
-        if isinstance(text, str):
-            path = Path(text) if Path(text).is_absolute() else base / text
-            parents[path.parent] = None
-    return tuple(parents)
 
 
 def collect_candidates(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.checkpoints import find_checkpoint_roots
 from chronicle.errors import ChronicleError
 from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import compute_lineage
@@ -22,7 +23,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import read_log
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import collect_candidates, collect_history, find_checkpoint_roots
+from chronicle.watch.advice import collect_candidates, collect_history
 from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Tier

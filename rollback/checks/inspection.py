@@ -1,7 +1,6 @@
-"""A checkpoint summarised for people and programs, and two checkpoints compared: pure functions of what was read.
+"""Summarises a checkpoint's state as JSON, and compares two of them. Pure.
 
-The summary is one JSON-able mapping; `chronicle inspect` prints it. Per-parameter counters appear as a range, never as
-thousands of lines.
+`chronicle inspect` prints the summary, `chronicle diff` the comparison. Per-parameter counters appear as a range.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "betas",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One value that two checkpoints do not share; None stands for "not there"."""
+    """One value that differs between two checkpoints; None stands for a missing one."""
 
     name: str
     before: object
     after: object
 
     def to_json(self) -> dict[str, object]:
+        """The form that `chronicle diff --json` prints."""
         return {"name": self.name, "before": self.before, "after": self.after}
 
 
@@ -114,7 +114,7 @@ def json_form(value: object, levels: int = 6) -> object:
 
 
 def compare_states(before: CheckpointState, after: CheckpointState) -> list[Difference]:
-    """What differs between two checkpoints, named like `scheduler[0].last_epoch`, in reading order."""
+    """The differences between two checkpoints, named like `scheduler[0].last_epoch`."""
     one, other = dict(flatten(_comparable(before))), dict(flatten(_comparable(after)))
     names = list(dict.fromkeys([*one, *other]))
     return [
@@ -125,7 +125,7 @@ def compare_states(before: CheckpointState, after: CheckpointState) -> list[Diff
 
 
 def _comparable(state: CheckpointState) -> dict[str, object]:
-    """The summary without what differs by nature: paths, and the copies that every rank repeats."""
+    """The summary without values that always differ, such as paths."""
     summary = summarise(state)
     return {
         "step": summary["step"],

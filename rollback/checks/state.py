@@ -1,7 +1,7 @@
-"""What a checkpoint's own numbers say against each other: F4 to F8 of the verification, pure functions of the state.
+"""Checks F4 to F8: whether the numbers in a checkpoint agree with each other. Pure functions of its state.
 
 A difference that a healthy run can have (fp16 skipped steps, schedulers stepped once per epoch, an offset of one
-between a name and Adam's counter) is reported as such and never an ERROR.
+between a name and Adam's counter) is reported as WARN or INFO.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
 
 
 def check_state(state: CheckpointState) -> list[Finding]:
-    """Every check that needs only the numbers, in the order of their codes."""
+    """The findings of F4 to F8, in this order."""
     return [
         *state.findings,
         *check_steps(state),
@@ -29,7 +29,7 @@ def check_state(state: CheckpointState) -> list[Finding]:
 
 
 def check_steps(state: CheckpointState) -> Iterator[Finding]:
-    """F4: one optimizer step for all parameters and ranks, and the one in the name."""
+    """F4: all parameters and ranks have the same optimizer step, and it is the step in the name."""
     by_file = {o.file: o.steps for o in state.optimizers if o.steps}
     newest = {file: steps[1] for file, steps in by_file.items()}
     if len(set(newest.values())) > 1 and _are_parts(state.optimizers):
@@ -37,19 +37,19 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
         for file, step in newest.items():
             if step != usual:
                 yield _finding("F4", Severity.ERROR, file, f"its optimizer is at step {step}, the others at {usual}: "
-                               "a part of another checkpoint", WRONG_FILE)  # fmt: skip
+                               "it belongs to another checkpoint", WRONG_FILE)  # fmt: skip
     for file, (low, high) in by_file.items():
         if low != high:
             yield _finding("F4", Severity.INFO, file, f"parameters were updated between {low} and {high} times: "
-                           "those without a gradient at some step stay behind")  # fmt: skip
+                           "some had no gradient at some steps")  # fmt: skip
     named, counted = state.checkpoint.step, state.optimizer_step
     if named is not None and counted is not None and abs(named - counted) > 1:
         yield _finding(
             "F4",
             Severity.WARN,
             ".",
-            f"step {named} by its {state.checkpoint.step_source}, yet the optimizer has made {counted} steps",
-            "a constant offset belongs to the run; any other means a file of another step, or an optimizer that began anew",
+            f"step {named} by its {state.checkpoint.step_source}, but the optimizer has made {counted} steps",
+            "compare with other checkpoints: a constant offset is normal, any other means a wrong file or a new optimizer",
         )
     counters = [(k, v) for k, v in state.counters.items() if k.rpartition(":")[2] in ("global_step", "global_steps")]
     for name, value in counters:
@@ -59,12 +59,12 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _are_parts(optimizers: Sequence[OptimizerState]) -> bool:
-    """Whether several files are ranks' parts of one optimizer; two optimizers of a GAN may differ."""
+    """Whether the files are rank shards of one optimizer; two optimizers of a GAN may differ."""
     return all(o.rank is not None for o in optimizers)
 
 
 def check_schedulers(state: CheckpointState) -> Iterator[Finding]:
-    """F4: schedulers where the optimizer says they are, and not against each other."""
+    """F4: schedulers agree with the optimizer's step and with each other."""
     for scheduler in state.schedulers:
         yield from _scheduler_position(scheduler, state)
     yield from _scheduler_disagreements(state.schedulers)
@@ -73,8 +73,8 @@ def check_schedulers(state: CheckpointState) -> Iterator[Finding]:
 def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> Iterator[Finding]:
     last_epoch, step = last_epoch_of(scheduler.state), state.optimizer_step
     if last_epoch is None:
-        yield _finding("F4", Severity.WARN, scheduler.file, "the scheduler state holds no counter: it restarts at 0",
-                       "check that the file was written by this run")  # fmt: skip
+        yield _finding("F4", Severity.WARN, scheduler.file, "the scheduler state has no counter: it restarts at 0",
+                       "check that this run wrote the file")  # fmt: skip
         return
     count = scheduler.state.get("_step_count")
     if isinstance(count, int) and count != last_epoch + 1:
@@ -90,13 +90,13 @@ def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> It
     why = "fp16 skips steps, and some trainers step the schedule once per epoch" if behind else (
         "it went through `accelerator.prepare` with another number of processes, or micro-steps were counted")  # fmt: skip
     if behind and last_epoch < expected // 2:
-        why += "; a schedule that began again from zero looks like this too"
+        why += "; a schedule that restarted from zero also looks like this"
     message = f"last_epoch is {last_epoch} where the optimizer made {step} steps ({unit} per step expected): {why}"
     yield _finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
 
 
 def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[Finding]:
-    """Copies of one scheduler must agree: the overridden one, and those that each rank keeps."""
+    """Copies of one scheduler must agree: those of the ranks, and an overridden copy."""
     for index, one in enumerate(schedulers):
         for other in schedulers[index + 1 :]:
             if one.state.keys() != other.state.keys() or (
@@ -117,7 +117,7 @@ def _scheduler_disagreements(schedulers: Sequence[SchedulerState]) -> Iterator[F
 
 
 def check_lrs(state: CheckpointState) -> Iterator[Finding]:
-    """F5: the scheduler's last LRs are those of the optimizer's groups, on every rank."""
+    """F5: the scheduler's last LRs are the LRs of the optimizer's groups, on every rank."""
     for optimizer in state.optimizers:
         for index, group in enumerate(optimizer.groups):
             lr = group.get("lr")
@@ -151,8 +151,8 @@ def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterat
                     "F5",
                     Severity.WARN,
                     scheduler.file,
-                    f"{field}[{index}] is {value!r}, yet group {index} of `{optimizer.file}` has {key} {group[key]!r}: "
-                    "an edit reached one and not the other",
+                    f"{field}[{index}] is {value!r}, but group {index} of `{optimizer.file}` has {key} {group[key]!r}: "
+                    "only one of them was edited",
                     "let `chronicle rollback --lr-scale` edit every place at once",
                 )
 
@@ -167,13 +167,13 @@ def _ranks_agree(optimizers: Sequence[OptimizerState]) -> Iterator[Finding]:
                     Severity.ERROR,
                     part.file,
                     f"rank {part.rank} has lr {group.get('lr')!r} in group {index}, rank {parts[0].rank} "
-                    f"{first.get('lr')!r}: each rank loads its own",
+                    f"{first.get('lr')!r}: each rank loads its own file",
                     "let `chronicle rollback --lr-scale` edit every rank at once",
                 )
 
 
 def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
-    """F6: an optimizer that has stepped has state for its parameters."""
+    """F6: an optimizer that made steps has state for its parameters."""
     for optimizer in state.optimizers:
         if not optimizer.num_states and optimizer.groups and not _keeps_none(optimizer):
             yield _finding(
@@ -193,34 +193,34 @@ def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
 
 
 def _keeps_none(optimizer: OptimizerState) -> bool:
-    """SGD without momentum has nothing to lose; RMSprop, whose momentum may be 0 too, knows no `nesterov`."""
+    """Whether this is SGD without momentum, which has no state. RMSprop's momentum may be 0 too: it has no `nesterov`."""
     return all("nesterov" in group and group.get("momentum") == 0 for group in optimizer.groups)
 
 
 def check_random_states(state: CheckpointState) -> Iterator[Finding]:
-    """F7: one random state a rank, no two alike."""
-    # the Trainer gives every rank the same seed: alike is what its ranks are until one draws more than the others
+    """F7: each rank has a random state of its own."""
+    # The Trainer gives every rank the same seed, so equal states are normal until one rank draws more numbers
     severity = Severity.INFO if state.checkpoint.format == "transformers" else Severity.WARN
     seen: dict[str, int] = {}
     for rank, digest in state.rng_digests.items():
         if digest in seen:
             yield _finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
-                           "usually one rank's was saved for all", "expected only if all ranks share one seed")  # fmt: skip
+                           "one rank's was saved for all", "this is right only if all ranks share one seed")  # fmt: skip
         seen.setdefault(digest, rank)
     recorded = state.topology.get("world_size")
     if state.rng_ranks and isinstance(recorded, int) and len(state.rng_ranks) != recorded:
-        yield _finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks where {recorded} ran: "
-                       "the others start anew")  # fmt: skip
+        yield _finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks: expected {recorded}; "
+                       "the other ranks restart theirs")  # fmt: skip
 
 
 def check_data(state: CheckpointState) -> Iterator[Finding]:
-    """F8: something says where in the data the run was."""
+    """F8: the checkpoint stores a data position."""
     if not state.data:
         yield _finding(
             "F8",
             Severity.INFO,
             ".",
-            "no data position is stored: the resumed run starts its data anew unless the script skips batches",
+            "no data position is stored: the resumed run reads its data from the start unless the script skips batches",
         )
 
 

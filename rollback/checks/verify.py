@@ -1,14 +1,14 @@
-"""Whether a checkpoint can be trusted: checks F1 to F10, each returning findings, all of them at once.
+"""Verifies a checkpoint: checks F1 to F10. Each check returns all of its findings.
 
     F1  closed inventory: no stray, nothing missing from or beyond the manifest
     F2  complete: every file that the writer makes is there
     F3  intact: file structure; with `full` the checksums of every record and of the manifest
     F4  steps, schedulers and shards agree        F5  LRs agree          F6  the optimizer has its state
-    F7  random states, one a rank                 F8  data position      F9  pointers lead to a checkpoint
+    F7  random states, one per rank               F8  data position      F9  pointers name a checkpoint
     F10 retention: at least two other checkpoints that pass
 
-F1 and F2 look at names and sizes only. A checkpoint with strays is not read further: a loader might be, but we are not
-going to guess which file is meant.
+F1 and F2 look at names and sizes only. The state of a checkpoint with strays is not read, because it is unclear which
+file a loader would take.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
 from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
-from rollback.errors import Refused, RollbackError, UnknownFormat, UnreadableFile
-from rollback.findings import Finding, Severity
+from rollback.errors import Incomplete, Refused, RollbackError, UnknownFormat, UnreadableFile
+from rollback.findings import WRONG_FILE, Finding, Severity
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -37,12 +37,14 @@ __all__ = [
     "check_retention",
     "compare_manifest",
     "passes",
+    "refuse_unusable",
     "root_stray_findings",
     "verify_and_read",
     "verify_checkpoint",
 ]
 
-MOMENT_FILES = 8  # looked into without `full`
+FATAL = ("F1", "F2", "F3")  # an ERROR of these checks makes a checkpoint unusable
+MOMENT_FILES = 8  # sampled without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
 
 
@@ -61,10 +63,10 @@ def verify_checkpoint(
     executor: Executor | None = None,
     progress: ByteProgress | None = None,
 ) -> list[Finding]:
-    """Every finding about `checkpoint`, worst first.
+    """The findings about `checkpoint`, worst first.
 
-    `full` reads every byte and compares checksums; `executor` lets that happen on several cores; `progress` is told
-    the bytes read.
+    `full` reads every byte and compares checksums, on several cores with an `executor`; `progress` gets the number of
+    bytes read. Raises `UnknownFormat`.
     """
     return verify_and_read(checkpoint, full=full, executor=executor, progress=progress).findings
 
@@ -95,12 +97,24 @@ _ORDER = {Severity.ERROR: 0, Severity.WARN: 1, Severity.INFO: 2}
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether nothing among `findings` forbids resuming from the checkpoint."""
+    """Whether none of `findings` is an ERROR, which forbids resuming from the checkpoint."""
     return not any(finding.severity is Severity.ERROR for finding in findings)
 
 
+def refuse_unusable(checkpoint: Checkpoint, findings: Sequence[Finding]) -> None:
+    """Raise `Incomplete` for an ERROR that a rollback cannot repair: F1 to F3, or a file of another step."""
+    errors = [f for f in findings if f.severity is Severity.ERROR and (f.check in FATAL or f.remedy == WRONG_FILE)]
+    if errors:
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        named = "" if errors[0].message.startswith(f"`{errors[0].path}`") else f"`{errors[0].path}`: "
+        raise Incomplete(
+            f"checkpoint `{checkpoint.path}`: {named}{errors[0].message}{more}",
+            remedy=errors[0].remedy or "`chronicle verify` lists all findings; go back to another checkpoint",
+        )
+
+
 def check_names(checkpoint: Checkpoint) -> list[Finding]:
-    """F1 and F2 by names alone: strays, and files that are not there."""
+    """F1 and F2 from names alone: strays and missing files."""
     known = format_named(checkpoint.format)
     if known is None:
         raise UnknownFormat(f"`{checkpoint.path}`: no reader is called {checkpoint.format!r}")
@@ -109,7 +123,7 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
             check="F1",
             severity=Severity.ERROR,
             path=path,
-            message=f"stray: a loader could take it for state, {known.name} writes no such name",
+            message=f"stray: a loader could take it for state, but {known.name} writes no file of this name",
             remedy=QUARANTINE,
         )
         for path in checkpoint.strays
@@ -118,13 +132,13 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def root_stray_findings(names: Sequence[str]) -> list[Finding]:
-    """F1 for what lies beside the checkpoints: a loader that looks for the latest may take it."""
+    """F1 for files beside the checkpoints, which a loader that looks for the latest may take."""
     return [
         Finding(
             check="F1",
             severity=Severity.WARN,
             path=name,
-            message="lies beside the checkpoints and is none: loaders that look for the latest may take or trip over it",
+            message="stray beside the checkpoints: a loader that looks for the latest may take it or fail on it",
             remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
         )
         for name in names
@@ -134,7 +148,7 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
 def check_retention(
     checkpoint: Checkpoint, others: Sequence[Checkpoint], passing: Callable[[Checkpoint], bool]
 ) -> list[Finding]:
-    """F10: at least two other checkpoints of the same root pass, so that this one is not the only way back."""
+    """F10: whether at least two other checkpoints of the same root pass."""
     good = sum(1 for other in others if other.path != checkpoint.path and passing(other))
     if good >= 2:
         return []
@@ -143,7 +157,7 @@ def check_retention(
             check="F10",
             severity=Severity.INFO,
             path=".",
-            message=f"{good} other checkpoint{'s' if good != 1 else ''} pass: keep two before anything is deleted",
+            message=f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}: expected at least 2; delete none",
         )
     ]
 
@@ -158,7 +172,7 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
     if manifest is None:
         return None, []
     if manifest.step is not None and checkpoint.step is not None and manifest.step != checkpoint.step:
-        message = f"the manifest is of step {manifest.step}, the checkpoint of step {checkpoint.step}"
+        message = f"the manifest is for step {manifest.step}, the checkpoint for step {checkpoint.step}"
         return manifest, [_from_error("F4", RollbackError(message), "chronicle-manifest.json")]
     return manifest, []
 
@@ -190,7 +204,7 @@ def _check_contents(
         return state, check_state(state) + check_moments(checkpoint, state.optimizers, max_files=sampled)
     except (UnreadableFile, UnknownFormat, Refused) as problem:
         if any(finding.severity is Severity.ERROR for finding in so_far):
-            return None, []  # what is missing or damaged has been named; its consequence is no second finding
+            return None, []  # a missing or damaged file has its own finding already
         return None, [_from_error("F3", problem, ".")]
 
 
@@ -228,7 +242,7 @@ def compare_manifest(
 def _compare_contents(
     directory: Path, files: Sequence[ManifestFile], executor: Executor | None, progress: ByteProgress | None
 ) -> list[Finding]:
-    """By CRC-32 on all cores where the manifest has one: three times as fast as SHA-256, and enough against bit rot."""
+    """F3, by CRC-32 where the manifest has one: three times as fast as SHA-256 and sufficient against bit rot."""
     targets = [
         ChecksumTarget(
             path=directory / file.path,
@@ -271,7 +285,7 @@ def _vanished(path: str) -> Finding:
         check="F1",
         severity=Severity.ERROR,
         path=path,
-        message="the manifest lists this file, but it is not there",
+        message="missing: the manifest lists this file",
         remedy="restore it, or go back to a complete checkpoint",
     )
 

@@ -28,7 +28,7 @@ ByteProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumTarget:
-    """`length` bytes at `offset` of a file that should have the CRC-32 `expected`.
+    """Names `length` bytes at `offset` of a file that should have the CRC-32 `expected`.
 
     `name` is the file's name in the checkpoint, `label` what these bytes are.
     """

@@ -36,7 +36,7 @@ _SAME_LR = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrPlan:
-    """Edits with what follows from them; `schedulers` are the counters the next launch must find."""
+    """The LR edits and their effect; `schedulers` are the counters that the next launch must find."""
 
     edits: tuple[FieldEdit, ...]
     config_edits: tuple[FieldEdit, ...]
@@ -52,14 +52,16 @@ def plan_lr_edits(
     memory: Mapping[str, Any] | None,
     config: ConfigFile | None = None,
 ) -> LrPlan:
-    """Plan the edits and prove their effect; raises `PlanRefused` with the reason when they would not have it."""
+    """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails."""
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
     edits = plan_sets(request, state)
     ratio: float | None = None if request.sets else 1.0
     if scale is not None:
         if sets_lr(request):
-            raise PlanRefused("an LR scale and an LR field were both given", remedy="use --lr-scale or --lr alone")
+            raise PlanRefused(
+                "--set names an LR field beside --lr-scale or --lr: expected one of them", remedy="drop the --set"
+            )
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
@@ -68,10 +70,10 @@ def plan_lr_edits(
     table, source, reason = forecast(edited, state, memory, ratio, moved=bool(request.sets))
     groups = [group for optimizer in of_first_rank(edited.optimizers) for group in optimizer.groups]
     lrs = tuple(lr for group in groups if (lr := _optional(group.get("lr"))) is not None)
-    lrs = lrs if len(lrs) == len(groups) else ()  # an LR that cannot be read promises nothing
+    lrs = lrs if len(lrs) == len(groups) else ()  # nothing is expected when one of the LRs cannot be read
     return LrPlan(
-        # A sharded state names its index; the edit goes to the part on disk that holds the field.
         config_edits=configured.edits,
+        # A sharded state names its index; the edit goes to the file that holds the field.
         edits=tuple(replace(edit, file=state.file_holding(edit.file, edit.keys)) for edit in edits),
         classes={s.file: _describe(s) for s in state.schedulers},
         expected=ExpectedLrs(
@@ -88,7 +90,7 @@ def plan_lr_edits(
 
 
 def _plan_config(state: CheckpointState, config: ConfigFile | None, scale: float | None) -> ConfigPlan:
-    """DeepSpeed's own scheduler takes its LRs from a file outside the checkpoint: it has to change with it."""
+    """Edits of the DeepSpeed config: DeepSpeed's own scheduler reads its LRs there, not in the checkpoint."""
     if not any(_is_deepspeeds_own(scheduler) for scheduler in state.schedulers):
         return ConfigPlan()
     if scale is None:
@@ -98,9 +100,6 @@ def _plan_config(state: CheckpointState, config: ConfigFile | None, scale: float
 
 def _is_deepspeeds_own(scheduler: SchedulerState) -> bool:
     return infer_scheduler_class(scheduler.state) is SchedulerClass.DEEPSPEED
-
-
-# --- how much ---------------------------------------------------------------------------------------------------------
 
 
 def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) -> float | None:
@@ -116,34 +115,32 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
     if len(values) != 1:
         listed = ", ".join(f"{value:.6g}" for value in sorted(values))
         raise PlanRefused(
-            f"--lr {request.lr:g}: the parameter groups have different LRs ({listed}); one absolute LR would end their ratio",
+            f"--lr {request.lr:g}: the parameter groups have different LRs ({listed}): expected the same LR in all",
             remedy="scale them together with --lr-scale",
         )
     present = values.pop()
     if present == 0.0:
         raise PlanRefused(
-            f"--lr {request.lr:g}: the LR is 0 at this step (warm-up), no factor leads from there to it",
+            f"--lr {request.lr:g}: the LR is 0 at this step (warm-up): expected an LR that a factor can change",
             remedy="use --lr-scale, or go back to a later step",
         )
     return request.lr / present
 
 
 def _exact(edits: Sequence[FieldEdit], lr: float | None) -> tuple[FieldEdit, ...]:
-    """With an absolute LR the LR itself ends at exactly that number, not one rounding beside it."""
+    """With `--lr`, the LR becomes exactly that number, without the rounding error of a factor."""
     if lr is None:
         return tuple(edits)
     return tuple(replace(edit, after=lr) if math.isclose(edit.after, lr, rel_tol=_SAME_LR) else edit for edit in edits)
 
 
-# --- does it do what was asked ----------------------------------------------------------------------------------------
-
-
 def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> None:
+    """Raise `PlanRefused` unless the edits change every next LR by the factor `scale`."""
     after = edited_state(state, edits)
     pairs = list(zip(state.optimizers, after.optimizers, strict=True))
     if not pairs:
         raise PlanRefused(
-            "no optimizer state in this checkpoint: its parameter groups hold the LR that is stepped with"
+            "no optimizer state in this checkpoint: expected parameter groups, which hold the LR of the next step"
         )
     for optimizer, edited in pairs:
         answer = prove_ratio(None, optimizer.groups, None, edited.groups, scale)
@@ -151,7 +148,7 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
             raise _refusal(optimizer.file, answer)
     for scheduler, edited_scheduler in zip(state.schedulers, after.schedulers, strict=True):
         if _is_deepspeeds_own(scheduler):
-            continue  # every field that it computes from is in the config, and all of them are scaled there
+            continue  # it computes from the config, where every LR field is scaled
         for optimizer, edited in governed_by(scheduler, pairs):
             answer = prove_ratio(scheduler.state, optimizer.groups, edited_scheduler.state, edited.groups, scale)
             if isinstance(answer, Disproof):
@@ -160,7 +157,7 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
 
 def _refusal(file: str, answer: Disproof) -> PlanRefused:
     return PlanRefused(
-        f"the edit would not do what was asked, in `{file}`: {answer.reason}",
+        f"the edit would not have the requested effect on the LR, in `{file}`: {answer.reason}",
         remedy="set the LR in the training script, or scale all LR fields with --lr-scale alone",
     )
 
@@ -185,10 +182,10 @@ def _optional(value: object) -> float | None:
 def _notes(state: CheckpointState, scale: float | None, request: RollbackRequest) -> tuple[str, ...]:
     notes = []
     if scale is not None and not state.schedulers:
-        notes.append("no scheduler was saved: a scheduler that the script creates anew will overwrite this LR")
+        notes.append("no scheduler was saved: if the script creates a new scheduler, that will overwrite this LR")
     if request.sets and "last_epoch" in request.sets and state.scheduler_unit is None:
         notes.append(
-            "how many counts the scheduler makes per optimizer step cannot be told: last_epoch is taken literally"
+            "the number of scheduler counts per optimizer step is unknown: last_epoch is set to the given value"
         )
     return tuple(notes)
 
@@ -206,17 +203,18 @@ _LR_NAMES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def sets_lr(request: RollbackRequest) -> bool:
+    """Whether `--set` names an LR field."""
     return any(name in _LR_NAMES for name in request.sets)
 
 
 def plan_sets(request: RollbackRequest, state: CheckpointState) -> tuple[FieldEdit, ...]:
+    """The edits of `--set FIELD=VALUE`; raises `PlanRefused` for an unknown field or one that alone has no effect."""
     sets = dict(request.sets)
     if not sets:
         return ()
     if "last_epoch" in sets and "_step_count" not in sets:
-        sets["_step_count"] = (
-            int(sets["last_epoch"]) + 1
-        )  # torch keeps it one ahead; a wrapper compares it to total_steps
+        # torch keeps it one ahead of last_epoch; Accelerate's wrapper compares it with total_steps
+        sets["_step_count"] = int(sets["last_epoch"]) + 1
     edits = [edit for name, value in sets.items() for edit in _set_one(name, value, state, request)]
     _check_counters(sets, state, request)
     _check_lr_sets(sets, state, edits)
@@ -228,14 +226,14 @@ def _set_one(name: str, value: float | int, state: CheckpointState, request: Rol
     if not found:
         known = sorted({*_COUNTERS, *_LR_NAMES, *state.counters} & set(_known_names(state)))
         raise PlanRefused(
-            f"--set {name}: no field of that name in this checkpoint, found {', '.join(known) or 'none that can be set'}",
+            f"--set {name}: no such field in this checkpoint: expected {', '.join(known) or 'a field that can be set'}",
             remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
         )
     for file, keys, present in found:
         before = plain_number(present, file=file, keys=keys)
         after = float(value) if isinstance(before, float) else value
         if isinstance(before, int) and int(after) != after:
-            raise PlanRefused(f"--set {name}={value}: the field is a whole number in `{file}`")
+            raise PlanRefused(f"--set {name}={value}: expected a whole number, as in `{file}`")
         if after != before:
             yield FieldEdit(
                 file=file, keys=keys, before=before, after=after if isinstance(before, float) else int(after)
@@ -250,7 +248,7 @@ def _known_names(state: CheckpointState) -> Iterator[str]:
 
 
 def _places(name: str, state: CheckpointState) -> Iterator[tuple[str, Keys, Any]]:
-    """(file, keys, value) of every number that `name` means."""
+    """(file, keys, value) of each number that the field `name` stands for."""
     if name in _LR_NAMES:
         fields, group_fields = _LR_NAMES[name]
         for scheduler in state.schedulers:
@@ -279,21 +277,21 @@ def _check_counters(sets: Mapping[str, float | int], state: CheckpointState, req
         name = infer_scheduler_class(scheduler.state)
         if name not in CLOSED_FORM:
             raise PlanRefused(
-                f"--set {moved[0]}: {name or 'this scheduler'} computes each LR from the one before, so moving its counter "
-                f"alone in `{scheduler.file}` would leave the LR of the old step",
-                remedy="go back to that step's own checkpoint with --to",
+                f"--set {moved[0]}: {name or 'this scheduler'} in `{scheduler.file}` computes each LR from the previous "
+                "one: a new counter alone would keep the LR of the old step",
+                remedy="go back to the checkpoint of that step with --to",
             )
     unit, value = state.scheduler_unit, sets.get("last_epoch")
     if unit not in (None, 1) and value is not None and value == request.step:
         raise PlanRefused(
-            f"--set last_epoch={value}: this scheduler counts {unit} per optimizer step (one per process), "
-            f"step {request.step} is last_epoch={request.step * (unit or 1)}",
+            f"--set last_epoch={value}: this scheduler counts {unit} per optimizer step (one per process): "
+            f"expected last_epoch={request.step * (unit or 1)} for step {request.step}",
             remedy=f"--set last_epoch={request.step * (unit or 1)}",
         )
 
 
 def _check_lr_sets(sets: Mapping[str, float | int], state: CheckpointState, edits: Sequence[FieldEdit]) -> None:
-    """Single LR fields: refused unless what they do to the LR is what they say."""
+    """Raise `PlanRefused` for single LR fields that do not set the LR: only LambdaLR with both fields does."""
     given = {_LR_NAMES[name][1][0] for name in sets if name in _LR_NAMES}
     if not given:
         return
@@ -301,14 +299,14 @@ def _check_lr_sets(sets: Mapping[str, float | int], state: CheckpointState, edit
         name = infer_scheduler_class(scheduler.state)
         if name is SchedulerClass.LAMBDA and given != {"lr", "initial_lr"}:
             raise PlanRefused(
-                f"LambdaLR in `{scheduler.file}` takes the first step with `lr` and all later ones from `base_lrs`: "
-                f"setting only {'lr' if 'lr' in given else 'base_lrs'} would change the LR once",
+                f"LambdaLR in `{scheduler.file}` uses `lr` for the first step and `base_lrs` for all later ones: "
+                f"expected both, found only {'lr' if 'lr' in given else 'base_lrs'}",
                 remedy="set both, or use --lr-scale, which changes all of them",
             )
         if name is not SchedulerClass.LAMBDA:
             raise PlanRefused(
-                f"{name or 'the scheduler'} in `{scheduler.file}` computes from several LR fields; "
-                "setting single ones does not change the LR as said",
+                f"{name or 'the scheduler'} in `{scheduler.file}` computes the LR from several fields: setting one of them "
+                "does not set the LR",
                 remedy="use --lr-scale or --lr, which change all of them",
             )
 
@@ -326,6 +324,10 @@ def forecast(
     *,
     moved: bool,
 ) -> tuple[LrTable | None, Source, str]:
+    """LRs of the next steps, where they are known from, and the reason or condition. `moved`: a counter was set.
+
+    Those recorded at save are preferred where they contradict the computed ones, since they come from live objects.
+    """
     computed = _computed(edited, state)
     stored = None if moved or ratio is None else _stored(memory, ratio)
     if stored is not None and (isinstance(computed, Unknown) or not _agree(computed, stored)):
@@ -344,7 +346,7 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
     if not edited.schedulers:
         return Unknown("no scheduler was saved with this checkpoint")
     if state.scheduler_unit is None:
-        return Unknown("how often the scheduler advances per optimizer step cannot be told from this checkpoint")
+        return Unknown("the checkpoint does not tell how often the scheduler advances per optimizer step")
     tables: list[LrTable] = []
     for optimizer, edited_optimizer in optimizers:
         table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")
@@ -364,7 +366,7 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
 
 
 def _configured(edited: CheckpointState, state: CheckpointState, ratio: float) -> LrTable | Unknown:
-    """From recorded arguments: transformers' schedule, DeepSpeed's own scheduler. Only for a single scheduler."""
+    """LRs from recorded arguments, for a single scheduler: transformers' schedule or DeepSpeed's own."""
     first, schedulers = of_first_rank(state.optimizers), [s for s in state.schedulers if s.authoritative]
     if len(first) != 1 or not schedulers:
         return Unknown("several optimizers, or no scheduler")
@@ -381,7 +383,7 @@ def _configured(edited: CheckpointState, state: CheckpointState, ratio: float) -
 
 
 def _stored(memory: Mapping[str, Any] | None, ratio: float) -> LrTable | None:
-    """The forecast made from live objects at save; none where the trainer sets its LR by hand."""
+    """The forecast that the guard made at save, scaled; None where the trainer sets its LR itself."""
     rows = (memory or {}).get("next_lrs")
     if not rows or (memory or {}).get("lr_source") == "manual":
         return None

@@ -1,9 +1,9 @@
-"""A request and the state of a checkpoint become a plan: every edit, every move and the LRs that follow. Pure.
+"""The plan of a rollback: made from a request and a checkpoint's state, and printed for a person. Pure.
 
-    request + checkpoints + state + manifest  ->  Plan  (complete, printable, hashable)
+    request + checkpoints + state + manifest  ->  Plan: every edit, every move, and the LRs that follow
 
-A plan whose effect on the LR differs from the request is refused with the reason. `rollback.transaction.apply` carries
-a plan out and makes no change that is not in it.
+A plan whose effect on the LR differs from the request is refused with the reason. `rollback.transaction.apply` makes
+the changes of a plan and no others.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from rollback.plan.request import (
 )
 
 VERSION = 1
-
-
-WORDS = ("notes", "cost")  # what a plan says beside what it does
+COMMENTS = ("notes", "cost")  # fields of a plan that change nothing on disk
 
 
 def plan_digest(record: Mapping[str, Any]) -> str:
-    """The digest of a plan from its JSON form."""
-    deeds = {key: value for key, value in record.items() if key not in WORDS}
-    text = json.dumps(deeds, sort_keys=True, separators=(",", ":"), default=float)
+    """sha256 over the fields of a plan's JSON form that change something on disk."""
+    changes = {key: value for key, value in record.items() if key not in COMMENTS}
+    text = json.dumps(changes, sort_keys=True, separators=(",", ":"), default=float)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -48,10 +46,10 @@ def plan_digest(record: Mapping[str, Any]) -> str:
 class Plan:
     """Everything a rollback will do. Paths in `edits` and `inputs` are relative to the checkpoint's folder.
 
-    `root` is the directory a loader lists, `entry` the checkpoint's name in it, `source` where it lies now (an
-    abandoned one lies elsewhere). `displaces` names the launch of a checkpoint that has the entry's name now.
-    `config_edits` are in files outside the checkpoint, by their absolute paths; `copies` are further names in `root`
-    under which a loader finds the newest checkpoint: they become copies of this one.
+    `root` is the directory that loaders list, `entry` the checkpoint's name in it, `source` its present path (an
+    abandoned one is outside `root`). `displaces`: another checkpoint has the entry's name now.
+    `config_edits` change files outside the checkpoint, named by their absolute paths. `copies` are further names in
+    `root` under which a loader finds the newest checkpoint (Lightning's `last.ckpt`): they become copies of this one.
     """
 
     request: RollbackRequest
@@ -66,7 +64,7 @@ class Plan:
     parent_launch: int | None
     optimizer_step: int | None
     edits: tuple[FieldEdit, ...]
-    classes: Mapping[str, str]  # file -> what its scheduler is, for people
+    classes: Mapping[str, str]  # file -> description of its scheduler
     expected: ExpectedLrs
     schedulers: tuple[Mapping[str, Any], ...]
     world_size: int | None
@@ -82,25 +80,25 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """sha256 over all that is done: two plans with the same digest do the same."""
+        """sha256 over everything that changes the disk: two plans with the same digest do the same."""
         return plan_digest(self.to_json())
 
     @property
     def lr_scale(self) -> float | None:
-        """The factor on every LR that was asked for, `None` when the LR stays."""
+        """The requested factor on every LR, None when the LR stays."""
         ratio = self.expected.ratio
         return None if ratio == 1.0 else ratio
 
     @property
     def changes_anything(self) -> bool:
-        """Whether a byte or a name on disk would differ afterwards, or what the next launch is asked for."""
+        """Whether the plan changes bytes or names on disk, or the contract of the next launch."""
         moved = self.source != str(PurePath(self.root) / self.entry)
         changed = self.edits or self.config_edits or self.copies or self.abandon
         asked = self.request.asks_next_launch
         return bool(changed or moved or asked or any(p.before != p.after for p in self.pointers))
 
     def contract(self, rollback: str) -> dict[str, Any]:
-        """What the next launch must find in memory before its first step (read by the guard)."""
+        """The contract of the next launch: what the guard must find in memory before the first step."""
         expected, request = self.expected, self.request
         groups = zip(expected.lrs, expected.initial_lrs, strict=True)
         moves_data = request.skip_batches or request.reshuffle
@@ -124,13 +122,14 @@ class Plan:
         }
 
     def promised_lrs(self) -> list[list[float]] | None:
-        """LRs the next launch is held to: not those that only hold if it is given the same arguments."""
+        """The next LRs that the contract requires; None when they also depend on the arguments of the next launch."""
         rows = self.expected.next_lrs
         if rows is None or self.expected.source is Source.CONFIGURED:
             return None
         return [list(row) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
+        """The plan as written by `chronicle rollback --plan-out`, without its digest."""
         return {
             "v": VERSION,
             "request": self.request.to_json(),
@@ -180,12 +179,12 @@ def compose_plan(
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
-    """Decide everything. `memory` is what the guard stored at save, `pointers` the text of pointer files by name,
-    `links` what the root's symbolic links say.
+    """Make the plan of `request` from values that were read before. Pure.
 
-    `honours` names what the trainer said it carries out (`plan_honours`), `config` is the DeepSpeed config of the next
-    launch where that is known, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` with the reason when
-    the plan would not do what was asked.
+    `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of
+    each symbolic link in the root. `honours` lists the options that the run supports at run time
+    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `newest_copies` are the
+    `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what was asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
@@ -226,7 +225,7 @@ def compose_plan(
 def _copies(
     request: RollbackRequest, target: Checkpoint, newest: Sequence[Checkpoint], *, edited: bool
 ) -> tuple[str, ...]:
-    """Lightning's `last.ckpt` and the like: a trainer that resumes from `last` would go on with what lies there."""
+    """Names of the copies (Lightning's `last.ckpt`) from which a trainer would resume another step than the target."""
     names = []
     for copy in newest:
         if copy.abandoned is not None or copy.path == target.path or copy.step is None or target.step is None:
@@ -238,7 +237,7 @@ def _copies(
 
 
 def _later(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Later]:
-    """Checkpoints in the loader's sight with a higher step, earliest first: the order in which they are moved."""
+    """Checkpoints in the root with a higher step, earliest first: the order in which they are moved."""
     found = [
         Later(name=c.path.name, step=c.step, launch=c.launch)
         for c in checkpoints
@@ -254,7 +253,7 @@ def _displaces(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
 
 
 def _pointer_edits(entry: str, pointers: Mapping[str, str]) -> tuple[PointerEdit, ...]:
-    """The name in each pointer replaced; white space around it is the writer's and stays."""
+    """Edits that replace the name in each pointer file; white space around it is kept."""
     return tuple(
         PointerEdit(path=path, before=text, after=text.replace(text.strip(), entry) if text.strip() else entry)
         for path, text in sorted(pointers.items())
@@ -263,7 +262,7 @@ def _pointer_edits(entry: str, pointers: Mapping[str, str]) -> tuple[PointerEdit
 
 
 def _link_edits(entry: str, later: Sequence[Later], links: Mapping[str, str]) -> Iterator[PointerEdit]:
-    """Links to a checkpoint that is moved away lead to the chosen one instead; the rest of what they say stays."""
+    """Edits of links to a checkpoint that is moved away: they point to the chosen one; the rest of the path is kept."""
     moved = {checkpoint.name for checkpoint in later}
     for path, text in sorted(links.items()):
         parts = PurePath(text).parts
@@ -276,7 +275,154 @@ def _notes(request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[C
     notes = []
     unknown = [c.path.name for c in checkpoints if c.abandoned is None and c.step is None]
     if unknown:
-        notes.append(f"the step of {', '.join(unknown)} is not known: left where they are")
+        notes.append(f"not moved, because their step is unknown: {', '.join(unknown)}")
     if request.keep_later and _later(target, checkpoints):
-        notes.append("later checkpoints stay: a loader that takes the newest one will not take this one")
+        notes.append("later checkpoints stay: a loader that takes the newest one will not load this one")
     return tuple(notes)
+
+
+# --- A plan as text for a person
+
+_SHOWN_STEPS = 5
+_SHOWN_GROUPS = 3
+
+
+def format_plan(plan: Plan) -> str:
+    """The whole plan, one fact per line, without a final newline."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    launch = "" if plan.launch is None else f" of launch {plan.launch}"
+    yield f"rollback of run {plan.run} to step {plan.step}{launch}"
+    yield ""
+    yield _row("checkpoint", f"{PurePath(plan.root) / plan.entry}  ({plan.format})")
+    if plan.source != str(PurePath(plan.root) / plan.entry):
+        yield _row("bring back", plan.source)
+        if plan.displaces:
+            yield _row("", f"the present {plan.entry} goes to abandoned/")
+    yield from _edits(plan)
+    for name in plan.copies:
+        yield _row("copy", f"{name} becomes a copy of {plan.entry}; the present one goes to abandoned/")
+    if plan.has_manifest and plan.edits:
+        yield _row("manifest", "updated: digests of the edited files, expected LRs")
+    for pointer in plan.pointers:
+        yield _row("pointer", f"{pointer.path}: {pointer.before.strip()} → {pointer.after.strip()}")
+    if plan.abandon:
+        yield _row("abandon", f"{_count(plan.abandon, 'later checkpoint')}, moved to abandoned/, not deleted:")
+        yield from (_row("", line) for line in _wrapped([later.name for later in plan.abandon]))
+    yield _row("LR", _lr_sentence(plan))
+    yield from (_row("", line) for line in _forecast(plan))
+    yield from (_row("data", line) for line in _data(plan))
+    cost = _cost(plan)
+    if cost:
+        yield _row("cost", cost)
+    yield from (_row("note", note) for note in plan.notes)
+    yield _row("plan", plan.digest[:12])
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<12}{text}".rstrip()
+
+
+def _edits(plan: Plan) -> Iterator[str]:
+    all_edits = (*plan.edits, *plan.config_edits)
+    files = dict.fromkeys(edit.file for edit in all_edits)
+    for file in files:
+        what = plan.classes.get(file) or ("DeepSpeed config of the next launch" if file.startswith("/") else "")
+        yield _row("edit", file + (f"  ({what})" if what else ""))
+        edits = [edit for edit in all_edits if edit.file == file]
+        rows = _merged(edits)
+        width = max(len(name) for name, _, _ in rows)
+        for name, before, after in rows:
+            yield _row("", f"  {name:<{width}}  {_number(before)} → {_number(after)}")
+
+
+def _merged(edits: Sequence[FieldEdit]) -> list[tuple[str, float | int, float | int]]:
+    """One row for neighbours with the same change: `base_lrs.0-3`, `param_groups.0-1.lr`."""
+    groups: dict[tuple[str, float | int, float | int], list[int]] = {}
+    for edit in edits:
+        index = next((i for i, key in reversed(list(enumerate(edit.keys))) if isinstance(key, int)), None)
+        pattern = ".".join("#" if i == index else str(key) for i, key in enumerate(edit.keys))
+        position = edit.keys[index] if index is not None else -1
+        groups.setdefault((pattern, edit.before, edit.after), []).append(int(position))
+    return [
+        (pattern.replace("#", _span(indices)), before, after) for (pattern, before, after), indices in groups.items()
+    ]
+
+
+def _span(indices: Sequence[int]) -> str:
+    first, last = indices[0], indices[-1]
+    if len(indices) == 1:
+        return str(first)
+    return f"{first}-{last}" if last - first + 1 == len(indices) else ",".join(map(str, indices))
+
+
+def _number(value: float | int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
+
+
+def _lr_sentence(plan: Plan) -> str:
+    ratio = plan.expected.ratio
+    if ratio is None:
+        return "set field by field; see the edits above"
+    if ratio == 1.0:
+        return "unchanged"
+    classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values())) or "the optimizer alone"
+    return f"× {ratio:.10g} from the first step on, proved for {classes}"
+
+
+def _forecast(plan: Plan) -> Iterator[str]:
+    expected = plan.expected
+    if expected.next_lrs is None:
+        yield f"LRs of the next steps unknown: {expected.reason}"
+        yield f"first step: {_lrs(expected.lrs)}; the guard checks it"
+        return
+    source = {
+        Source.COMPUTED: "computed from the checkpoint",
+        Source.CONFIGURED: f"computed from the recorded arguments, {expected.reason}",
+    }.get(expected.source, "recorded at save")
+    yield f"next steps ({source}):"
+    rows = expected.next_lrs
+    for number, row in enumerate(rows[:_SHOWN_STEPS], start=1):
+        yield f"  +{number:<3} {_lrs(row)}"
+    if len(rows) > _SHOWN_STEPS:
+        yield f"  +{len(rows):<3} {_lrs(rows[-1])}"
+
+
+def _lrs(row: Sequence[float]) -> str:
+    if len(set(row)) == 1:
+        return f"{row[0]:.6g}" + (f" in all {len(row)} groups" if len(row) > 1 else "")
+    shown = "  ".join(f"{lr:.6g}" for lr in row[:_SHOWN_GROUPS])
+    return shown + (f"  … {len(row)} groups" if len(row) > _SHOWN_GROUPS else "")
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    request = plan.request
+    if request.warmup_steps:
+        yield f"the next launch warms the LR up again over {request.warmup_steps} steps"
+    if request.skip_batches:
+        yield f"the next launch skips {request.skip_batches} batches after the checkpoint"
+    if request.reshuffle:
+        yield "the next launch reads the data after the checkpoint in another order"
+
+
+def _cost(plan: Plan) -> str:
+    if plan.cost.steps is None:
+        return ""
+    hours = "" if plan.cost.hours is None else f", {plan.cost.hours:.1f} h of training"
+    return f"{plan.cost.steps} steps{hours}"
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
+
+
+def _wrapped(names: Sequence[str], width: int = 90) -> Iterator[str]:
+    line = ""
+    for name in names:
+        if line and len(line) + len(name) > width:
+            yield line
+            line = ""
+        line += f"  {name}"
+    yield line

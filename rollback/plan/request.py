@@ -16,17 +16,17 @@ from rollback.lr.oracle import LrTable
 
 
 class Source(StrEnum):
-    """Where the LRs of the coming steps come from."""
+    """Where the LRs of the next steps are known from."""
 
-    COMPUTED = "computed"  # from scheduler state and groups
-    CONFIGURED = "configured"  # from recorded arguments, true only if the next launch has the same
-    STORED = "stored"  # recorded in memory when the checkpoint was saved
-    UNKNOWN = "unknown"  # no file can tell; the ratio is proved all the same
+    COMPUTED = "computed"  # from scheduler state and parameter groups
+    CONFIGURED = "configured"  # from recorded arguments; true if the next launch has the same arguments
+    STORED = "stored"  # recorded by the guard when the checkpoint was saved
+    UNKNOWN = "unknown"  # from no file; the ratio is proved nevertheless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackRequest:
-    """`--to step[@launch]` and what goes with it. `sets` are literal field values."""
+    """The options of `chronicle rollback`: the target step and what to change. `sets` maps fields to new values."""
 
     step: int
     launch: int | None = None
@@ -41,25 +41,26 @@ class RollbackRequest:
 
     def __post_init__(self) -> None:
         if self.lr_scale is not None and self.lr is not None:
-            raise PlanRefused("--lr-scale and --lr both given", remedy="give the factor or the absolute LR, not both")
+            raise PlanRefused("--lr-scale and --lr are both given: expected one of them", remedy="drop one of them")
         for name, value in (("--lr-scale", self.lr_scale), ("--lr", self.lr)):
             if value is not None and not 0.0 < value < float("inf"):
                 raise PlanRefused(f"{name} {value!r}: expected a positive number")
         if self.warmup_steps < 0 or self.skip_batches < 0:
-            raise PlanRefused("--warmup and --skip-batches count steps and batches: expected 0 or more")
+            raise PlanRefused("--warmup and --skip-batches: expected 0 or more")
 
     @property
     def asks_next_launch(self) -> bool:
-        """Whether something is asked that stands in the contract alone."""
+        """Whether the request has options that only change the contract of the next launch."""
         return bool(self.warmup_steps or self.skip_batches or self.reshuffle or self.accept_change)
 
     def to_json(self) -> dict[str, Any]:
+        """The form in a written plan."""
         record = asdict(self)
         return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RollbackRequest:
-        """A request from a file that anybody may have written; raises `PlanRefused` when it is none."""
+        """The request of a written plan, all types checked; raises `PlanRefused` when it is not a request."""
         try:
             request = cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
         except (TypeError, AttributeError) as problem:
@@ -67,11 +68,12 @@ class RollbackRequest:
         for name, kinds in _KINDS.items():
             value = getattr(request, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise PlanRefused(f"the plan's request has {name} {str(value)[:80]!r}: it is no such value", "plan again")
+                expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise PlanRefused(f"the plan's request has {name} {str(value)[:80]!r}: expected {expected}", "plan again")
         inner = (*request.sets.values(), *([] if request.launch is None else [request.launch]))
         texts = (*request.sets, *request.accept_change)
         if not all(isinstance(v, int | float) for v in inner) or not all(isinstance(t, str) for t in texts):
-            raise PlanRefused("the plan's request holds something that is neither number nor text", "plan again")
+            raise PlanRefused("the plan's request holds a wrong type: expected numbers and text", "plan again")
         return request
 
 
@@ -90,7 +92,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file the plan was made from; `fingerprint` is its sha256, or size, time and inode of a very large one."""
+    """A file that the plan was made from; `fingerprint` is its sha256, or size, time and inode of a large one."""
 
     path: str
     fingerprint: str
@@ -98,7 +100,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Later:
-    """A checkpoint beside the target that will be moved out of the loader's sight."""
+    """A later checkpoint of the root, which will be moved to `abandoned/`."""
 
     name: str
     step: int
@@ -107,7 +109,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointerEdit:
-    """What names a checkpoint in the root: a small text file such as DeepSpeed's `latest`, or a symbolic link."""
+    """New content of a pointer: a small text file such as DeepSpeed's `latest`, or a symbolic link."""
 
     path: str
     before: str
@@ -117,10 +119,10 @@ class PointerEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLrs:
-    """What the next launch will find: LR and initial LR per parameter group, and the LRs of the coming steps.
+    """The LRs that the next launch will have: per parameter group after the load, and for the next steps.
 
-    `next_lrs` has one row a step, the first being the step right after the resume; `None` with `reason` when unknown.
-    `ratio` is proved against the unedited checkpoint, `None` when single fields were set to absolute values.
+    `next_lrs` has one row per step, the first for the step right after the resume; None with a `reason` when unknown.
+    `ratio` is proved against the unedited checkpoint; None when single fields were set to absolute values.
     """
 
     lrs: tuple[float, ...]
@@ -131,12 +133,13 @@ class ExpectedLrs:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """The form in a written plan."""
         return asdict(self) | {"source": str(self.source)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What is given up: steps of the present lineage after the target, and hours where the pace is known."""
+    """What the rollback loses: steps of the present lineage after the target, and hours where the pace is known."""
 
     steps: int | None = None
     hours: float | None = None
@@ -147,13 +150,13 @@ class Cost:
 WARMUP, SKIP, RESHUFFLE = "warmup", "skip", "reshuffle"
 HONOURED = (WARMUP, SKIP, RESHUFFLE)
 
-# what a person can do with a trainer that does not; "" is for scripts of no known writer
+# What to do where a trainer does not support an option; "" is for scripts of an unknown writer
 _OWN: Mapping[str, Mapping[str, str]] = {
     "transformers": {
         WARMUP: "no option of the Trainer warms up again after a resume: scale with --lr-scale instead",
-        SKIP: "the Trainer skips what was trained on and no more: leave the batches out of `train_dataset` "
-        "(`ignore_data_skip` would start the data anew)",
-        RESHUFFLE: "give the Trainer another `data_seed` together with `ignore_data_skip`",
+        SKIP: "the Trainer skips only the data it was trained on: leave the batches out of `train_dataset` "
+        "(`ignore_data_skip` would start the data again)",
+        RESHUFFLE: "set another `data_seed` and `ignore_data_skip` for the Trainer",
     },
     "accelerate": {
         WARMUP: "let the script's own scheduler warm up again, or scale with --lr-scale",
@@ -179,7 +182,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
 
 
 def refuse_unhonoured(request: RollbackRequest, honours: frozenset[str], format_name: str) -> None:
-    """Raise `PlanRefused` for the first of the three that was asked for and that this run does not carry out."""
+    """Raise `PlanRefused` for the first requested option that the run does not support at run time."""
     asked = {
         WARMUP: ("--warmup", request.warmup_steps),
         SKIP: ("--skip-batches", request.skip_batches),
@@ -188,15 +191,14 @@ def refuse_unhonoured(request: RollbackRequest, honours: frozenset[str], format_
     for name, (option, value) in asked.items():
         if value and name not in honours:
             raise PlanRefused(
-                f"{option} is carried out by the trainer or its guard, and the run that saved this checkpoint has not said "
-                "that it can",
-                remedy=f"{own_option(name, format_name)}; or let the script carry it out and say so: "
+                f"{option} needs runtime support: expected `{name}` in the `honours` of the run that saved this checkpoint",
+                remedy=f"{own_option(name, format_name)}; or implement it in the script and declare it with "
                 f'`chronicle.guard(…, honours=("{name}",))`',
             )
 
 
 def own_option(name: str, format_name: str) -> str:
-    """What does the same with the trainer's own means."""
+    """How to get the same effect with the trainer's own options."""
     writer = next((known for known in ("transformers", "lightning", "deepspeed", "accelerate") if known in format_name), "")
     if format_name.startswith("accelerate"):
         writer = "accelerate"

@@ -1,6 +1,7 @@
-"""Applies a plan: which bytes each file gets, and the check that they are the planned ones.
+"""Between a plan and the disk: what a plan needs is read here, and a plan is applied here.
 
-State files are read and written through `rollback.files`. The crash-safe protocol is in
+`plan_from_disk` collects the inputs of a plan; `apply_plan` decides which bytes each file gets and checks that they are
+the planned ones. State files are read and written through `rollback.files`. The crash-safe protocol is in
 `rollback.transaction.protocol`.
 """
 
@@ -10,11 +11,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.formats.format import read_pointer
-from rollback.checkpoint.manifest import MANIFEST_NAME, digest_file
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
+from rollback.checkpoint.state import CheckpointState
 from rollback.disk.checksums import crc32_after
 from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_there
 from rollback.disk.objects import sha256_of
@@ -23,28 +28,86 @@ from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import plan_patch, write_edited_copy
 from rollback.files.torch_tree import TorchFile
+from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit
-from rollback.plan.plan import Plan
-from rollback.plan.request import InputFile
+from rollback.plan.plan import Plan, compose_plan
+from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, Patch, Receipt
 from rollback.transaction.protocol import Record, apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
-# Above this a file is patched in place where its filesystem has no reflinks, and told apart by size, time and inode:
-# copying or reading gigabytes for the sake of eight bytes is what this library is there to avoid.
+# A larger file is patched in place where its filesystem has no reflinks, and fingerprinted by size, time and inode:
+# gigabytes are neither copied nor read to change eight bytes.
 LARGE_BYTES = 128 << 20
+POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
 
 
 def file_fingerprint(path: Path) -> str:
-    """What tells whether a file is still the one a plan was made from."""
+    """sha256 of a file, or size, time and inode of a large one; it changes when the file does."""
     found = path.stat()
     if found.st_size > LARGE_BYTES:
         return f"stat:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
     return f"sha256:{sha256_of(path)}"
 
 
+def plan_from_disk(
+    request: RollbackRequest,
+    chosen: Checkpoint,
+    listed: Sequence[Checkpoint],
+    state: CheckpointState,
+    manifest: Manifest | None,
+    *,
+    root: Path,
+    run: str,
+    honours: frozenset[str] = frozenset(),
+    config: ConfigFile | None = None,
+    cost: Cost | None = None,
+    remarks: Sequence[str] = (),
+) -> Plan:
+    """Plan to go back to `chosen`, one of the `listed` checkpoints of `root`, whose state and manifest were read.
+
+    Reads the fingerprints of the files to be edited, pointer files and symbolic links. Raises `PlanRefused`.
+    """
+    files = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
+    files |= set() if manifest is None else {MANIFEST_NAME}
+    plan = compose_plan(
+        request,
+        chosen,
+        listed,
+        state,
+        run=run,
+        root=str(root),
+        inputs=read_inputs(chosen.folder, sorted(files)),
+        memory=None if manifest is None else manifest.memory,
+        has_manifest=manifest is not None,
+        pointers=_read_pointers(root),
+        links={path.name: os.readlink(path) for path in root.iterdir() if path.is_symlink()},
+        honours=honours,
+        config=config,
+        newest_copies=list_newest_copies(root) if chosen.single_file else (),
+        cost=cost,
+        remarks=remarks,
+    )
+    if config is None or not plan.config_edits:
+        return plan
+    return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, [config.path])))
+
+
+def _read_pointers(root: Path) -> dict[str, str]:
+    """The text of each pointer file in `root`, by name."""
+    texts = {name: read_pointer(root / name) for name in POINTER_NAMES if not (root / name).is_symlink()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def newer_checkpoints(receipt: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the checkpoints that were saved after the rollback with this receipt, earliest step first."""
+    found = list_checkpoints(Path(receipt["root"]), include_abandoned=False)
+    newer = [c for c in found if c.path.name not in receipt["remaining"]]
+    return tuple(c.path.name for c in sorted(newer, key=lambda c: (c.step is None, c.step or 0, c.path.name)))
+
+
 def read_inputs(folder: Path, files: Sequence[str]) -> tuple[InputFile, ...]:
-    """Fingerprints of the files a plan edits or was made from."""
+    """Fingerprints of the files that a plan edits or was made from."""
     return tuple(InputFile(path=name, fingerprint=file_fingerprint(folder / name)) for name in sorted(set(files)))
 
 
@@ -56,9 +119,9 @@ def apply_plan(
     contract_path: Path | None = None,
     disk: Disk = REAL_DISK,
 ) -> Receipt:
-    """Carry out `plan`, and nothing else.
+    """Apply `plan`. `record` journals an entry durably and returns its id.
 
-    Raises `PlanRefused` when a file changed since the plan was made; otherwise as `transaction.apply_change`.
+    Raises `PlanRefused` when a file changed since the plan was made; otherwise as `protocol.apply_change`.
     """
     source = Path(plan.source)
     folder = source.parent if plan.single_file else source
@@ -97,7 +160,7 @@ def apply_plan(
 def plan_patches(
     folder: Path, by_file: Mapping[str, Sequence[FieldEdit]], *, reflinks: Callable[[], bool]
 ) -> dict[str, tuple[Patch, ...]]:
-    """The files that are patched in place rather than copied, with their bytes."""
+    """The files that are patched in place instead of copied, with the bytes of each patch."""
     large = [name for name in by_file if (folder / name).stat().st_size >= LARGE_BYTES]
     if not large or reflinks():
         return {}
@@ -116,7 +179,7 @@ def _has_reflinks(directory: Path, disk: Disk) -> bool:
         probe.mkdir()
         return disk.can_reflink(probe)
     except OSError:
-        return False  # the preconditions will say what is wrong with this directory
+        return False  # the preconditions report what is wrong with this directory
     finally:
         if probe.is_dir():
             disk.remove_tree(probe)
@@ -124,7 +187,7 @@ def _has_reflinks(directory: Path, disk: Disk) -> bool:
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
-    """What journal, lineage and LR ledger need to know of a plan."""
+    """What the journal records of a plan; lineage and LR ledger are computed from it."""
     return {
         "step": plan.step,
         "launch": plan.launch,
@@ -144,7 +207,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 
 
 def _base_lr(plan: Plan) -> dict[str, float]:
-    """The first group's base LR before and after, where the plan edits one: an anchor that no ratio gives."""
+    """The first group's base LR before and after, where the plan edits one; the LR ledger starts from it."""
     for edit in plan.edits:
         names = [key for key in edit.keys if isinstance(key, str)]
         if names and names[-1] in ("base_lrs", "initial_lr"):
@@ -153,7 +216,7 @@ def _base_lr(plan: Plan) -> dict[str, float]:
 
 
 def refuse_stale(plan: Plan, folder: Path) -> None:
-    """Raise `PlanRefused` when what the plan was made from is not what lies there now."""
+    """Raise `PlanRefused` when a file, pointer or checkpoint changed since the plan was made."""
     for file in plan.inputs:
         path = folder / file.path
         if not path.is_file():
@@ -165,7 +228,7 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
         text = read_pointer(root / pointer.path)
         if text != pointer.before:
             raise PlanRefused(
-                f"pointer `{root / pointer.path}` says {text!r}, planned: {pointer.before!r}", "plan again"
+                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}", "plan again"
             )
     for later in plan.abandon:
         if not is_there(root / later.name):
@@ -173,7 +236,7 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
 
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
-    """The text of every config with its numbers replaced; `refuse_stale` has seen that it is the planned one."""
+    """The new text of each config file; `refuse_stale` has checked that its old text is the planned one."""
     for name in dict.fromkeys(edit.file for edit in plan.config_edits):
         text = Path(name).read_text(encoding="utf-8")
         values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
@@ -201,22 +264,24 @@ def _editor(edits: Sequence[FieldEdit]) -> Writer:
 
 
 def _check_edited(original: TorchFile, edited: Path, edits: Sequence[FieldEdit]) -> None:
-    """Read the new file and compare every number: the planned ones changed, no other did."""
+    """Read the new file and compare every number: only the planned ones may differ."""
     wanted = {edit.keys: edit.after for edit in edits}
     for before, after in zip(original.leaves(), read_state_file(edited).leaves(), strict=True):
         if before.keys != after.keys or before.kind != after.kind:
-            raise RollbackError(f"`{edited.name}` reads back with another structure than `{original.path}`")
+            raise RollbackError(f"`{edited.name}` reads back with another structure: expected that of `{original.path}`")
         if before.keys in wanted:
             if not _stored_as(wanted[before.keys], after.value):
-                raise RollbackError(f"`{edited.name}`: {before.keys} reads back as {after.value!r}")
+                raise RollbackError(
+                    f"`{edited.name}`: {before.keys} reads back as {after.value!r}: expected {wanted[before.keys]!r}"
+                )
         elif (
             isinstance(before.value, int | float | str) and before.value != after.value and before.value == before.value
         ):
-            raise RollbackError(f"`{edited.name}`: {before.keys} changed and was not planned to")
+            raise RollbackError(f"`{edited.name}`: {before.keys} changed: it is not part of the plan")
 
 
 def _stored_as(wanted: float | int, found: object) -> bool:
-    """Equal, or equal up to the precision of a narrower storage (an LR kept as a float32 tensor)."""
+    """Whether two numbers are equal, up to the precision of a float32 tensor."""
     return isinstance(found, int | float) and (found == wanted or abs(found - wanted) <= 1e-6 * abs(wanted))
 
 
@@ -224,7 +289,9 @@ def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[Patch]]) -> Writ
     def write(source: Path, target: Path, changed: Sequence[StagedFile]) -> None:
         record = json.loads(source.read_bytes())
         if not isinstance(record, dict):
-            raise Refused(f"`{source}` is no manifest", remedy="write it anew with `chronicle manifest`")
+            raise Refused(
+                f"`{source}` is not a manifest: expected a JSON object", remedy="write it again with `chronicle manifest`"
+            )
         digests: dict[str, tuple[str | None, str | None]] = {}
         for file in changed:
             digests[file.path] = digest_file(target.parent / file.path)
@@ -250,9 +317,9 @@ def manifest_after(
     digests: Mapping[str, tuple[str | None, str | None]],
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The manifest that belongs to the edited checkpoint: new digests, and the LRs that memory will have. Pure.
+    """The manifest of the edited checkpoint: updated are the digests of the edited files and the expected LRs. Pure.
 
-    A patched file has no new sha256, that would mean reading it; its CRC-32 follows from the change alone.
+    A patched file loses its sha256, because a new one would need all of its bytes; its CRC-32 follows from the patch.
     """
     files = [
         file | {"size": sizes[file["path"]], "sha256": digests[file["path"]][0], "crc32": digests[file["path"]][1]}
@@ -265,7 +332,7 @@ def manifest_after(
 
 
 def memory_after(memory: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What the guard recorded, as if the run had had the edited LRs all along. Pure."""
+    """What the guard recorded at save, with the edited LRs in place of the old ones. Pure."""
     expected, ratio = plan.expected, plan.expected.ratio
     after = dict(memory)
     groups = [dict(group) for group in memory.get("groups") or ()]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,25 @@ from rollback.transaction.staging import Writer
 READY = "transaction.json"
 VERSION = 1
 ABANDONED = "abandoned"
+Record = Callable[[str, dict[str, Any]], str]  # (kind, data) -> id of the entry; the entry is durable when it returns
+
+
+class Verb(StrEnum):
+    """What a transaction does. The kinds of its journal entries follow from it."""
+
+    ROLLBACK = "rollback"
+    UNDO = "undo"
+    RECOVER = "recover"
+
+    @property
+    def intent(self) -> str:
+        """Kind of the entry that says that the transaction begins."""
+        return f"{self}.intent"
+
+    @property
+    def receipt(self) -> str:
+        """Kind of the entry that says that the transaction is over."""
+        return f"{self}.receipt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +65,11 @@ class PatchedFile:
     attributes: Attributes  # of the original
 
     def backwards(self) -> PatchedFile:
-        """The patch that takes this one back."""
+        """The patch that undoes this one."""
         return replace(self, patches=tuple(Patch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
 
     def to_json(self) -> dict[str, Any]:
+        """The form stored in receipts and in `transaction.json`; bytes are written as hex."""
         return {
             "path": self.path,
             "patches": [[p.offset, p.old.hex(), p.new.hex()] for p in self.patches],
@@ -57,6 +78,7 @@ class PatchedFile:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PatchedFile:
+        """The inverse of `to_json`."""
         return cls(
             path=record["path"],
             patches=tuple(
@@ -69,27 +91,29 @@ class PatchedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a transaction is to bring about. Names are relative to `root`, the directory a loader lists."""
+    """What a transaction changes. Names are relative to `root`, the directory that loaders list."""
 
     root: Path
     entry: str  # the checkpoint's name in `root`
-    source: Path  # where it lies now: `root / entry`, or an abandoned one that is brought back
+    source: Path  # where it is now: `root / entry`, or the place of an abandoned checkpoint that is brought back
     writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
     patches: Mapping[str, tuple[Patch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
-    links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> what it is to point to
+    links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> its new target
     copies: Mapping[str, Writer] = field(default_factory=dict)  # further name of the checkpoint in `root` -> its content
-    configs: Mapping[Path, bytes] = field(default_factory=dict)  # file outside `root` that goes with it -> new content
-    contract: tuple[Path, Callable[[str], bytes]] | None = None  # where, and its content for the rollback's id
-    facts: Mapping[str, Any] = field(default_factory=dict)  # goes into intent and receipt as it is
+    configs: Mapping[Path, bytes] = field(default_factory=dict)  # file outside `root` that changes too -> new content
+    contract: tuple[Path, Callable[[str], bytes]] | None = None  # its path, and its content for a rollback id
+    facts: Mapping[str, Any] = field(default_factory=dict)  # copied into intent and receipt
 
     @property
     def place(self) -> Path:
+        """Where the checkpoint is after the transaction."""
         return self.root / self.entry
 
     @property
     def parent(self) -> Path:
+        """The directory that holds `root`; workspace and abandoned checkpoints are in it."""
         return self.root.parent
 
 
@@ -97,7 +121,7 @@ class Change:
 class Receipt:
     """What was done, with all that `undo` needs; `id` is the journal entry that holds it.
 
-    `left_over` says what could not be tidied up afterwards; it is out of every loader's sight.
+    `left_over` names what could not be removed afterwards. It is outside the directories that loaders list.
     """
 
     id: str
@@ -107,16 +131,16 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The content of `transaction.json`: from here on the transaction only goes forward."""
+    """The content of `transaction.json`. Once that file exists, the transaction is finished, never reverted."""
 
     intent: str
     receipt_kind: str
     moves: tuple[Move, ...]
     patched: tuple[PatchedFile, ...]
-    hides_root: bool  # out of sight until all is done: files are patched, or one outside it changes with it
-    place: str  # its name in the root
-    final: str  # where it lies in the end: there, or among the abandoned again
-    twin: str  # where its hard-linked twin is built
+    hides_root: bool  # the root is renamed until all is done: files are patched, or a file outside it changes too
+    place: str  # path of the checkpoint in the root
+    final: str  # its path after the transaction: `place`, or again among the abandoned ones
+    twin: str  # where its hard-linked copy is built
     checks: Mapping[str, str]  # absolute path -> sha256 that must be read back
     attributes: tuple[tuple[str, Attributes], ...]  # to set when the moves are made
     final_attributes: tuple[tuple[str, Attributes], ...]  # to set when the workspace is gone
@@ -124,6 +148,7 @@ class Prepared:
     receipt: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
+        """The content of `transaction.json`."""
         return {
             "v": VERSION,
             "intent": self.intent,
@@ -143,6 +168,7 @@ class Prepared:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Prepared:
+        """The inverse of `to_json`; raises `UnreadableFile` for another version."""
         if record.get("v") != VERSION:
             raise UnreadableFile(f"{READY} has version {record.get('v')!r}: this program reads {VERSION}")
         return cls(
@@ -163,12 +189,12 @@ class Prepared:
 
 
 def workspace_of(parent: Path, intent: str) -> Path:
-    """Where a transaction prepares: beside the checkpoints root, on its filesystem, hidden from loaders."""
+    """Directory in which a transaction prepares: beside the checkpoints root, where no loader looks."""
     return parent / f".chronicle-{intent}"
 
 
 def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
-    """Digests of everything that `undo` of this receipt needs from the object store."""
+    """Digests of the objects that the undo of this receipt needs."""
     yield from (file["before"] for file in data["files"])
     yield from (pointer["before"] for pointer in data["pointers"] if pointer["before"] is not None)
     yield from (config["before"] for config in data.get("configs") or ())
@@ -177,12 +203,12 @@ def originals_of(data: Mapping[str, Any]) -> Iterable[str]:
 
 
 def contract_part(path: Path, intent: str) -> Path:
-    """Where the new contract waits for its move: beside the one it replaces."""
+    """Temporary file of the new contract, beside the one it replaces."""
     return path.with_name(f".contract-{intent}.json")
 
 
 def config_part(path: Path, intent: str) -> Path:
-    """Where the new content of a file outside the root waits for its move."""
+    """Temporary file with the new content of a config, beside the one it replaces."""
     return path.with_name(f".{path.name}.chronicle-{intent}")
 
 
@@ -190,12 +216,12 @@ def config_part(path: Path, intent: str) -> Path:
 
 
 def hidden_root(root: Path, intent: str) -> Path:
-    """The root's name while it is out of sight."""
+    """The root's path while it is renamed."""
     return root.with_name(f"{root.name}.chronicle-{intent}")
 
 
 def run_out_of_sight(disk: Disk, prepared: Prepared) -> None:
-    """Hide the root, patch, move, show the root; continues from wherever an earlier attempt was stopped."""
+    """Rename the root, patch, move, rename it back. Continues wherever an earlier attempt stopped."""
     place = Path(prepared.place)
     root, hidden = place.parent, hidden_root(place.parent, prepared.intent)
     if not is_there(hidden):
@@ -211,17 +237,17 @@ def run_out_of_sight(disk: Disk, prepared: Prepared) -> None:
 
 
 def is_finished(prepared: Prepared) -> bool:
-    """Whether every move is made and every patch is in; the root must be in sight."""
+    """Whether every move is made and every patch is written. The root must have its own name."""
     return all(move.is_done() for move in prepared.moves) and patched_at(Path(prepared.final), prepared)
 
 
 def patched_at(checkpoint: Path, prepared: Prepared) -> bool:
-    """Whether all large files of the checkpoint at this path have their new bytes."""
+    """Whether every patched file of the checkpoint at this path has its new bytes."""
     return all(is_patched(checkpoint / file.path if file.path else checkpoint, file) for file in prepared.patched)
 
 
 def is_patched(path: Path, file: PatchedFile) -> bool:
-    """Whether the file has all the new bytes."""
+    """Whether the file has all of its new bytes."""
     return path.is_file() and all(
         found == patch.new for found, patch in zip(_read(path, file), file.patches, strict=True)
     )
@@ -231,8 +257,8 @@ def _patch(disk: Disk, path: Path, file: PatchedFile) -> None:
     for found, patch in zip(_read(path, file), file.patches, strict=True):
         if any(byte not in pair for byte, *pair in zip(found, patch.old, patch.new, strict=True)):
             raise StoppedPartWay(
-                f"`{path}` holds other bytes at {patch.offset} than before and after the edit",
-                remedy="somebody else wrote to it; restore it from a copy, then run `chronicle recover`",
+                f"`{path}` holds unexpected bytes at offset {patch.offset}: neither the old ones nor the new ones",
+                remedy="another program wrote to it; restore it from a copy, then run `chronicle recover`",
             )
     disk.overwrite(path, [(patch.offset, patch.new) for patch in file.patches])
 
@@ -244,7 +270,7 @@ def _read(path: Path, file: PatchedFile) -> Sequence[bytes]:
 
 
 def _find(file: PatchedFile, *bases: Path) -> Path:
-    """The file where it is at this point of the moves; a twin's is a hard link to the same inode."""
+    """The path of the file at this point of the moves; in the twin it is a hard link to the same inode."""
     for base in bases:
         path = base / file.path if file.path else base
         if path.is_file():

@@ -1,6 +1,8 @@
-"""Takes away what no longer belongs in or beside checkpoints: strays into quarantine, abandoned checkpoints deleted.
+"""Quarantine moves strays out of the checkpoints directory; pruning deletes abandoned checkpoints.
 
-Quarantine can be taken back, pruning cannot. Both take each thing out of the loader's sight in one rename.
+A quarantine is a list of renames to `<root>/../quarantine/<id>/` on the same filesystem, and can be restored. It needs
+no recovery: the journal entry with the moves is written first, any part of the moves is a safe state, and a second run
+makes the others. Pruning cannot be undone; it renames each checkpoint away before it removes a file of it.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ QUARANTINE_DIR = "quarantine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrayMove:
-    """One stray: its path relative to the checkpoints directory, and the inode that is meant."""
+    """One stray: its path relative to the checkpoints directory, and its inode."""
 
     path: str
     inode: int
 
     def to_json(self) -> dict[str, object]:
+        """The form in the journal entry."""
         return {"path": self.path, "inode": self.inode}
 
 
 def plan_quarantine(root: Path, checkpoints: Sequence[Checkpoint], beside: Sequence[str]) -> tuple[StrayMove, ...]:
-    """Every stray of `checkpoints` that lies below `root`, and those `beside` them, each once; outer ones first."""
+    """The strays of `checkpoints` below `root` and those `beside` them, each once; a directory before its content."""
     root = Path(os.path.abspath(root))
     found: set[str] = set(beside)
     for checkpoint in checkpoints:
@@ -46,12 +49,12 @@ def plan_quarantine(root: Path, checkpoints: Sequence[Checkpoint], beside: Seque
 
 
 def quarantine_dir(root: Path, id_: str) -> Path:
-    """Where the strays of the journal entry `id_` lie."""
+    """Where the quarantine with the journal entry `id_` keeps its strays."""
     return Path(os.path.abspath(root)).parent / QUARANTINE_DIR / id_
 
 
 def refuse_mount_points(root: Path) -> None:
-    """Raise Refused when a rename cannot leave `root`: it would become a copy."""
+    """Raise `Refused` when `root` is a mount point: a rename cannot leave it."""
     root = Path(os.path.abspath(root))
     if is_mount_point(root):
         raise Refused(
@@ -63,18 +66,18 @@ def refuse_mount_points(root: Path) -> None:
 def apply_quarantine(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
     """Make the moves that are not made yet; returns how many were made now.
 
-    Raises RollbackError naming the first that cannot be made; those before it stay made.
+    Raises `RollbackError` naming the first that fails; those before it stay made.
     """
     return _rename_all([(root / move.path, quarantine_dir(root, id_) / move.path, move.inode) for move in moves], disk)
 
 
 def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
-    """Move everything of `id_` back to where it was; returns how many were moved. Refuses to overwrite."""
+    """Move the strays of `id_` back; returns how many were moved. Raises `Refused` instead of overwriting a file."""
     taken = [move.path for move in moves if is_there(root / move.path) and not _is(root / move.path, move.inode)]
     if taken:
         raise Refused(
-            f"`{root / taken[0]}` is taken again: the stray cannot go back without overwriting it",
-            "move what is there elsewhere first",
+            f"`{root / taken[0]}` exists again: the stray would overwrite it",
+            "move the present file away first",
         )
     source = quarantine_dir(root, id_)
     count = _rename_all([(source / move.path, root / move.path, move.inode) for move in moves], disk)
@@ -84,7 +87,7 @@ def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_
 
 
 def moves_from_json(listed: object) -> tuple[StrayMove, ...]:
-    """The moves of a journal entry; UnreadableFile when it does not hold any."""
+    """The moves of a journal entry; raises `UnreadableFile` when it holds none."""
     if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
         raise UnreadableFile("the journal entry lists no moved strays")
     return tuple(StrayMove(path=str(item["path"]), inode=int(item["inode"])) for item in listed)
@@ -94,7 +97,7 @@ def _rename_all(pairs: Sequence[tuple[Path, Path, int]], disk: Disk) -> int:
     count = 0
     for source, target, inode in pairs:
         if not _is(source, inode):
-            continue  # moved by an earlier run, or replaced since: then it is not what was meant
+            continue  # moved by an earlier run, or replaced by another file since
         try:
             disk.make_directory(target.parent)
             disk.move(source, target)
@@ -136,11 +139,15 @@ class PrunePlan:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes that the deletion frees."""
         return sum(checkpoint.size_bytes for checkpoint in self.delete)
 
 
 def plan_prune(checkpoints: Sequence[Checkpoint], verified: Collection[Path], pinned: Collection[str]) -> PrunePlan:
-    """`verified` are paths of checkpoints that passed; `pinned` ids of rollbacks that can still be undone."""
+    """Decide what to delete. `verified` are paths of checkpoints that passed, `pinned` ids of undoable rollbacks.
+
+    Kept are the checkpoints that an undo needs, and enough others that two verified checkpoints remain. Pure.
+    """
     abandoned = sorted((c for c in checkpoints if c.abandoned is not None), key=_order)
     reasons: dict[Path, str] = {
         c.path: f"undo of rollback {c.abandoned} needs it" for c in abandoned if c.abandoned in pinned
@@ -159,7 +166,7 @@ def plan_prune(checkpoints: Sequence[Checkpoint], verified: Collection[Path], pi
 
 
 def apply_prune(plan: PrunePlan, objects: Sequence[Path], *, parent: Path, id_: str, disk: Disk = REAL_DISK) -> None:
-    """Delete what the plan names, and the objects. Each goes out of sight whole before a file of it is removed."""
+    """Delete the checkpoints of the plan, and the objects. Each checkpoint is renamed away before its files go."""
     workspace = workspace_of(parent, id_)
     disk.make_directory(workspace)
     for number, checkpoint in enumerate(plan.delete):

@@ -1,8 +1,8 @@
-"""The visible part of a transaction: a list of renames, each atomic, that can be run again from any point.
+"""The visible part of a transaction: a list of atomic renames that can be run again from any point.
 
-Everything a transaction brings into sight is prepared beforehand; what remains are moves. A move knows the inode it
-moves, so whoever runs the list after a crash sees which moves have been made: the thing is at its target, or it is
-still at its source. Nothing is ever overwritten except a small file that is meant to be replaced.
+All content is prepared beforehand. A move knows the inode it moves, so a second run after a crash sees which moves were
+made: the inode is at its target, or still at its source. A move of kind REPLACE overwrites a small file; the others
+never overwrite anything.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from rollback.errors import StoppedPartWay
 
 
 class MoveKind(StrEnum):
-    """How the target's name changes hands."""
+    """What a move does with its target."""
 
-    MOVE = "move"  # the target's name is free
-    EXCHANGE = "exchange"  # source and target change places
-    REPLACE = "replace"  # a small file takes the name of another
-    DISCARD = "discard"  # out of sight, to be removed when all is done
-    HIDDEN = "hidden"  # as EXCHANGE, on filesystems that cannot: by two renames while the whole root is out of sight
+    MOVE = "move"  # nothing has the target's name
+    EXCHANGE = "exchange"  # source and target exchange their names
+    REPLACE = "replace"  # a small file replaces another
+    DISCARD = "discard"  # goes into the workspace, which is removed at the end
+    HIDDEN = "hidden"  # EXCHANGE by two renames while the whole root is renamed, for filesystems without exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenExchange:
-    """Where things are while the root is out of sight: a loader that finds one checkpoint missing silently takes an
-    older one, a missing root it reports.
+    """Paths used while the root is renamed. A loader reports a missing root, but takes an older checkpoint in silence.
 
         root -> hidden, hidden/name -> parked, source -> hidden/name, hidden -> root
     """
@@ -40,10 +39,12 @@ class HiddenExchange:
     displaced_inode: int
 
     def to_json(self) -> list[Any]:
+        """The form in `transaction.json`."""
         return [str(self.hidden), str(self.parked), self.displaced_inode]
 
     @classmethod
     def from_json(cls, values: Any) -> HiddenExchange | None:
+        """The inverse of `to_json`; None stays None."""
         return (
             None if values is None else cls(hidden=Path(values[0]), parked=Path(values[1]), displaced_inode=values[2])
         )
@@ -51,7 +52,7 @@ class HiddenExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Bring the inode `inode` from `source` to `target`. Paths are absolute."""
+    """Moves the inode `inode` from `source` to `target`. Paths are absolute."""
 
     kind: MoveKind
     source: Path
@@ -60,6 +61,7 @@ class Move:
     hidden: HiddenExchange | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """The form in `transaction.json`."""
         return {
             "kind": self.kind,
             "source": str(self.source),
@@ -70,6 +72,7 @@ class Move:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Move:
+        """The inverse of `to_json`."""
         return cls(
             kind=MoveKind(record["kind"]),
             source=Path(record["source"]),
@@ -79,14 +82,14 @@ class Move:
         )
 
     def is_done(self) -> bool:
-        """Whether the inode is at the target already; a discarded one need only be gone from its source."""
+        """Whether the inode is at the target. A discarded one only has to be gone from its source."""
         if self.kind is MoveKind.DISCARD:
             return inode_of(self.source) != self.inode
         return inode_of(self.target) == self.inode
 
 
 def inode_of(path: Path) -> int | None:
-    """Inode number of `path` itself, `None` when nothing has that name."""
+    """Inode number of `path` itself (links are not followed), None when nothing has that name."""
     try:
         return path.lstat().st_ino
     except (FileNotFoundError, NotADirectoryError):
@@ -94,20 +97,20 @@ def inode_of(path: Path) -> int | None:
 
 
 def run_moves(disk: Disk, moves: Sequence[Move]) -> None:
-    """Make every move that is not made yet, in order, each durable before the next.
+    """Make the moves that are not made yet, in order, each durable before the next.
 
-    Raises `StoppedPartWay` when a thing is neither at its source nor at its target: somebody else moved it.
+    Raises `StoppedPartWay` when an inode is neither at its source nor at its target: another program moved it.
     """
     for move in moves:
         if move.hidden is not None and inode_of(move.hidden.hidden) is not None:
-            _exchange_hidden(disk, move, move.hidden)  # bring the root back before anything else is looked for in it
+            _exchange_hidden(disk, move, move.hidden)  # the other moves look for files in the root
     for move in moves:
         if not move.is_done():
             if inode_of(move.source) != move.inode:
                 raise StoppedPartWay(
-                    f"`{move.source}` is not what it was when the transaction was prepared, and it is not at "
-                    f"`{move.target}` either",
-                    remedy="put it back where it was and run `chronicle recover`",
+                    f"what was at `{move.source}` when the transaction was prepared is neither there nor at "
+                    f"`{move.target}`",
+                    remedy="move it back and run `chronicle recover`",
                 )
             _make(disk, move)
         for directory in dict.fromkeys((move.target.parent, move.source.parent)):
@@ -125,14 +128,14 @@ def _make(disk: Disk, move: Move) -> None:
     else:
         if is_there(move.target):
             raise StoppedPartWay(
-                f"cannot move `{move.source}` to `{move.target}`: something lies there already",
+                f"cannot move `{move.source}` to `{move.target}`: the target exists",
                 remedy="move it away and run `chronicle recover`",
             )
         disk.move(move.source, move.target)
 
 
 def _exchange_hidden(disk: Disk, move: Move, way: HiddenExchange) -> None:
-    """Exchange by renames, from wherever an earlier attempt was stopped."""
+    """Exchange by renames; continues wherever an earlier attempt stopped."""
     root = move.target.parent
     inside = way.hidden / move.target.name
     if inode_of(way.hidden) is None and root != way.hidden:
@@ -144,5 +147,5 @@ def _exchange_hidden(disk: Disk, move: Move, way: HiddenExchange) -> None:
     if inode_of(inside) is None:
         disk.move(move.source, inside)
     disk.sync_directory(way.hidden)
-    if root != way.hidden:  # else it was out of sight already, and stays so until everything is done
+    if root != way.hidden:  # else the whole transaction runs while the root is renamed
         disk.move(way.hidden, root)

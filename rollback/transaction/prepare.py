@@ -22,7 +22,7 @@ from typing import Any
 from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.disk.objects import ObjectStore, sha256_of
 from rollback.errors import Refused
-from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, config_part, contract_part
+from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
 from rollback.transaction.moves import HiddenExchange, Move, MoveKind, inode_of
 from rollback.transaction.staging import StagedFile, Writer, build_twin
 
@@ -34,6 +34,7 @@ def prepare_rollback(
     store: ObjectStore,
     disk: Disk,
 ) -> Prepared:
+    """Prepare `change` in `workspace`; `check_twin` verifies the edited copy before anything is moved."""
     attributes = {"root": Attributes.of(change.root).to_json(), "parent": Attributes.of(change.parent).to_json()}
     abandoned_dir = change.parent / ABANDONED / intent
     place, source, twin = change.place, change.source, change.source
@@ -42,7 +43,7 @@ def prepare_rollback(
     disk.make_directory(workspace)
     files: tuple[StagedFile, ...] = ()
     patched = _patched_files(change, store)
-    if change.writers:  # else there is no twin: a patched file stays the inode it is
+    if change.writers:  # without writers there is no twin: a patched file keeps its inode
         for name in change.writers:
             original = source / name if name else source
             store.add_file(original, sha256_of(original))
@@ -91,7 +92,7 @@ def prepare_rollback(
         moves.append(replacement_move(disk, contract_part(path, intent), path, render(intent)))
     return Prepared(
         intent=intent,
-        receipt_kind="rollback.receipt",
+        receipt_kind=Verb.ROLLBACK.receipt,
         moves=tuple(moves),
         patched=patched,
         hides_root=bool(patched or configs),
@@ -127,7 +128,7 @@ def prepare_rollback(
 def _install(
     root: Path, twin: Path, place: Path, source: Path, abandoned_dir: Path | None, workspace: Path, disk: Disk
 ) -> list[Move]:
-    """Bring the twin (or an abandoned checkpoint itself) to its place; what was there goes where it belongs."""
+    """Move the twin, or an abandoned checkpoint itself, to `place`; what was there goes to `abandoned_dir`."""
     if not is_there(place):
         moves = [move_of(twin, place)]
     else:
@@ -139,7 +140,7 @@ def _install(
 
 
 def _directory_attributes(source: Path) -> list[tuple[str, list[int]]]:
-    """Attributes of every directory of the checkpoint, innermost first, so that setting them keeps the outer times."""
+    """Attributes of each directory of the checkpoint, innermost first: setting them in this order keeps all times."""
     if not source.is_dir():
         return []
     found = [path for path in source.rglob("*") if path.is_dir() and not path.is_symlink()]
@@ -148,7 +149,7 @@ def _directory_attributes(source: Path) -> list[tuple[str, list[int]]]:
 
 
 def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...]:
-    """The patches with what undoing them needs; the old bytes also go into the store, as the originals of others do."""
+    """The patches with the attributes that undo needs. The old bytes are also kept in the object store."""
     files = []
     for name, patches in change.patches.items():
         path = change.source / name if name else change.source
@@ -158,7 +159,7 @@ def _patched_files(change: Change, store: ObjectStore) -> tuple[PatchedFile, ...
 
 
 def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path) -> Path:
-    """A further copy of the checkpoint, with the mode and owner of the one that it is to replace."""
+    """A further copy of the checkpoint, with the mode and owner of the file that it replaces."""
     disk.point("open", made)
     writer(change.source, made, ())
     attributes = Attributes.of(made)
@@ -174,9 +175,9 @@ def _copy(disk: Disk, writer: Writer, change: Change, made: Path, present: Path)
 
 
 def swap_moves(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, *, leftover: Path | None) -> list[Move]:
-    """Moves that put `one` at `place` and what was there at `leftover` (`None`: left in the workspace).
+    """Moves that put `one` at `place`, and what was there at `leftover` (None: it stays in the workspace).
 
-    Where the filesystem cannot exchange two names, the whole root goes out of sight for two renames.
+    Where the filesystem cannot exchange two names, the whole root is renamed for the time of two renames.
     """
     there = inode_of(place)
     assert there is not None
@@ -190,38 +191,42 @@ def swap_moves(root: Path, one: Path, place: Path, workspace: Path, disk: Disk, 
 
 
 def relinking_move(disk: Disk, prepared: Path, path: Path, points_to: str) -> Move:
+    """Replaces the symbolic link at `path` by one that points to `points_to`."""
     disk.symlink(points_to, prepared)
     disk.sync_directory(prepared.parent)
     return move_of(prepared, path, MoveKind.REPLACE)
 
 
 def move_of(source: Path, target: Path, kind: MoveKind = MoveKind.MOVE) -> Move:
+    """Moves what is at `source` now; raises `Refused` when nothing is there."""
     inode = inode_of(source)
     if inode is None:
-        raise Refused(f"`{source}` is not there any more", remedy="plan again with `chronicle rollback --dry-run`")
+        raise Refused(f"`{source}` is gone since the plan was made", remedy="plan again")
     return Move(kind=kind, source=source, target=target, inode=inode)
 
 
 def discard_move(source: Path, trash: Path, disk: Disk) -> Move:
+    """Moves `source` into the workspace, with which it is deleted."""
     disk.make_directory(trash.parent)
     return move_of(source, trash, MoveKind.DISCARD)
 
 
 def replacement_move(disk: Disk, prepared: Path, target: Path, content: bytes) -> Move:
+    """Replaces the small file `target` by one with `content`."""
     disk.write_new(prepared, content)
     disk.sync_directory(prepared.parent)
     return move_of(prepared, target, MoveKind.REPLACE)
 
 
 def kept_for_undo(path: Path, store: ObjectStore) -> dict[str, Any]:
-    """Put the present content of a small file into the store; what `undo` needs to bring it back."""
+    """Keep the present content of a small file in the store; returns what undo needs to restore it."""
     if not is_there(path):
         return {"before": None, "attributes": None}
     return {"before": store.add_bytes(path.read_bytes()), "attributes": Attributes.of(path).to_json()}
 
 
 def size_and_mtime(path: Path) -> list[int] | None:
-    """What tells whether a file is still the one that was written, without reading it."""
+    """Size and modification time: whether a file is still the one that was written, without reading it."""
     found = path.lstat() if is_there(path) else None
     return None if found is None else [found.st_size, found.st_mtime_ns]
 
@@ -238,6 +243,7 @@ def prepare_undo(
     store: ObjectStore,
     disk: Disk,
 ) -> Prepared:
+    """Prepare the undo of the rollback whose receipt is `data`; `newer` names checkpoints saved after it."""
     root, place = Path(data["root"]), Path(data["root"]) / data["entry"]
     source, back_dir = Path(data["source"]), Path(data["abandoned_dir"])
     own_dir = root.parent / ABANDONED / intent
@@ -285,7 +291,7 @@ def prepare_undo(
         attributes.append((str(root), Attributes.from_json(data["attributes"]["root"])))
     return Prepared(
         intent=intent,
-        receipt_kind="undo.receipt",
+        receipt_kind=Verb.UNDO.receipt,
         moves=tuple(moves),
         patched=tuple(file.backwards() for file in patched),
         hides_root=bool(patched or configs),
@@ -322,7 +328,7 @@ def _reinstall(
     workspace: Path,
     disk: Disk,
 ) -> list[Move]:
-    """The way back of `_install`."""
+    """Undo `_install`."""
     if source == place:
         return swap_moves(root, twin, place, workspace, disk, leftover=None)
     edited = twin != place

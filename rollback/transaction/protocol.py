@@ -1,15 +1,15 @@
-"""Change a checkpoint so that a crash at any point leaves what was before or what was asked, and take it back.
+"""The crash-safe protocol: apply a change to a checkpoint, undo it, or recover it after an interruption.
 
     intent      journalled before anything is touched
-    prepare     in `<parent>/.chronicle-<id>/`, where no loader looks: originals to the object store, the edited twin,
-                new pointers, the list of moves; all durable, then `transaction.json`: from here on it will be finished
+    prepare     in `<parent>/.chronicle-<id>/`, where no loader looks: originals go to the object store, the edited copy,
+                new pointers and the list of moves are written; when all are durable, `transaction.json` is written
     moves       renames only, each atomic and durable before the next (`rollback.transaction.moves`)
-    read back   the bytes on disk against the digests of the twin
+    read back   the bytes on disk are compared with the digests of the edited copy
     receipt     journalled; it holds what `undo` needs
     workspace   removed
 
-Killed before `transaction.json` exists: `recover` removes the workspace, nothing had changed. Killed later: `recover`
-makes the remaining moves. Knows no format: what a file becomes is decided by the `Writer` it is given.
+After a crash before `transaction.json` exists, `recover` removes the workspace: nothing had changed. After a later
+crash, `recover` makes the remaining moves. This module knows no file format: a `Writer` makes each new file.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from rollback.transaction.change import (
     PatchedFile,
     Prepared,
     Receipt,
+    Record,
+    Verb,
     config_part,
     contract_part,
     hidden_root,
@@ -49,15 +51,13 @@ __all__ = [
     "Receipt",
     "Record",
     "apply_change",
-    "check_ground",
+    "check_change",
     "check_undo",
     "recover_change",
     "refuse_shared",
     "remove_leftovers",
     "undo_change",
 ]
-
-Record = Callable[[str, dict[str, Any]], str]
 
 
 def apply_change(
@@ -67,21 +67,21 @@ def apply_change(
     record: Record,
     disk: Disk = REAL_DISK,
 ) -> Receipt:
-    """Bring `change` about. `record` journals an entry durably and returns its id.
+    """Apply `change`. `record` journals an entry durably and returns its id.
 
-    Raises `Refused` before anything is touched, any other `RollbackError` with everything as it was, and
-    `StoppedPartWay` when `recover` has to finish.
+    Raises `Refused` before anything is touched, `StoppedPartWay` when `recover` has to finish, and any other
+    `RollbackError` after everything was put back.
     """
-    check_ground(change)
+    check_change(change)
     store = ObjectStore(objects_dir, disk)
     contract_path = None if change.contract is None else str(change.contract[0])
     intent_data = _intent_data(change.root, change.entry, contract_path, [str(path) for path in change.configs])
-    intent = record("rollback.intent", intent_data | dict(change.facts))
+    intent = record(Verb.ROLLBACK.intent, intent_data | dict(change.facts))
 
     def prepare(workspace: Path) -> Prepared:
         return prepare_rollback(change, intent, workspace, store, disk)
 
-    return _carry_out(intent, "rollback", _Traces.of(intent, intent_data), prepare, record, disk)
+    return _run(intent, Verb.ROLLBACK, _Traces.of(intent, intent_data), prepare, record, disk)
 
 
 def undo_change(
@@ -92,10 +92,10 @@ def undo_change(
     record: Record,
     disk: Disk = REAL_DISK,
 ) -> Receipt:
-    """Take back what `receipt` did: every byte, mode and time of every touched thing.
+    """Undo what `receipt` did: every byte, mode and time of every touched file.
 
-    `newer` names the entries of the root that a later launch saved, earliest first; they are abandoned under the
-    undo's own id, nothing is overwritten. Raises as `apply_change`.
+    `newer` names the entries of the root that a later launch saved, earliest first. They are moved to `abandoned/`
+    under the undo's own id; nothing is overwritten. Raises as `apply_change`.
     """
     data = receipt.data
     root = Path(data["root"])
@@ -107,28 +107,29 @@ def undo_change(
     contract_path = data["contract"]["path"] if data.get("contract") else None
     configs = [str(config["path"]) for config in data.get("configs") or ()]
     intent_data = _intent_data(root, data["entry"], contract_path, configs)
-    intent = record("undo.intent", intent_data | facts)
+    intent = record(Verb.UNDO.intent, intent_data | facts)
 
     def prepare(workspace: Path) -> Prepared:
         return prepare_undo(data, facts, newer, intent, workspace, store, disk)
 
-    return _carry_out(intent, "undo", _Traces.of(intent, intent_data), prepare, record, disk)
+    return _run(intent, Verb.UNDO, _Traces.of(intent, intent_data), prepare, record, disk)
+
 
 
 def recover_change(intent: str, data: Mapping[str, Any], *, record: Record, disk: Disk = REAL_DISK) -> Receipt | None:
     """Finish or revert the transaction that the journalled `intent` began.
 
-    Returns the receipt when it was finished, `None` when it was reverted. May itself be interrupted and repeated.
+    Returns the receipt when it was finished, None when it was reverted. It may be interrupted and repeated.
     """
     traces = _Traces.of(intent, data)
     try:
         if not (traces.workspace / READY).is_file():
             traces.remove(disk)
-            record("recover.receipt", {"intent": intent, "outcome": "reverted"})
+            record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted"})
             return None
         prepared = Prepared.from_json(json.loads((traces.workspace / READY).read_bytes()))
         receipt = _finish(prepared, traces.workspace, record, disk)
-        record("recover.receipt", {"intent": intent, "outcome": "finished", "receipt": receipt.id})
+        record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:
         raise StoppedPartWay(
             f"recovery stopped: {_words(problem)}", remedy="remove the cause, then run `chronicle recover` again"
@@ -137,7 +138,7 @@ def recover_change(intent: str, data: Mapping[str, Any], *, record: Record, disk
 
 
 def remove_leftovers(root: Path, closed: Iterable[str], disk: Disk = REAL_DISK) -> int:
-    """Remove the workspaces of finished transactions that were killed before they could do it; returns how many."""
+    """Remove workspaces that closed transactions left behind when they were killed; returns how many."""
     removed = 0
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
@@ -152,7 +153,7 @@ def remove_leftovers(root: Path, closed: Iterable[str], disk: Disk = REAL_DISK) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traces:
-    """Everything an unfinished transaction may have left on disk; nothing of it is in a loader's sight."""
+    """The paths that an unfinished transaction may have created. No loader lists any of them."""
 
     workspace: Path
     abandoned_dir: Path
@@ -172,7 +173,7 @@ class _Traces:
         )
 
     def remove(self, disk: Disk) -> None:
-        """As if it had never begun, the parent's times included; first of all it is no longer ready to be finished."""
+        """Remove them all and restore the parent's times. `transaction.json` goes first, so that nobody finishes it."""
         if (self.workspace / READY).is_file():
             disk.unlink(self.workspace / READY)
             disk.sync_directory(self.workspace)
@@ -195,9 +196,9 @@ def _intent_data(root: Path, entry: str, contract_path: str | None, config_paths
     }
 
 
-def _carry_out(
+def _run(
     intent: str,
-    verb: str,
+    verb: Verb,
     traces: _Traces,
     prepare: Callable[[Path], Prepared],
     record: Record,
@@ -226,6 +227,7 @@ def _carry_out(
 
 
 def _is_begun(prepared: Prepared) -> bool:
+    """Whether something visible has changed, so that the transaction can only be finished."""
     place = Path(prepared.place)
     if prepared.hides_root and is_there(hidden_root(place.parent, prepared.intent)):
         return True
@@ -259,13 +261,13 @@ def _read_back(prepared: Prepared) -> None:
         found = sha256_of(Path(path))
         if found != expected:
             raise StoppedPartWay(
-                f"`{path}` reads back with digest {found[:12]}…, expected {expected[:12]}…: the disk returned other bytes",
+                f"`{path}` reads back with digest {found[:12]}…: expected {expected[:12]}…, the digest of what was written",
                 remedy="check the disk; `chronicle recover` tries again",
             )
 
 
 def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> str | None:
-    """Tidy up after the receipt. A failure here changes nothing that matters: it is said, the next command tries again."""
+    """Remove leftovers after the receipt. A failure is returned as a message; the next command tries again."""
     try:
         for leftover in map(Path, prepared.remove):
             if leftover.is_dir():
@@ -277,12 +279,12 @@ def _clean(prepared: Prepared, workspace: Path, disk: Disk) -> str | None:
         for path, attributes in prepared.final_attributes:
             disk.set_attributes(Path(path), attributes)
     except OSError as problem:
-        return f"`{workspace}` could not be removed: {_words(problem)}; no loader sees it, the next command tries again"
+        return f"`{workspace}` could not be removed: {_words(problem)}; no loader lists it, the next command tries again"
     return None
 
 
 def _remove_workspace(workspace: Path, disk: Disk) -> None:
-    """Remove a workspace, `transaction.json` last: without it what is left looks never begun."""
+    """Remove a workspace. `transaction.json` goes last: without it, the rest looks like a transaction never begun."""
     if not workspace.is_dir():
         return
     for entry in sorted(workspace.iterdir(), key=lambda path: path.name == READY):
@@ -299,10 +301,10 @@ def _remove_if_empty(directory: Path, disk: Disk) -> None:
 
 
 def _revert(traces: _Traces, intent: str, record: Record, disk: Disk, cause: BaseException) -> None:
-    """Nothing is in sight yet: remove what was prepared and close the intent."""
+    """Remove what was prepared and close the intent. Nothing visible has changed yet."""
     try:
         traces.remove(disk)
-        record("recover.receipt", {"intent": intent, "outcome": "reverted", "cause": str(cause)})
+        record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted", "cause": str(cause)})
     except (OSError, RollbackError) as problem:
         raise StoppedPartWay(
             f"nothing was changed, but the transaction could not be closed: {problem}",
@@ -324,13 +326,13 @@ def _words(problem: OSError | RollbackError) -> str:
 # --- Preconditions: checked before anything is touched
 
 
-def check_ground(change: Change) -> None:
-    """Refuse what could not be done whole: another filesystem, a mount point, a read-only parent, odd entries."""
+def check_change(change: Change) -> None:
+    """Raise `Refused` for a change that cannot be atomic: other filesystem, mount point, read-only parent, odd files."""
     for path in (change.root, change.place, change.source):
         if is_there(path) and is_mount_point(path):
             raise Refused(
-                f"`{path}` is a mount point: checkpoints cannot be moved aside on their own filesystem",
-                remedy="let the setting `checkpoints` name a directory below the mount point",
+                f"`{path}` is a mount point: checkpoints cannot be renamed out of it",
+                remedy="set `checkpoints` to a directory below the mount point",
             )
     if change.place.is_symlink():
         raise Refused(f"`{change.place}` is a symbolic link: expected a checkpoint", remedy="name the real directory")
@@ -338,24 +340,24 @@ def check_ground(change: Change) -> None:
     for path in (change.parent, change.source, *(change.root / name for name in change.abandon)):
         if path.lstat().st_dev != device:
             raise Refused(
-                f"`{path}` lies on another filesystem than `{change.root}`: it could not be moved in one piece",
-                remedy="let the setting `checkpoints` name a directory whose parent is on the same filesystem",
+                f"`{path}` is on another filesystem than `{change.root}`: it cannot be moved by one rename",
+                remedy="set `checkpoints` to a directory whose parent is on the same filesystem",
             )
     for path in (change.parent, change.root, change.source.parent):
         if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
             raise Refused(
-                f"`{path}` is not writable: the edited checkpoint is built and moved there",
+                f"`{path}` is not writable: the edited checkpoint is built and moved in this directory",
                 remedy="run as the user who owns the checkpoints, or make the directory writable",
             )
     for path in change.configs:
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise Refused(
-                f"`{path.parent}` is not writable: `{path.name}` in it has to change together with the checkpoint",
+                f"`{path.parent}` is not writable: `{path.name}` in it must change together with the checkpoint",
                 remedy="run as the user who owns it, or make the directory writable",
             )
     for name in change.copies:
         if not (change.root / name).is_file() or (change.root / name).is_symlink():
-            raise Refused(f"`{change.root / name}` is no regular file: expected a copy of a checkpoint")
+            raise Refused(f"`{change.root / name}` is not a regular file: expected a copy of a checkpoint")
     for name in change.pointers:
         if (change.root / name).is_symlink():
             raise Refused(f"pointer `{change.root / name}` is a symbolic link: expected a small text file")
@@ -365,12 +367,11 @@ def check_ground(change: Change) -> None:
 
 
 def refuse_shared(path: Path) -> None:
-    """Refuse a file that has further names: patched in place, it would change under all of them."""
+    """Raise `Refused` for a file with several hard links: patched in place, it would change under all of its names."""
     found = path.lstat()
     if found.st_nlink != 1:
         raise Refused(
-            f"`{path}` has {found.st_nlink} names (hard links): patching its {found.st_size} bytes in place would change "
-            "the others too",
+            f"`{path}` has {found.st_nlink} hard links: a patch in place would change the file under all of its names",
             remedy="give it its own copy first: `cp FILE FILE.part && mv FILE.part FILE`",
         )
     if not os.access(path, os.W_OK):
@@ -378,24 +379,25 @@ def refuse_shared(path: Path) -> None:
 
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
+    """Raise `Refused` when the rollback with this receipt cannot be undone: a file is gone or was changed since."""
     place = root / data["entry"]
     if not is_there(place):
         raise Refused(
-            f"`{place}` is gone: its edited files could be given back, the rest of it could not",
-            remedy="the originals of the edited files are in the run's objects directory",
+            f"`{place}` is gone: only the originals of its edited files are kept",
+            remedy="the originals are in the run's objects directory",
         )
     for name in data["abandoned"]:
         if inode_of(Path(data["abandoned_dir"]) / name) is None:
             raise Refused(
-                f"`{Path(data['abandoned_dir']) / name}` is gone: the checkpoint that the rollback moved away cannot come back",
-                remedy="it was pruned or moved by hand; put it back there, or leave the rollback as it is",
+                f"`{Path(data['abandoned_dir']) / name}` is gone: the rollback moved this checkpoint there, and undo needs it",
+                remedy="it was pruned or moved by hand; put it back there, or keep the rollback",
             )
     for config in data.get("configs") or ():
         path = Path(config["path"])
         if not path.is_file() or sha256_of(path) != config["after"]:
             raise Refused(
                 f"`{path}` was changed after the rollback: expected the bytes that the rollback wrote",
-                remedy="put back what the rollback wrote (kept in the run's objects directory), or do without the undo",
+                remedy="restore what the rollback wrote (kept in the run's objects directory), or keep the rollback",
             )
     for file in map(StagedFile.from_json, data["files"]):
         path = place / file.path if file.path else place

@@ -1,6 +1,6 @@
-"""The edited twin of a checkpoint, built where no loader looks: untouched files are hard links, edited ones new inodes.
+"""Builds the edited twin of a checkpoint: unchanged files are hard links, edited files are new inodes.
 
-The twin has the modes, owners and times of the original, so that nothing but the edit tells them apart.
+The twin is built where no loader looks. It has the modes, owners and times of the original.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from rollback.disk.durable import Attributes, Disk, is_mount_point, mount_points
 from rollback.disk.objects import sha256_of
 from rollback.errors import Refused
 
-LAST = "chronicle-manifest.json"  # holds digests of the other files: written when they are
-
+LAST = "chronicle-manifest.json"  # written last, because it holds the digests of the other files
 
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -33,6 +32,7 @@ class StagedFile:
     attributes: Attributes  # of the original
 
     def to_json(self) -> dict[str, Any]:
+        """The form stored in receipts."""
         return {
             "path": self.path,
             "before": self.before,
@@ -42,6 +42,7 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> StagedFile:
+        """The inverse of `to_json`."""
         return cls(
             path=record["path"],
             before=record["before"],
@@ -50,14 +51,14 @@ class StagedFile:
         )
 
 
-# (path of the file as it is, path of the new file that does not exist yet, files written before it)
+# Arguments: the present file, the new file (it does not exist yet), the files written before it
 Writer = Callable[[Path, Path, Sequence[StagedFile]], None]
 
 
 def build_twin(disk: Disk, source: Path, twin: Path, writers: Mapping[str, Writer]) -> tuple[StagedFile, ...]:
-    """Build `twin` from the directory or file `source`; everything in it is durable when this returns.
+    """Build `twin` from the directory or file `source`; all of it is durable when this returns.
 
-    `writers` maps a path relative to `source` (empty when `source` is a file) to what writes its new content.
+    `writers` maps a path relative to `source` (empty when `source` is a file) to the function that writes it.
     """
     changed: list[StagedFile] = []
     _copy(disk, source, twin, "", writers, changed)
@@ -68,18 +69,21 @@ def build_twin(disk: Disk, source: Path, twin: Path, writers: Mapping[str, Write
 
 
 def refuse_odd_entries(source: Path, edited: Mapping[str, object]) -> None:
-    """Refuse a checkpoint holding what cannot be hard-linked or safely edited, before anything is changed."""
+    """Raise `Refused` for a checkpoint with a mount point, a device file, or a symbolic link where a file is edited."""
     mounted = mount_points()
     for path in (source, *sorted(source.rglob("*"))):
         kind, relative = path.lstat().st_mode, path.relative_to(source).as_posix()
         if path != source and is_mount_point(path, mounted):
-            raise Refused(f"`{path}` is a mount point inside the checkpoint", remedy="unmount it, or copy its content")
+            raise Refused(
+                f"`{path}` is a mount point inside the checkpoint: it cannot be hard-linked",
+                remedy="unmount it, or copy its content",
+            )
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
             raise Refused(f"`{path}` is neither a file nor a directory: expected state files only")
         if stat.S_ISLNK(kind) and (path == source or relative in edited):
             raise Refused(
-                f"`{path}` is a symbolic link: an edit would not stay inside the checkpoint",
-                remedy="replace the link by a copy of what it points to",
+                f"`{path}` is a symbolic link: an edit would change a file outside the checkpoint",
+                remedy="replace the link by a copy of its target",
             )
 
 

@@ -56,7 +56,7 @@ def test_several_are_named_and_none_is_chosen(here: Path) -> None:
 def test_one_that_is_gone_is_said(here: Path) -> None:
     save(here / "a/step-1")
     (here / "a").rename(here / "elsewhere")
-    with pytest.raises(UsageProblem, match=r"not there any more: .*a`"):
+    with pytest.raises(UsageProblem, match=r"recorded in the journal, but gone: .*a`"):
         settings_with_checkpoints(None, None, None).need_checkpoints()
 
 

@@ -119,7 +119,7 @@ def test_close_open_is_the_only_open_entry_and_asks_which_where_there_are_two(tm
     assert chronicle("close", "open", "--outcome", "worked").code == 0
     assert chronicle("status", "--json").json["open_outcomes"] == []
     none = chronicle("close", "open", "--outcome", "worked")
-    assert (none.code, "there are 0" in none.err) == (2, True)
+    assert (none.code, "0 entries are open" in none.err) == (2, True)
     ids = [run.rollback(6).id[-8:], run.rollback(5).id[-8:]]
     two = chronicle("close", "open", "--outcome", "worked")
     assert two.code == 2 and all(entry_id in two.err for entry_id in ids)

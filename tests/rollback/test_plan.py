@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
-from rollback.plan.plan import Plan, compose_plan, plan_digest
+from rollback.plan.plan import Plan, compose_plan, format_plan, plan_digest
 from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
-from rollback.plan.text import format_plan
 
 EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45]}
 
@@ -256,7 +255,7 @@ rollback of run tr to step 500
                 param_groups.0.initial_lr  1 → 0.5
                 param_groups.1.lr          0.45 → 0.225
                 param_groups.1.initial_lr  0.5 → 0.25
-  manifest    digests of the edited files and the LRs in memory follow
+  manifest    updated: digests of the edited files, expected LRs
   pointer     latest: opt_step-1000 → opt_step-500
   abandon     2 later checkpoints, moved to abandoned/, not deleted:
                 opt_step-750  opt_step-1000

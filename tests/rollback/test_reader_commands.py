@@ -79,7 +79,7 @@ def test_diff_names_what_moved_on(seed_root: Path) -> None:
     assert found["optimizer[0].groups[0].lr"] == (0.00095, pytest.approx(0.0009))
     assert not any(name.startswith("files") for name in found)
     same = chronicle("diff", seed_root / "opt_step-5", seed_root / "opt_step-5", cwd=seed_root)
-    assert same.stdout == "opt_step-5 and opt_step-5 say the same\n"
+    assert same.stdout == "opt_step-5 and opt_step-5 hold the same numbers\n"
 
 
 def test_verify_exits_five_and_says_the_way_out(seed_root: Path) -> None:

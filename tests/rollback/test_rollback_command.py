@@ -87,7 +87,7 @@ def test_a_plan_is_carried_out_once_and_again_only_after_an_undo(top: Path, caps
     after = picture(top / "checkpoints")
     capsys.readouterr()
     assert chronicle(top, "apply", str(plan), "--yes") == 0
-    assert "already carried out" in capsys.readouterr().out
+    assert "already applied" in capsys.readouterr().out
     assert picture(top / "checkpoints") == after
     assert chronicle(top, "undo", "--yes") == 0
     assert chronicle(top, "apply", str(plan), "--yes") == 0
@@ -328,7 +328,7 @@ def test_step_that_exists_twice_without_a_launch_is_picked_by_its_path(
         assert chronicle(top, "undo", "--yes") == 0
         assert picture(top / "checkpoints") == before
     assert chronicle(top, "rollback", "--to", str(top / "logs"), "--yes") == 1
-    assert "none of this run's checkpoints" in capsys.readouterr().err
+    assert "not a checkpoint of this run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["undo"], ["recover"], ["rollback", "--to", "10"], ["prune"]])

@@ -116,7 +116,7 @@ def test_what_the_trainer_has_not_said_it_does_is_refused_with_its_own_option(
     before = picture(guarded / "checkpoints")
     assert _command(guarded, "rollback", "--to", "10", *words, "--yes") == 3
     said = capsys.readouterr().err
-    assert f"{option} is carried out by the trainer" in said and own in said
+    assert f"{option} needs runtime support" in said and own in said
     assert picture(guarded / "checkpoints") == before
 
 

@@ -390,7 +390,7 @@ def test_large_file_with_a_second_name_is_refused_before_anything_changed(tmp_pa
     os.link(path, tmp_path / "snapshot.bin")
     before = picture(tmp_path)
     patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
-    with pytest.raises(Refused, match="2 names"):
+    with pytest.raises(Refused, match="2 hard links"):
         apply(root, change_to(root, 500, {}, patches=patches), journal)
     assert picture(tmp_path) == before and journal.entries == []
 

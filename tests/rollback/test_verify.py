@@ -81,10 +81,10 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], tuple[str, str, str], str]] =
                                 ("F4", "error", S + "custom_checkpoint_0.pkl"), "disagree"),
     "scheduler from zero": (lambda d: [edit(d / n, lambda s: s.update(last_epoch=2))
                                        for n in ("scheduler.bin", "custom_checkpoint_0.pkl")],
-                            ("F4", "warn", S + "custom_checkpoint_0.pkl"), "began again from zero"),
+                            ("F4", "warn", S + "custom_checkpoint_0.pkl"), "restarted from zero"),
     "edited in one place": (lambda d: [edit(d / n, lambda s: s.update(_last_lr=[1e-9, 1e-9]))
                                        for n in ("scheduler.bin", "custom_checkpoint_0.pkl")],
-                            ("F5", "warn", S + "custom_checkpoint_0.pkl"), "an edit reached one"),
+                            ("F5", "warn", S + "custom_checkpoint_0.pkl"), "only one of them was edited"),
     "moments gone": (lambda d: edit(d / "optimizer.bin", lambda s: s.update(state={})),
                      ("F6", "error", S + "optimizer.bin"), "from zero"),
     "second moments zeroed": (lambda d: edit(d / "optimizer.bin", lambda s: [
