@@ -146,7 +146,7 @@ def rng_digests() -> dict[str, str]:
 
 def _weights(models: Iterable[Any]) -> Iterator[Any]:
     """Parameters, in registration order."""
-    return (local_shard(p) for model in models for p in model.parameters())
+    return (own_shard(p) for model in models for p in model.parameters())
 
 
 def _buffers(models: Iterable[Any]) -> Iterator[Any]:
@@ -157,7 +157,7 @@ def _buffers(models: Iterable[Any]) -> Iterator[Any]:
             for prefix, module in model.named_modules()
             for name in getattr(module, "_non_persistent_buffers_set", ())
         }
-        yield from (local_shard(b) for name, b in model.named_buffers() if name not in transient)
+        yield from (own_shard(b) for name, b in model.named_buffers() if name not in transient)
 
 
 def _scheduler(bound: BoundScheduler) -> Scheduler:
@@ -278,7 +278,7 @@ def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
             state = optimizer.state.get(param)
             for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
                 if key != "step" and hasattr(state[key], "numel"):
-                    yield local_shard(state[key])
+                    yield own_shard(state[key])
 
 
 def _number(value: Any) -> float | None:
@@ -307,7 +307,7 @@ def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
-def local_shard(tensor: Any) -> Any:
+def own_shard(tensor: Any) -> Any:
     """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter); other tensors unchanged."""
     if hasattr(tensor, "ds_tensor"):
         return tensor.ds_tensor
@@ -323,7 +323,7 @@ def norm(tensors: Sequence[Any]) -> float | None:
 
     if not tensors:
         return None
-    own = [part.detach() for tensor in tensors if (part := local_shard(tensor)).numel()]
+    own = [part.detach() for tensor in tensors if (part := own_shard(tensor)).numel()]
     dotted = [t for t in own if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) and t.is_contiguous()]
     total = sum((float(torch.dot(flat, flat)) for flat in (t.view(-1) for t in dotted)), 0.0)
     known = {id(t) for t in dotted}
@@ -362,7 +362,7 @@ def plain_bytes(thing: Any) -> bytes:
     if isinstance(thing, (tuple, list)):
         return b"[" + b",".join(plain_bytes(item) for item in thing) + b"]"
     if hasattr(thing, "numel") and hasattr(thing, "detach"):
-        return tensor_digest((local_shard(thing),)).encode()
+        return tensor_digest((own_shard(thing),)).encode()
     if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
         return repr(thing).encode()
     return type(thing).__name__.encode()

@@ -31,7 +31,7 @@ __all__ = [
 NUM_TRIPWIRE_STEPS = 50
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
 
-Row = tuple[float, ...]
+LrRow = tuple[float, ...]
 
 NUM_BEFORE = 50  # logged rows before and after a restart that are compared
 NUM_AFTER = 50
@@ -48,7 +48,7 @@ LoggedRow = tuple[int, Mapping[str, float]]  # step, values
 class LrWitness:
     """Compares the LRs in use with the last forecast; `source` is its conclusion."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[LrRow, ...] = ()
     position: int = 0
     num_right: int = 0
     num_wrong: int = 0
@@ -60,11 +60,11 @@ class LrWitness:
             return "manual"
         return "scheduler" if self.num_right >= NUM_CONFIRM else "untested"
 
-    def predict(self, rows: Sequence[Row]) -> "LrWitness":
+    def predict(self, rows: Sequence[LrRow]) -> "LrWitness":
         """Start comparing with a new forecast, made now."""
         return replace(self, rows=tuple(rows), position=0)
 
-    def see(self, lrs: Row) -> "LrWitness":
+    def see(self, lrs: LrRow) -> "LrWitness":
         """One optimizer step with these LRs."""
         if self.position >= len(self.rows):
             return self
@@ -84,12 +84,12 @@ class LrTripwire:
     Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[LrRow, ...]
     source: str
     position: int = 0
 
     @classmethod
-    def after(cls, expectation: Expectation, found: Memory, own: Sequence[Row] | None) -> "LrTripwire":
+    def after(cls, expectation: Expectation, found: Memory, own: Sequence[LrRow] | None) -> "LrTripwire":
         """The rows promised at the save, continued by this launch's `own` forecast."""
         # a warm-up after a rollback and another number of ranks change the LR: the own forecast knows both, the
         # rows of the save do not
@@ -104,7 +104,7 @@ class LrTripwire:
         """Whether all forecast steps have been seen."""
         return self.position >= len(self.rows)
 
-    def feed(self, lrs: Row) -> Check | None:
+    def feed(self, lrs: LrRow) -> Check | None:
         """Compare the LRs of the next optimizer step."""
         if self.done:
             return None
@@ -123,11 +123,11 @@ class LrTripwire:
         )
 
 
-def _same(a: Row, b: Row) -> bool:
+def _same(a: LrRow, b: LrRow) -> bool:
     return len(a) == len(b) and all(abs(x - y) <= 1e-6 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
 
 
-def _cause(expected: Row, found: Row) -> str:
+def _cause(expected: LrRow, found: LrRow) -> str:
     if all(f < e for e, f in zip(expected, found, strict=False)):
         return "LR below the forecast: the schedule starts again, or its counter was not restored"
     return "LR off the forecast: something other than the restored scheduler sets it"
