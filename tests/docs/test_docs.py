@@ -12,7 +12,9 @@ from chronicle.cli.reference import render_exit_codes, render_reference
 from chronicle.journal import compute_lineage, read_journal
 from chronicle.paths import RunPaths
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 
 
 def test_the_reference_of_commands_is_what_the_help_texts_say() -> None:
@@ -24,10 +26,16 @@ def test_every_exit_code_is_documented_in_the_same_words() -> None:
     assert render_exit_codes() in (DOCS / "exit_codes.md").read_text(encoding="utf-8")
 
 
-def test_every_link_between_documents_leads_somewhere() -> None:
-    for page in DOCS.glob("*.md"):
-        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
+    """Links to files of the repository; addresses on the net are not followed."""
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    """80 to 120 lines; the tree has a page of its own."""
+    assert 80 <= (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 120
 
 
 @pytest.mark.slow

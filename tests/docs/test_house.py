@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.conftest import GROUPS
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "house.py"
 
 TREE = {
@@ -53,3 +55,9 @@ def test_each_figure_counts_what_it_says(house: ModuleType, tmp_path: Path) -> N
     assert figures["import cycles"].counted == ("rollback.a <-> rollback.b",)
     path = figures["files on the `rollback` path to call depth 6"].counted
     assert path == ("chronicle/cli/rollback.py", "rollback/deep.py")
+
+
+def test_every_file_of_the_groups_is_there() -> None:
+    """A test file that is renamed keeps its group: a name in the table that nothing has would protect nothing."""
+    tests = Path(__file__).resolve().parents[1]
+    assert [place for places in GROUPS.values() for place in places if not (tests / place).exists()] == []
