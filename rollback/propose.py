@@ -1,9 +1,9 @@
 """From a cluster of events and the existing checkpoints to one proposal: target, action, cost and command.
 
 Target: the newest verified, healthy checkpoint before `min(onset_low - 50, onset - 100)` of the whole cluster. The
-first human rollback of the seed's 80B run went to a checkpoint after the onset, and failed. Actions form a ladder; a
-relapse in the same region climbs one rung and goes back at least one checkpoint further. The LR is never raised.
-No clock and no disk: the caller collects checkpoints and history.
+first human rollback of the seed's 80B run went to a checkpoint after the onset, and failed. Actions form a ladder: other
+data, LR x 0.75, LR x 0.5, stop. A relapse in the same region climbs one rung and goes back at least one checkpoint
+further. The LR is never raised. No clock and no disk: the caller collects checkpoints and history.
 """
 
 from __future__ import annotations
@@ -30,6 +30,130 @@ __all__ = [
     "Proposal",
     "propose",
 ]
+
+
+# --- Values
+
+
+class Action(StrEnum):
+    """What to change besides going back. HARDWARE and FIX_LR are branches beside SKIP, the first rung."""
+
+    SKIP = "skip-data"
+    HARDWARE = "replace-hardware"
+    FIX_LR = "fix-lr"
+    LR_75 = "lr-x0.75"
+    LR_50 = "lr-x0.5"
+    STOP = "stop"
+
+    @property
+    def rung(self) -> int:
+        """The place on the ladder, from 0."""
+        return LADDER.index(self) if self in LADDER else 0
+
+
+LADDER = (Action.SKIP, Action.LR_75, Action.LR_50, Action.STOP)
+LR_SCALES = {Action.LR_75: 0.75, Action.LR_50: 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateCheckpoint:
+    """A checkpoint that exists. `verified` None: not verified yet, `chronicle rollback` will do it.
+
+    `honours`: the options that the run supported when it saved this one; None: no save of it is on record.
+    """
+
+    step: int
+    launch: int | None = None
+    verified: bool | None = None
+    healthy: bool = True
+    honours: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRollback:
+    """One rollback already done: the onset it answered, where it went and how."""
+
+    onset_step: int
+    target_step: int
+    action: Action = Action.SKIP
+    lr_scale: float = 1.0
+    day: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How many rollbacks may be proposed before a person has to decide; counted over `History.rollbacks`."""
+
+    per_region: int = 3
+    per_day: int = 4
+    discarded_fraction: float = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known besides the events.
+
+    `lr_factor` is the cumulative factor against the original schedule, `lr_raised` the factor against the parent launch.
+    """
+
+    run: str | None = None
+    last_step: int = 0
+    seconds_per_step: float | None = None
+    rollbacks: tuple[PastRollback, ...] = ()
+    hardware: tuple[tuple[int, str], ...] = ()
+    lr_factor: float = 1.0
+    lr_raised: float = 1.0
+    lr_expected: float | None = None
+    options: tuple[str, ...] = ()  # what the command also needs to find this run: `--logs DIR`, …
+    honours: frozenset[str] = frozenset()  # options that the trainer supports: skip, reshuffle
+    discarded_steps: int = 0
+    day: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another possible target, with what it costs."""
+
+    step: int
+    launch: int | None
+    cost_steps: int
+    cost_hours: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Where to go back to, what to change, and why.
+
+    `target_step` None: no verified checkpoint is early enough; `command` is then None, too. `before_step` is the newest
+    step that a target may have. `exhausted` names the budgets that this rollback would overdraw.
+    """
+
+    events: tuple[int, ...]
+    cluster: int
+    onset_step: int
+    onset_low_step: int
+    before_step: int
+    target_step: int | None
+    target_launch: int | None
+    action: Action
+    lr_scale: float
+    cost_steps: int | None
+    cost_hours: float | None
+    alternatives: tuple[Alternative, ...]
+    reasons: tuple[str, ...]
+    exhausted: tuple[str, ...]
+    command: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        record = asdict(self)
+        record["action"] = self.action.value
+        for name in ("events", "alternatives", "reasons", "exhausted"):
+            record[name] = list(record[name])
+        return record
+
+
+# --- The policy
 
 MARGIN_LOW, MARGIN = 50, 100  # steps or logged points, whichever is more
 SHORT_MARGIN = 10  # when nothing lies before the full margin
@@ -63,9 +187,9 @@ def propose(
     if relapses:
         previous = relapses[-1].target_step
         usable = [c for c in usable if c.step < previous]
-        reasons.append(f"the rollback to {previous} did not hold: at least one checkpoint further back")
+        reasons.append(f"the rollback to {previous} did not help: at least one checkpoint further back")
     wrong_since = [e.onset_step for e in events if _is_wrong_lr(e, onset) and e.onset_step is not None]
-    if wrong_since:  # a checkpoint saved under the wrong LR carries it
+    if wrong_since:  # a checkpoint saved under the wrong LR holds that LR
         usable = [c for c in usable if c.step <= min(wrong_since)]
     if all(event.kind is Kind.LR_MISMATCH for event in cluster):
         limit = onset  # the first wrong step is known exactly: no margin
@@ -75,12 +199,14 @@ def propose(
         older = _before_onset(usable, onset, low, interval, reasons)
     target = older[-1] if older else None
     honours = history.honours if target is None or target.honours is None else target.honours
-    if action is Action.SKIP:
+    if action is Action.SKIP and target is not None:
         reasons.append(_data_action(honours))
+    if action is Action.STOP:
+        reasons.append("every action was tried in this region: no further rollback is proposed")
     lr_scale = LR_SCALES.get(action, 1.0)
     if history.lr_factor * lr_scale < MIN_LR_FACTOR:
         lr_scale, action = 1.0, Action.STOP
-        reasons.append(f"the LR is already at {history.lr_factor:.4g} of the original: no further reduction")
+        reasons.append(f"the LR is already {history.lr_factor:.4g} × the original: it is not reduced further")
     exhausted = _exhausted(history, budgets, relapses, target, onset)
     return Proposal(
         events=tuple(event.id for event in cluster), cluster=calling[-1].cluster, onset_step=onset,
@@ -94,7 +220,7 @@ def propose(
 
 
 def _standing(events: Sequence[Event]) -> list[Event]:
-    """Leave out what a later step back has undone: events that began at or after the step it went back to."""
+    """Leave out events that a later rewind has undone: those that began at or after the step it went back to."""
     standing: list[Event] = []
     for event in events:
         if event.kind is Kind.RESTART_REWIND and event.onset_step is not None:
@@ -105,7 +231,7 @@ def _standing(events: Sequence[Event]) -> list[Event]:
 
 
 def _was_in_trouble(step: int, events: Sequence[Event]) -> bool:
-    """Whether this step lies inside an event that passed: what was saved in a spike carries its moments."""
+    """Whether this step is inside an event that recovered: a checkpoint saved in a spike holds its moments."""
     return any(
         event.kind in (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.NAN) and event.onset_step is not None
         and event.recovered_step is not None and event.onset_step <= step < event.recovered_step
@@ -114,7 +240,7 @@ def _was_in_trouble(step: int, events: Sequence[Event]) -> bool:
 
 
 def _counts(event: Event) -> bool:
-    """Events that tell when the trouble began: not one that only follows a restart and passed."""
+    """Whether an event counts for the onset: not one that only followed a restart and recovered."""
     return event.onset_step is not None and not (
         event.kind in (Kind.RESUME_BUMP, Kind.RESTART_REWIND) and event.status is Status.RECOVERED
     )
@@ -128,13 +254,13 @@ def _onset(cluster: Sequence[Event]) -> tuple[int, int, float]:
 
 def _story(cluster: Sequence[Event], onset: int, low: int) -> str:
     last = cluster[-1]
-    many = f"{len(cluster)} events, the last a " if len(cluster) > 1 else ""
-    since = f"since step {onset}" if onset == low else f"since step {onset} (at the earliest {low})"
+    many = f"{len(cluster)} events, the latest: " if len(cluster) > 1 else ""
+    since = f"onset at step {onset}" if onset == low else f"onset at step {onset}, {low} at the earliest"
     return f"{many}{last.kind.value} on {', '.join(last.channels) or 'the log'}, {last.status.value}, {since}"
 
 
 def _newest_target(onset: int, low: int, interval: float) -> int:
-    """The full margin: in steps or logged points, whichever is more, and twice the run's own doubt about its onset."""
+    """Return the newest step with the full margin: in steps or logged points, and at least twice the onset's doubt."""
     doubt = 2 * (onset - low)
     return math.floor(min(low - max(MARGIN_LOW, MARGIN_LOW * interval), onset - max(MARGIN, MARGIN * interval, doubt)))
 
@@ -150,17 +276,18 @@ def _before_onset(
     short = min(low - interval, onset - max(SHORT_MARGIN * interval, doubt))
     older = [c for c in usable if c.step <= short]
     if older:
-        reasons.append(f"no checkpoint lies {MARGIN} steps before the onset: the margin is {onset - older[-1].step}")
+        distance = onset - older[-1].step
+        reasons.append(f"no checkpoint is {MARGIN} steps before the onset: this one is {distance} steps before it")
         return older
     limit = max(0, _newest_target(onset, low, interval))
     reasons.append(
-        f"no verified checkpoint lies before the onset: look for one at or before step {limit}, or start anew"
+        f"no verified checkpoint at or before step {limit} (onset {onset}); look for an older one or restart from scratch"
     )
     return []
 
 
 def _relapses(history: History, onset: int) -> list[PastRollback]:
-    """Earlier rollbacks that answered an onset in the same region."""
+    """Return the earlier rollbacks whose onset was in the same region."""
     return [
         past for past in history.rollbacks
         if abs(onset - past.onset_step)
@@ -174,11 +301,11 @@ def _choose_action(
 ) -> Action:  # fmt: skip
     if relapses:
         rung = min(len(LADDER) - 1, max(past.action.rung for past in relapses) + 1)
-        reasons.append(f"relapse: {len(relapses)} rollback{'s' * (len(relapses) > 1)} in this region already")
+        reasons.append(f"relapse: {len(relapses)} earlier rollback{'s' * (len(relapses) > 1)} in this region")
         return LADDER[rung]
     odd = [event for event in events if _is_wrong_lr(event, onset)]
-    if odd and odd[-1].tier is Tier.PROPOSE:  # against what was promised; else it is the schedule's own doing
-        reasons.append(f"{odd[-1].evidence[0]}: the LR must be put right, then nothing else need change")
+    if odd and odd[-1].tier is Tier.PROPOSE:  # it differs from a promised LR; else the schedule itself does this
+        reasons.append(f"{odd[-1].evidence[0]}: correct the LR, nothing else has to change")
         return Action.FIX_LR
     if odd:
         reasons.append(odd[-1].evidence[0])
@@ -190,22 +317,22 @@ def _choose_action(
     known = [*_slower_nodes(events), *history.hardware]
     near = [text for step, text in known if low - HARDWARE_STEPS <= step <= onset + doubt]
     if near:
-        reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data, a relapse clears it")
+        reasons.append(f"hardware: {near[-1]}; exclude the node and replay the same data: a relapse then rules the node out")
         return Action.HARDWARE
-    reasons.append("first time in this region: same LR, other data")
+    reasons.append("first rollback in this region: same LR, different data")
     return Action.SKIP
 
 
 def _data_action(honours: frozenset[str]) -> str:
     if SKIP in honours:
-        return "data: those around the onset are skipped"
+        return "data: the batches around the onset are skipped"
     if RESHUFFLE in honours:
-        return "data: in another order"
-    return "data: by the trainer's own means, the run has not said that it can skip or reshuffle"
+        return "data: reshuffled"
+    return "data: change it in the trainer; this run does not declare support for skipping or reshuffling batches"
 
 
 def _slower_nodes(events: Sequence[Event]) -> list[tuple[int, str]]:
-    """A throughput that fell and stayed low: a node that throttles, seen from the log."""
+    """Return (step, text) of each throughput that fell and stayed low: a node that throttles."""
     return [
         (event.onset_step, f"{', '.join(event.channels)} lower since step {event.onset_step}")
         for event in events
@@ -214,7 +341,7 @@ def _slower_nodes(events: Sequence[Event]) -> list[tuple[int, str]]:
 
 
 def _is_wrong_lr(event: Event, onset: int) -> bool:
-    """A wrong LR that still holds, or did shortly before the onset."""
+    """Whether an event is a wrong LR that is still open or began shortly before the onset."""
     step = event.onset_step
     if event.kind is not Kind.LR_MISMATCH or step is None or step > onset:
         return False
@@ -224,7 +351,7 @@ def _is_wrong_lr(event: Event, onset: int) -> bool:
 def _exhausted(
     history: History, budgets: Budgets, relapses: Sequence[PastRollback], target: CandidateCheckpoint | None, onset: int
 ) -> tuple[str, ...]:
-    """Names of the budgets that this proposal would overdraw."""
+    """Return a sentence for each budget that this rollback would overdraw."""
     spent = []
     if len(relapses) >= budgets.per_region:
         spent.append(f"{len(relapses)} rollbacks in the region of step {onset} (budget {budgets.per_region})")
@@ -256,7 +383,7 @@ def _command(
     target: CandidateCheckpoint, checkpoints: Sequence[CandidateCheckpoint], action: Action, lr_scale: float,
     history: History, onset: int, honours: frozenset[str],
 ) -> str | None:  # fmt: skip
-    """The line to type. STOP has none: no knob on the ladder is left."""
+    """Return the command to type; STOP has none, because no rung is left."""
     if action is Action.STOP:
         return None
     twins = {c.launch for c in checkpoints if c.step == target.step}
@@ -274,130 +401,3 @@ def _command(
         parts.append(f"--run {history.run}")
     parts.extend(history.options)
     return " ".join(parts)
-
-
-# --- Values: candidates, history, budgets, proposal
-
-
-class Action(StrEnum):
-    """The rungs, in order; HARDWARE and FIX_LR are branches beside SKIP."""
-
-    WAIT = "wait"
-    SKIP = "skip-data"
-    HARDWARE = "replace-hardware"
-    FIX_LR = "fix-lr"
-    LR_75 = "lr-x0.75"
-    LR_50 = "lr-x0.5"
-    STABILISE = "stabilise"
-    STOP = "stop"
-
-    @property
-    def rung(self) -> int:
-        return {
-            "wait": 0,
-            "skip-data": 1,
-            "replace-hardware": 1,
-            "fix-lr": 1,
-            "lr-x0.75": 2,
-            "lr-x0.5": 3,
-            "stabilise": 4,
-        }.get(self.value, 5)
-
-
-LADDER = (Action.WAIT, Action.SKIP, Action.LR_75, Action.LR_50, Action.STABILISE, Action.STOP)
-LR_SCALES = {Action.LR_75: 0.75, Action.LR_50: 0.5, Action.STABILISE: 0.5}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateCheckpoint:
-    """A checkpoint that exists. `verified` None: nobody has looked yet, `chronicle rollback` will.
-
-    `honours`: what the run said with it that it carries out (`plan_honours`); None: no save of it is on record.
-    """
-
-    step: int
-    launch: int | None = None
-    verified: bool | None = None
-    healthy: bool = True
-    honours: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastRollback:
-    """One rollback already done: the onset it answered, where it went and how."""
-
-    onset_step: int
-    target_step: int
-    action: Action = Action.SKIP
-    lr_scale: float = 1.0
-    day: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """What may be spent before a person must speak; counted over `History.rollbacks`."""
-
-    per_region: int = 3
-    per_day: int = 4
-    discarded_fraction: float = 0.15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What is known besides the events. `lr_factor` is the cumulative factor against the original schedule."""
-
-    run: str | None = None
-    last_step: int = 0
-    seconds_per_step: float | None = None
-    rollbacks: tuple[PastRollback, ...] = ()
-    hardware: tuple[tuple[int, str], ...] = ()
-    lr_factor: float = 1.0
-    lr_raised: float = 1.0
-    lr_expected: float | None = None
-    options: tuple[str, ...] = ()  # what the command needs besides to find this run: `--logs DIR`, …
-    honours: frozenset[str] = frozenset()  # what the trainer said that it carries out (`plan_honours`)
-    checkpoint_interval: int | None = None
-    discarded_steps: int = 0
-    day: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """Another checkpoint one could go back to, with what it costs."""
-
-    step: int
-    launch: int | None
-    cost_steps: int
-    cost_hours: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Where to go, with what, why. `target_step` None: nothing verified lies before the onset; `command` is then None.
-
-    `before_step` is the newest step that a target may have: what to look for where no checkpoint is known.
-    """
-
-    events: tuple[int, ...]
-    cluster: int
-    onset_step: int
-    onset_low_step: int
-    before_step: int
-    target_step: int | None
-    target_launch: int | None
-    action: Action
-    lr_scale: float
-    cost_steps: int | None
-    cost_hours: float | None
-    alternatives: tuple[Alternative, ...]
-    reasons: tuple[str, ...]
-    exhausted: tuple[str, ...]
-    command: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        record = asdict(self)
-        record["action"] = self.action.value
-        for name in ("events", "alternatives", "reasons", "exhausted"):
-            record[name] = list(record[name])
-        return record

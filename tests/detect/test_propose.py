@@ -53,13 +53,15 @@ def test_short_run_still_gets_a_target_and_is_told_so() -> None:
     """A demo of 200 steps with checkpoints every 20: the full margin would leave nothing."""
     proposal = propose([event(90, 85)], grid(20, 200, 20))
     assert proposal is not None and proposal.target_step == 80
-    assert any("the margin is 10" in reason for reason in proposal.reasons)
+    assert any("is 10 steps before it" in reason for reason in proposal.reasons)
 
 
 def test_nothing_before_the_onset_is_said_and_not_papered_over() -> None:
     proposal = propose([event(60)], grid(100, 500))
     assert proposal is not None and proposal.target_step is None and proposal.command is None
-    assert any("no verified checkpoint" in reason for reason in proposal.reasons)
+    assert proposal.reasons[-1] == (
+        "no verified checkpoint at or before step 0 (onset 60); look for an older one or restart from scratch"
+    )  # the last reason is what a person reads on stderr
 
 
 def test_unverified_and_unhealthy_checkpoints_are_passed_over() -> None:
@@ -93,14 +95,14 @@ def test_relapses_climb_the_ladder_to_stop() -> None:
     """Every relapse in the region climbs one rung and goes one checkpoint further back; the last rung has no command."""
     past: tuple[PastRollback, ...] = ()
     actions, targets = [], []
-    for _ in range(5):
+    for _ in range(4):
         proposal = propose([event(5_000)], grid(0, 6_000), History(rollbacks=past))
         assert proposal is not None
         actions.append(proposal.action)
         targets.append(proposal.target_step)
         past += (PastRollback(onset_step=5_000, target_step=proposal.target_step or 0, action=proposal.action),)
-    assert actions == [Action.SKIP, Action.LR_75, Action.LR_50, Action.STABILISE, Action.STOP]
-    assert targets == [4_750, 4_500, 4_250, 4_000, 3_750]
+    assert actions == [Action.SKIP, Action.LR_75, Action.LR_50, Action.STOP]
+    assert targets == [4_750, 4_500, 4_250, 4_000]
     assert proposal.command is None
 
 
@@ -122,7 +124,7 @@ def test_command_carries_exactly_what_the_rung_asks() -> None:
     raised = propose(one, grid(0, 1_000), History(lr_raised=2.0))
     twins = propose(one, [*grid(0, 750, launch=1), *grid(750, 750, launch=2)], History())
     assert neither and neither.command == "chronicle rollback --to 750 --run r"
-    assert any("by the trainer's own means" in reason for reason in neither.reasons)
+    assert any("change it in the trainer" in reason for reason in neither.reasons)
     assert first and first.command == "chronicle rollback --to 750 --reshuffle --run r"
     assert skip and skip.command == "chronicle rollback --to 750 --skip-batches 450"
     assert older and older.command == "chronicle rollback --to 750"  # that one was saved before the run could skip
