@@ -101,9 +101,9 @@ def run(
     mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
     try:
         if autopilot:
-            from chronicle.watch.autopilot import fly
+            from chronicle.watch.autopilot import run_autopilot
 
-            end = fly(settings.paths, lambda: launch(request, live_watch=live_watch), _type_command, _say)
+            end = run_autopilot(settings.paths, lambda: launch(request, live_watch=live_watch), _type_command, _say)
         else:
             end = launch(request, live_watch=live_watch)
     finally:

@@ -68,7 +68,7 @@ def watch(
         if not once and not live and not said:
             print(f"watching {target or 'the run'}: {follower.status_line()}", file=sys.stderr, flush=True)
             said = True  # without a terminal nothing moves until there is something to say
-        if once or follower.ended():
+        if once:
             break
         if live:
             print(f"\r\033[K{follower.status_line()}", end="", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""The detector's host: it tails what a trainer logs, keeps the journal informed and says which line to type.
+"""Runs the detector over logs: live beside a launch, following a growing log, or after the fact.
 
-`LiveWatch` is the supervisor's guest, `chronicle watch` the same thing for a person; `facts` turns the journal and the
-checkpoints on disk into what `rollback.propose` needs. The engine itself is `rollback.detect`.
+`live.LiveWatch` is polled by the supervisor and writes incidents and proposals to the journal. `follow` serves `chronicle
+watch`, `scan` serves `chronicle spikes` and `chronicle propose`. The detector itself is `rollback.detect`.
 """
 
 from chronicle.watch.live import LiveWatch

@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING
 
 from chronicle.checkpoints import find_checkpoint_roots, find_verdict
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import (
+    GUARDED_SAVES,
+    Checkpoint,
+    Hardware,
+    Kind,
+    Note,
+    Proposed,
+    RollbackReceipt,
+    events_of,
+)
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
 from chronicle.journal.reader import read_journal
@@ -27,10 +37,15 @@ from rollback.findings import Severity
 from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal, propose
 
 if TYPE_CHECKING:
-    from rollback.checkpoint.listing import Checkpoint
+    from rollback.checkpoint import listing
+
+VERIFIED_AT_MOST = 6
+RECENT_POINTS = 64  # over which the seconds per step are measured
+ONSETS = frozenset((Kind.PROPOSAL, Kind.INCIDENT))  # entries that name an onset
+
 
 class Adviser:
-    """Knows where the launch is and how fast; asks journal and disk only when something is to be proposed."""
+    """Makes the proposals of one launch; reads journal and disk only when something is to be proposed."""
 
     def __init__(
         self, paths: RunPaths, launch: int, writer: JournalWriter, checkpoints_dir: Path | None, options: tuple[str, ...] = ()
@@ -39,19 +54,19 @@ class Adviser:
         self._options = options
         self.paths, self.launch = paths, launch
         self._writer, self._checkpoints_dir = writer, checkpoints_dir
-        self._recent: deque[tuple[int, float]] = deque(maxlen=64)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_POINTS)
         self._last_step = 0
         self._said: set[tuple[int | None, str | None]] = set()
         self.proposal: Proposal | None = None
 
     def note(self, point: Point) -> None:
-        """Remember the newest point; O(1)."""
+        """Remember the newest point."""
         self._last_step = point.step
         if point.time is not None:
             self._recent.append((point.step, point.time))
 
     def advise(self, events: Sequence[Event], trigger: Event) -> str | None:
-        """Make, journal and phrase the proposal; None when the same one stands already or none is due."""
+        """Make the proposal, write it to the journal, return its line; None when none is due or it was made before."""
         entries = read_journal(self.paths).entries
         history = collect_history(
             entries, run=self.paths.run, launch=self.launch, last_step=self._last_step,
@@ -65,10 +80,9 @@ class Adviser:
             return None
         self._said.add((proposal.target_step, proposal.command))
         self.proposal = proposal
-        self._writer.append(
-            "proposal", step=proposal.target_step, launch=self.launch, title=self.title(proposal),
-            data=proposal.to_json(),
-        )  # fmt: skip
+        self._writer.write(
+            Proposed.from_json(proposal.to_json()), step=proposal.target_step, launch=self.launch, title=self.title(proposal)
+        )
         return self.phrase(proposal)
 
     def _seconds_per_step(self) -> float | None:
@@ -79,34 +93,32 @@ class Adviser:
 
     @staticmethod
     def title(proposal: Proposal) -> str:
+        """Return the title of the journal entry."""
         if proposal.target_step is None:
-            return "no verified checkpoint lies before the onset"
+            return "no verified checkpoint before the onset"
         scale = f", LR ×{proposal.lr_scale:g}" if proposal.lr_scale != 1.0 else ""
         return f"roll back to {proposal.target_step}{scale}"
 
     @staticmethod
     def phrase(proposal: Proposal) -> str:
-        """What a person reads on stderr: the command, or why there is none."""
+        """Return what a person reads on stderr: the command, or why there is none."""
         if proposal.command is None:
-            return f"proposal: {proposal.reasons[-1]}"
+            return f"no rollback proposed: {proposal.reasons[-1]}"
         cost = f" (discards {proposal.cost_steps} steps)" if proposal.cost_steps is not None else ""
         return f"to roll back, type: {proposal.command}{cost}"
 
 
-# --- Facts: candidate checkpoints, earlier rollbacks, LR factors, hardware events
-
-VERIFIED_AT_MOST = 6
-SAVES = ("checkpoint", "guard.saved")  # entries of saves; the second where only the optimizer's state was seen to be taken
+# --- Checkpoints that can be a target
 
 
 def collect_candidates(
     roots: Sequence[Path], *, before: int, entries: Sequence[Entry] = ()
 ) -> tuple[CandidateCheckpoint, ...]:
-    """List the checkpoints that are not abandoned; the newest few before `before` are verified.
+    """List the checkpoints that are not abandoned; verify the newest few at or before the step `before`.
 
-    What `chronicle verify` found unsound, by `entries`, is not looked at again.
+    A checkpoint that `chronicle verify` found unsound, by `entries`, is not verified again.
     """
-    found: dict[tuple[int, int | None], Checkpoint] = {}
+    found: dict[tuple[int, int | None], listing.Checkpoint] = {}
     for root in roots:
         for checkpoint in _list(root):
             if checkpoint.step is not None and checkpoint.abandoned is None:
@@ -117,25 +129,24 @@ def collect_candidates(
         step = checkpoint.step or 0
         verified = None
         if step <= before and looked < VERIFIED_AT_MOST:
-            verified = is_verified(checkpoint, entries)
+            verified = _is_verified(checkpoint, entries)
             looked += verified
-        honours = _said_with(checkpoint, entries)
-        candidate = CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified, honours=honours)
-        candidates.append(candidate)
+        honours = _honours_of(checkpoint, entries)
+        candidates.append(CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified, honours=honours))
     return tuple(reversed(candidates))
 
 
-def _list(root: Path) -> Sequence[Checkpoint]:
+def _list(root: Path) -> Sequence[listing.Checkpoint]:
     from rollback.checkpoint.listing import list_checkpoints  # only when something is to be proposed
 
     try:
         return list_checkpoints(root, include_abandoned=False)
     except (RollbackError, OSError):
-        return ()  # no such directory yet, or no right to look: nothing can be proposed from it
+        return ()  # no such directory yet, or no right to read it: nothing can be proposed from it
 
 
-def is_verified(checkpoint: Checkpoint, entries: Sequence[Entry] = ()) -> bool:
-    """Whether verification finds no error in it, now or when every byte was read; unreadable counts as not verified."""
+def _is_verified(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> bool:
+    """Whether verification finds no error, now or when every byte was read; an unreadable one is not verified."""
     from rollback.checks.verify import verify_checkpoint
 
     verdict = find_verdict(checkpoint.path, entries)
@@ -147,53 +158,57 @@ def is_verified(checkpoint: Checkpoint, entries: Sequence[Entry] = ()) -> bool:
         return False
 
 
+# --- History: earlier rollbacks, LR, hardware
+
+
 def collect_history(
     entries: Sequence[Entry], *, run: str | None, launch: int | None, last_step: int,
     seconds_per_step: float | None = None, today: Callable[[], datetime.date] = datetime.date.today,
 ) -> History:  # fmt: skip
-    """Everything the policy remembers, from the journal."""
+    """Return what the policy needs to know of the run's past, from its journal."""
     lineage = compute_lineage(entries)
     ledger = compute_lr_ledger(entries, lineage)
     rollbacks = tuple(_past_rollbacks(entries))
     factor, raised = _lr_factors(ledger, lineage, launch)
     return History(
         run=run, last_step=last_step, seconds_per_step=seconds_per_step, rollbacks=rollbacks,
-        hardware=tuple((e.step, e.title) for e in entries if e.step is not None and is_about_hardware(e)),
-        lr_factor=factor, lr_raised=raised, honours=_honoured(entries),
+        hardware=tuple((e.step, e.title) for e in entries if e.step is not None and _is_about_hardware(e)),
+        lr_factor=factor, lr_raised=raised, honours=_latest_honours(entries),
         discarded_steps=_discarded(lineage), day=today().toordinal(),
     )  # fmt: skip
 
 
-def is_about_hardware(entry: Entry) -> bool:
-    """A hardware event that is not harmless, or a person's note with that tag."""
-    if entry.kind == "hardware":
-        return entry.data.get("serious") is not False
-    return entry.kind == "note" and "hardware" in (entry.data.get("tags") or ())
+def _is_about_hardware(entry: Entry) -> bool:
+    """Whether an entry is a hardware event that is not harmless, or a person's note with that tag."""
+    if entry.kind == Kind.HARDWARE:
+        return Hardware.of(entry).serious is not False
+    return entry.kind == Kind.NOTE and "hardware" in Note.of(entry).tags
 
 
 def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
-    """Each receipt with the onset it answered: that of the last proposal, else of the last incident, before it."""
-    undone = {ref for entry in entries if entry.kind == "undo.receipt" for ref in entry.refs}
+    """Yield each rollback with the onset it answered: that of the last proposal before it, else of the last incident."""
+    undone = {ref for entry in entries if entry.kind == Kind.UNDO_RECEIPT for ref in entry.refs}
     onset, action = None, Action.SKIP
     for entry in entries:
-        if entry.kind in ("proposal", "incident"):
-            value = entry.data.get("onset_step")
-            onset = value if isinstance(value, int) else onset
-            if entry.kind == "proposal" and entry.data.get("action") in set(Action):
-                action = Action(entry.data["action"])
-        elif entry.kind == "rollback.receipt" and entry.id not in undone and entry.step is not None:
-            scale = entry.data.get("lr_ratio", entry.data.get("lr_scale"))
-            scale = float(scale) if isinstance(scale, int | float) else 1.0
+        if entry.kind in ONSETS:
+            proposed = Proposed.view(entry.data)
+            onset = proposed.onset_step if proposed.onset_step is not None else onset
+            if entry.kind == Kind.PROPOSAL and proposed.action in set(Action):
+                action = Action(proposed.action)
+        elif entry.kind == Kind.ROLLBACK_RECEIPT and entry.id not in undone and entry.step is not None:
+            receipt = RollbackReceipt.of(entry)
+            scale = receipt.lr_ratio if receipt.lr_ratio is not None else receipt.lr_scale
+            scale = 1.0 if scale is None else scale
             yield PastRollback(
                 onset_step=entry.step if onset is None else onset, target_step=entry.step,
-                action=action_taken(action, scale), lr_scale=scale,
+                action=_action_taken(action, scale), lr_scale=scale,
                 day=datetime.datetime.fromisoformat(entry.ts).date().toordinal(),
             )  # fmt: skip
             onset, action = None, Action.SKIP
 
 
-def action_taken(proposed: Action, scale: float) -> Action:
-    """The rung that was really taken: what the LR says, where a person did otherwise than proposed."""
+def _action_taken(proposed: Action, scale: float) -> Action:
+    """Return the rung that was taken: the LR decides where a person did something else than proposed."""
     if scale <= 0.6:
         return Action.LR_50
     if scale < 1.0:
@@ -202,7 +217,7 @@ def action_taken(proposed: Action, scale: float) -> Action:
 
 
 def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple[float, float]:
-    """The factor this launch trains at, and how much that is above its parent's."""
+    """Return the factor this launch trains at, and its ratio to the parent's."""
     line = ledger.line(launch)
     if line is None or line.factor is None:
         return 1.0, 1.0
@@ -213,25 +228,25 @@ def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple
     return line.factor, line.factor / parent.factor
 
 
-def _honoured(entries: Sequence[Entry]) -> frozenset[str]:
-    """What the run said with its last checkpoint that it carries out of a rollback's contract."""
-    return next((_said_in(entry) for entry in reversed(entries) if entry.kind in SAVES), frozenset())
+def _latest_honours(entries: Sequence[Entry]) -> frozenset[str]:
+    """Return the options that the run declared support for with its last checkpoint."""
+    return next((_honours_in(entry) for entry in reversed(entries) if entry.kind in GUARDED_SAVES), frozenset())
 
 
-def _said_with(checkpoint: Checkpoint, entries: Sequence[Entry]) -> frozenset[str] | None:
-    """What it said with this one."""
+def _honours_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> frozenset[str] | None:
+    """Return the options that the run declared support for with this checkpoint; None where no save is on record."""
     name = checkpoint.path.name
     for entry in reversed(entries):
-        if entry.kind in SAVES and entry.step == checkpoint.step:
-            path = Path(str(entry.data.get("path") or name))
-            if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is told of as `opt_step-7`
-                return _said_in(entry)
+        if entry.kind in GUARDED_SAVES and entry.step == checkpoint.step:
+            path = Path(Checkpoint.view(entry.data).path or name)
+            if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is listed as `opt_step-7`
+                return _honours_in(entry)
     return None
 
 
-def _said_in(entry: Entry) -> frozenset[str]:
-    said = entry.data.get("honours")
-    return frozenset(map(str, said)) if isinstance(said, list) else frozenset()
+def _honours_in(entry: Entry) -> frozenset[str]:
+    honours = Checkpoint.view(entry.data).honours
+    return frozenset(map(str, honours)) if isinstance(honours, list | tuple) else frozenset()
 
 
 def _discarded(lineage: Lineage) -> int:

@@ -1,8 +1,8 @@
-"""`chronicle run --autopilot`: launch, and where a proposal stopped the launch, roll back and launch again, within budgets.
+"""`chronicle run --autopilot`: launch; when a proposal stops the launch, roll back and launch again, within budgets.
 
-Off by default. It types the very command that it would have proposed, never raises an LR, takes its own rollback back
-when the guard refuses the launch that follows, and stops for good where a budget is empty or the ladder ends: then a
-person's note is required before it flies again. Deciding is pure (`decide`); launching and typing are handed in.
+Off by default. It runs the proposed command, refuses a proposal that raises the LR, and undoes its own rollback when the
+guard refuses the next launch. It halts when a budget is used up or no action is left; a person's note is then required
+before it runs again. `decide` is a function of values; launching and running commands are passed in.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from chronicle.errors import Refusal
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import Autopilot, Kind, LaunchEnd, Proposed
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
 
-ENTRY_KIND = "autopilot"
-WAY_OUT = 'look, then: chronicle note "what you found and why it may fly again"'
+WAY_OUT = 'find the cause, then: chronicle note "what you found and why the autopilot may continue"'
 REFUSED_BY_GUARD = 78
 STOPPED_BY_PROPOSAL = "proposal"
 
@@ -30,13 +30,13 @@ class Step(StrEnum):
 
     LAND = "land"  # the launch ended by itself: nothing to do
     ROLL_BACK = "roll-back"
-    UNDO = "undo"  # the guard refused what the rollback made
-    HALT = "halt"  # a person has to look
+    UNDO = "undo"  # the guard refused the state that the rollback made
+    HALT = "halt"  # a person has to decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The next step, why, and the command to type for it."""
+    """The next step, the reason, and the command for it."""
 
     step: Step
     reason: str
@@ -47,67 +47,64 @@ class Ended(Protocol):
     """What the autopilot needs to know of a launch that ended (`chronicle.launch.launching.LaunchResult`)."""
 
     @property
-    def launch(self) -> int: ...
+    def launch(self) -> int:
+        """The number of the launch."""
+
     @property
-    def exit_code(self) -> int: ...
+    def exit_code(self) -> int:
+        """The exit code of `chronicle run` for it."""
+
     @property
-    def data(self) -> Mapping[str, Any]: ...
+    def data(self) -> Mapping[str, Any]:
+        """The data of its `launch.end` entry."""
 
 
-def decide(end: Ended, proposal: Mapping[str, Any] | None, *, rolled_back: bool) -> Decision:
+def decide(end: Ended, proposal: Proposed | None, *, rolled_back: bool) -> Decision:
     """Decide from how the launch ended, the proposal that it left, and whether it followed an automatic rollback."""
     if end.exit_code == REFUSED_BY_GUARD and rolled_back:
         return Decision(step=Step.UNDO, reason="the guard refused the rolled-back state", command=("undo", "--yes"))
-    if end.data.get("stopped_by") != STOPPED_BY_PROPOSAL:
+    if LaunchEnd.view(end.data).stopped_by != STOPPED_BY_PROPOSAL:
         return Decision(step=Step.LAND, reason=f"the launch ended with exit code {end.exit_code}")
     if proposal is None:
-        return Decision(step=Step.HALT, reason="the detector asked for a stop and left no proposal")
-    if proposal.get("exhausted"):
-        return Decision(step=Step.HALT, reason="; ".join(str(item) for item in proposal["exhausted"]))
-    if not proposal.get("command"):
-        return Decision(step=Step.HALT, reason=f"no rollback is left to try: {_last_reason(proposal)}")
-    if float(proposal.get("lr_scale", 1.0)) > 1.0:
-        return Decision(step=Step.HALT, reason="the proposal would raise the LR: only a person may do that")
-    words = shlex.split(str(proposal["command"]))[1:]
-    return Decision(step=Step.ROLL_BACK, reason=_last_reason(proposal), command=(*words, "--yes"))
-
-
-def _last_reason(proposal: Mapping[str, Any]) -> str:
-    reasons = proposal.get("reasons") or ["no reason given"]
-    return str(reasons[-1])
+        return Decision(step=Step.HALT, reason="the detector stopped the launch and left no proposal")
+    reason = proposal.reasons[-1] if proposal.reasons else "no reason given"
+    if proposal.exhausted:
+        return Decision(step=Step.HALT, reason="; ".join(proposal.exhausted))
+    if not proposal.command:
+        return Decision(step=Step.HALT, reason=f"no rollback is left to try: {reason}")
+    if proposal.lr_scale is not None and proposal.lr_scale > 1.0:
+        return Decision(step=Step.HALT, reason="the proposal raises the LR: only a person may do that")
+    return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command)[1:], "--yes"))
 
 
 def require_note_after_halt(entries: Sequence[Entry]) -> None:
     """Raise Refusal when the autopilot halted and no person has written a note since."""
     halted: Entry | None = None
     for entry in entries:
-        if entry.kind == ENTRY_KIND and entry.data.get("step") == Step.HALT:
+        if entry.kind == Kind.AUTOPILOT and Autopilot.of(entry).step == Step.HALT:
             halted = entry
-        elif entry.kind == "note" and halted is not None:
+        elif entry.kind == Kind.NOTE:
             halted = None
     if halted is not None:
-        raise Refusal(
-            f"the autopilot halted ({halted.title}) and nobody has written a note since",
-            WAY_OUT,
-        )
+        raise Refusal(f"the autopilot halted ({halted.title}) and there is no note since", WAY_OUT)
 
 
-def latest_proposal(entries: Sequence[Entry], launch: int) -> Mapping[str, Any] | None:
-    """The last proposal that this launch left in the journal."""
+def latest_proposal(entries: Sequence[Entry], launch: int) -> Proposed | None:
+    """Return the last proposal that this launch left in the journal."""
     for entry in reversed(entries):
-        if entry.kind == "proposal" and entry.launch == launch:
-            return entry.data
+        if entry.kind == Kind.PROPOSAL and entry.launch == launch:
+            return Proposed.of(entry)
     return None
 
 
-def fly(
+def run_autopilot(
     paths: RunPaths, launch: Callable[[], Ended], type_command: Callable[[Sequence[str]], int],
     say: Callable[[str], None],
 ) -> Ended:  # fmt: skip
     """Launch until a launch ends by itself or the autopilot halts; returns how the last launch ended.
 
-    `launch` runs one launch that stops on a proposal; `type_command` runs `chronicle` with these words and returns its
-    exit code. Raises Refusal when an earlier halt still waits for a person's note.
+    `launch` runs one launch that stops on a proposal. `type_command` runs `chronicle` with these words and returns its
+    exit code. Raises Refusal when the autopilot halted before and there is no note since.
     """
     require_note_after_halt(read_journal(paths).entries)
     rolled_back = False
@@ -119,7 +116,7 @@ def fly(
         say(f"autopilot: {decision.step.value}: {decision.reason}")
         _record(paths, end.launch, decision)
         if decision.step is Step.HALT:
-            say(f"autopilot: it does not fly again before a person has spoken: {WAY_OUT}")
+            say(f"autopilot: halted; {WAY_OUT}")
             return end
         code = type_command(decision.command)
         if code != 0:
@@ -128,7 +125,7 @@ def fly(
             _record(paths, end.launch, failed)
             return end
         if decision.step is Step.UNDO:
-            halted = Decision(step=Step.HALT, reason="its own rollback was refused and taken back")
+            halted = Decision(step=Step.HALT, reason="the guard refused its rollback, which was undone")
             say(f"autopilot: {halted.reason}; {WAY_OUT}")
             _record(paths, end.launch, halted)
             return end
@@ -136,6 +133,6 @@ def fly(
 
 
 def _record(paths: RunPaths, launch: int, decision: Decision) -> None:
-    data = {"step": decision.step.value, "reason": decision.reason, "command": list(decision.command)}
+    event = Autopilot(step=decision.step.value, reason=decision.reason, command=decision.command)
     with JournalWriter(paths) as writer:
-        writer.append(ENTRY_KIND, launch=launch, title=f"{decision.step.value}: {decision.reason}", data=data)
+        writer.write(event, launch=launch, title=f"{decision.step.value}: {decision.reason}")

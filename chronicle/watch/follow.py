@@ -24,20 +24,22 @@ from rollback.detect import Detector, Event
 
 
 class Follower:
-    """`look()` folds what is new and returns the events it opened or changed."""
+    """`look()` folds the new points and returns the events that they opened or changed."""
 
-    def __init__(self, read: Callable[[], list[Point]], ended: Callable[[], bool]) -> None:
-        self._read, self.ended = read, ended
+    def __init__(self, read: Callable[[], list[Point]]) -> None:
+        self._read = read
         self.detector = Detector()
         self._restarts = LogRestart()
-        self.trips: list[tuple[int, Check]] = []  # (step of the restart, what tripped)
+        self.trips: list[tuple[int, Check]] = []  # (step of the restart, failed check)
         self.last: Point | None = None
 
     @property
     def rows(self) -> int:
+        """The number of rows read."""
         return self.detector.row
 
     def look(self) -> list[Event]:
+        """Fold the points since the last look; each event is returned once, as it is now."""
         changed: dict[int, Event] = {}
         for point in self._read():
             self.last = point
@@ -47,7 +49,7 @@ class Follower:
         return list(changed.values())
 
     def status_line(self) -> str:
-        """Where the log is now."""
+        """Return step, loss, LR and gradient norm of the last point."""
         if self.last is None:
             return "no points yet"
         values = self.last.values
@@ -57,14 +59,14 @@ class Follower:
 
 
 def follow_file(path: Path, *, once: bool = False) -> Follower:
-    """Follow a log of any dialect; it never ends by itself. `once` says that nobody will look again."""
+    """Follow a log of any known format. `once`: there will be one look only, so the last point is not held back."""
     if grows_by_lines(path):
-        return Follower(Tail(path, AnyLine()).read, lambda: False)
-    return Follower(Reread(path, hold_last=not once).read, lambda: False)
+        return Follower(Tail(path, AnyLine()).read)
+    return Follower(Reread(path, hold_last=not once).read)
 
 
 def grows_by_lines(path: Path) -> bool:
-    """Whether a writer appends lines to it; databases, event files and whole JSON documents are read again."""
+    """Whether a log is written line by line; databases, event files and JSON documents are not."""
     if not path.is_file():
         return False
     head = read_head(path)
@@ -85,16 +87,16 @@ def follow_run(paths: RunPaths) -> Follower:
             points += [point._replace(launch=launch) for point in tail.read()]
         return points
 
-    return Follower(read, lambda: False)
+    return Follower(read)
 
 
 # --- Tail: the lines appended since the last look
 
-MAX_BYTES = 1 << 22  # per look: a supervisor that catches up must still read its ranks' output
+MAX_BYTES = 1 << 22  # per look: a supervisor that catches up must still read the output of its ranks
 
 
 class AnyLine:
-    """Parse a line of any dialect that grows by lines: JSON, a table (its header comes first), printed lines."""
+    """Parse one line of a log of any format that is written line by line: JSON, a table, printed lines."""
 
     def __init__(self) -> None:
         self._table = TableLines()
@@ -112,7 +114,7 @@ class AnyLine:
 
 
 class Tail:
-    """Points of a growing log; a file that does not exist yet has none, one that was cut or replaced starts anew."""
+    """Points of a growing log; a missing file has none, and one that was truncated or replaced is read from its start."""
 
     def __init__(self, path: Path, parse: Callable[[bytes, int], Point | None] = parse_line) -> None:
         self.path = path
@@ -151,9 +153,9 @@ class Tail:
 
 
 class Reread:
-    """Points of a log that does not grow by lines: read whole when it has changed, and only what is new is handed out.
+    """Points of a log that is not written line by line: it is read whole when it has changed, and new points are returned.
 
-    The newest point waits for the next one: event files write the channels of a step one after the other.
+    `hold_last` keeps the newest point back until the next one: event files write the channels of a step one by one.
     """
 
     def __init__(self, path: Path, *, hold_last: bool) -> None:
@@ -161,14 +163,14 @@ class Reread:
         self._seen, self._state = 0, (-1, -1)
 
     def read(self) -> list[Point]:
-        """Return the points that were not there at the last call."""
+        """Return the points that are new since the last call."""
         state = _state_of(self.path)
         if state == self._state:
             return []
         self._state = state
         try:
             points = list(read_log(self.path))
-        except (UnknownLog, OSError):  # nothing yet, or just being written: it may read at the next look
+        except (UnknownLog, OSError):  # nothing yet, or being written right now: try again at the next look
             self._state = (-1, -1)
             return []
         if self._hold_last:
@@ -178,7 +180,7 @@ class Reread:
 
 
 def _state_of(path: Path) -> tuple[int, int]:
-    """Bytes and newest change of a file (`mlflow.db#RUN`: the database) or of all files below a directory."""
+    """Return size and newest change of a file (`mlflow.db#RUN`: the database) or of all files below a directory."""
     if not path.exists():
         path = Path(str(path).partition("#")[0])
     found = [path] if path.is_file() else [child for child in path.rglob("*") if child.is_file()]

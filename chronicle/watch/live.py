@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from chronicle.journal.events import Incident, Kind
 from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
@@ -28,25 +29,26 @@ from chronicle.watch.restart import (
     last_rows,
     load_snapshot,
     lr_ratio_of,
+    promise_of,
+    read_contract,
     read_past,
-    read_promise,
     warm_until,
 )
 from rollback.detect import Detector, Event, Status, Tier
 
 
 def say_on_stderr(line: str) -> None:
-    """One line for the person at the terminal."""
+    """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _is_kept(kept: Sequence[Interval], step: int) -> bool:
-    """A state belongs to the present weights only if its step does."""
+    """Whether the present weights descend from this step."""
     return any(interval.first <= step <= interval.last for interval in kept)
 
 
 class LiveWatch:
-    """`poll()` folds what was logged since the last call and returns the events it opened or changed."""
+    """Watches one launch: `poll()` folds what was logged since the last call and returns the events it opened or changed."""
 
     def __init__(
         self, paths: RunPaths, launch: int, writer: JournalWriter, *, checkpoints_dir: Path | None = None,
@@ -63,14 +65,14 @@ class LiveWatch:
         self._promise = LrPromise(0, ())
         self._snapshots = SnapshotKeeper(paths, launch)
         self._restart = LiveRestart(
-            lambda step, title, data: writer.append("guard.log", step=step, launch=launch, title=title, data=data), say
+            lambda step, title, verdict: writer.write(verdict, step=step, launch=launch, title=title), say
         )
         self._journal_bytes = 0
         self._begun = False
         self._complained: set[str] = set()
 
     def poll(self) -> list[Event]:
-        """Never raises: a broken detector must not take the run with it."""
+        """Fold the new points; a problem is printed, not raised: a broken detector must not end the run."""
         try:
             return self._fold(self._tail.read())
         except Exception as problem:  # noqa: BLE001 see above
@@ -78,7 +80,7 @@ class LiveWatch:
             return []
 
     def finish(self) -> list[Event]:
-        """The launch has ended: fold the rest of its log and judge what is still open. Never raises."""
+        """Fold the rest of the log and judge the open events: the launch has ended. A problem is printed, not raised."""
         events = self.poll()
         try:
             events += self._report(self.detector.finish())
@@ -88,7 +90,7 @@ class LiveWatch:
         return events
 
     def end_hooks(self) -> None:
-        """Wait a little for hooks that still run."""
+        """Wait up to ten seconds for hooks that still run."""
         self._hooks.finish()
 
     def _fold(self, points: list[Point]) -> list[Event]:
@@ -106,7 +108,7 @@ class LiveWatch:
         return changed
 
     def _save_snapshots(self) -> None:
-        """Look for new checkpoints in the journal, only when it has grown."""
+        """Save detector states for new checkpoints in the journal; it is read only when it has grown."""
         size = sum(path.stat().st_size for path in self.paths.journal_dir.glob("*.jsonl"))
         if size != self._journal_bytes:
             self._journal_bytes = size
@@ -114,18 +116,19 @@ class LiveWatch:
             self._snapshots.save_for(entry for entry in entries if entry.launch in (None, self.launch))
 
     def _begin(self, first_step: int) -> None:
-        """The first point says where the launch starts: its baselines are those of the steps it continues."""
+        """Load the detector state and the points that the launch continues; its first point tells where it starts."""
         self._begun = True
-        self._promise = read_promise(self.paths.contract_path, first_step)
+        contract = read_contract(self.paths.contract_path)
+        self._promise = promise_of(contract, first_step)
         entries = read_journal(self.paths).entries
         kept = kept_before(self.paths, entries, self.launch)
-        verdict = next((e for e in reversed(entries) if e.kind == "guard.verdict" and e.launch == self.launch), None)
+        verdict = next((e for e in reversed(entries) if e.kind == Kind.GUARD_VERDICT and e.launch == self.launch), None)
         told = verdict.step if verdict is not None else None
         self._restart.begin(
             last_rows(self.paths, kept, told if told is not None else first_step - 1),
             max((interval.last for interval in kept), default=0), first_step, resume_step=told,
-            lr_ratio=lr_ratio_of(self.paths.contract_path, first_step),
-            warm_until=warm_until(self.paths.contract_path, first_step),
+            lr_ratio=lr_ratio_of(contract, first_step),
+            warm_until=warm_until(contract, first_step),
         )  # fmt: skip
         loaded = load_snapshot(self.paths, {interval.launch for interval in kept}, first_step)
         after = -1
@@ -136,7 +139,7 @@ class LiveWatch:
         self._incidents.forget(self.detector.events)
 
     def _report(self, events: list[Event]) -> list[Event]:
-        """Into the journal what is new about each, then the proposal, then one line on stderr."""
+        """Write what is new to the journal, call the hooks, propose or warn; returns the events of this launch."""
         kept: dict[int, Event] = {}
         for event in events:
             if self._incidents.is_old(event):
@@ -162,7 +165,7 @@ class LiveWatch:
         text = f"{type(problem).__name__}: {problem}"
         if text not in self._complained:
             self._complained.add(text)
-            self._say(f"chronicle: the live detector stumbled: {text}")
+            self._say(f"chronicle: the live detector failed, training goes on: {text}")
 
 
 # --- Events as journal entries
@@ -177,29 +180,30 @@ class IncidentLog:
         self._old: frozenset[int] = frozenset()
 
     def forget(self, events: Iterable[Event]) -> None:
-        """These events belong to earlier launches, whose watchers have written them down."""
+        """Ignore these events: they belong to earlier launches, whose watches have recorded them."""
         self._old = frozenset(event.id for event in events)
 
     def is_old(self, event: Event) -> bool:
+        """Whether an event belongs to an earlier launch."""
         return event.id in self._old
 
     def record(self, event: Event) -> bool:
-        """Append an entry when there is something new to say; True when there was."""
+        """Append an entry when kind, tier or status is new; True when it was."""
         state = (event.kind.value, event.tier.value, event.status.value)
         known = self._written.get(event.id)
         if known is not None and known[1] == state:
             return False
         change = "opened" if known is None else "closed" if event.status is Status.RECOVERED else "changed"
-        entry = self._writer.append(
-            "incident", step=event.onset_step, launch=self._launch, title=self.title(event),
-            refs=() if known is None else (known[0],), data={**event.to_json(), "change": change},
+        entry = self._writer.write(
+            Incident.from_json(event.to_json() | {"change": change}), step=event.onset_step, launch=self._launch,
+            title=self.title(event), refs=() if known is None else (known[0],),
         )  # fmt: skip
         self._written[event.id] = (entry.id if known is None else known[0], state)
         return True
 
     @staticmethod
     def title(event: Event) -> str:
-        """One line for journal and terminal."""
+        """Return one line for journal and terminal."""
         where = ", ".join(event.channels) or "log"
         since = f"since step {event.onset_step}"
         if event.onset_low_step is not None and event.onset_low_step != event.onset_step:
@@ -212,7 +216,10 @@ class IncidentLog:
 
 # --- Hooks: the user's commands, one per tier
 
-AT_ONCE = 8  # hooks that may run beside each other: one that hangs must not become a thousand
+# A hook gets the event as JSON on standard input and in CHRONICLE_EVENT, its main fields in CHRONICLE_EVENT_KIND, _TIER,
+# _STATUS, _ONSET and _CHANNELS. Its output goes to standard error. The watch does not wait for it.
+
+AT_ONCE = 8  # hooks that may run at the same time
 WAIT_SECONDS = 10.0  # at the end of a watch
 
 
@@ -225,7 +232,7 @@ class Hooks:
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def call(self, event: Event) -> None:
-        """Start the hook; never raises."""
+        """Start the hook of the event's tier; a hook that cannot start is reported, not raised."""
         name = f"on_{event.tier.value}"
         command, key = self._commands.get(name), (event.id, event.tier.value)
         self.reap()
@@ -233,7 +240,7 @@ class Hooks:
             return
         self._called.add(key)
         if len(self._running) >= AT_ONCE:
-            self._say(f"hook {name} is not started: {AT_ONCE} of them still run")
+            self._say(f"hook {name} is not started: {AT_ONCE} hooks still run")
             return
         try:
             self._running.append((name, _start(command, event)))
@@ -241,14 +248,14 @@ class Hooks:
             self._say(f"hook {name} cannot be started: {problem}")
 
     def reap(self) -> None:
-        """Say of those that have ended whether they failed."""
+        """Report the hooks that have ended with an error."""
         for name, process in [item for item in self._running if item[1].poll() is not None]:
             self._running.remove((name, process))
             if process.returncode:
                 self._say(f"hook {name} ended with code {process.returncode}")
 
     def finish(self, seconds: float = WAIT_SECONDS) -> None:
-        """The watch ends: wait a little for what still runs, and leave what does not end alone."""
+        """Wait for the hooks that still run; report those that do not end, without killing them."""
         until = time.monotonic() + seconds
         while self._running and time.monotonic() < until:
             self.reap()
@@ -262,7 +269,7 @@ def _start(command: str, event: Event) -> subprocess.Popen[bytes]:
     facts = {"KIND": event.kind.value, "TIER": event.tier.value, "ONSET": str(event.onset_step),
              "CHANNELS": ",".join(event.channels), "STATUS": event.status.value}  # fmt: skip
     environ = os.environ | {"CHRONICLE_EVENT": record} | {f"CHRONICLE_EVENT_{name}": text for name, text in facts.items()}
-    # The command comes from the person's own settings or flags: a shell line is what it is meant to be.
+    # The command is a shell line of the user's own settings or flags.
     process = subprocess.Popen(  # noqa: S602
         command, shell=True, env=environ, stdin=subprocess.PIPE, stdout=2, start_new_session=True
     )
@@ -271,5 +278,5 @@ def _start(command: str, event: Event) -> subprocess.Popen[bytes]:
         process.stdin.write(record.encode() + b"\n")
         process.stdin.close()
     except OSError:
-        pass  # it has ended without reading
+        pass  # the command ended without reading
     return process

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import Kind, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
@@ -29,13 +30,13 @@ LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
 
 class RestartCheck:
-    """One restart: feed its rows, get what trips; `passed` when fifty have gone by and nothing did."""
+    """One restart: compares its first fifty logged rows with the rows before it."""
 
     def __init__(
         self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
         warm_until: int = 0,
     ) -> None:
-        """`before`: rows the launch continues; `head`: the last step that was reached, which may lie after them."""
+        """`before`: rows the launch continues; `head`: the last step that was reached, which may be later than theirs."""
         self._before = tuple(before)
         self._head = head
         self._first, self._told, self._lr_ratio, self._warm_until = first_step, resume_step, lr_ratio, warm_until
@@ -44,15 +45,17 @@ class RestartCheck:
 
     @property
     def done(self) -> bool:
+        """Whether all fifty rows have been compared."""
         return len(self._rows) >= NUM_AFTER
 
     @property
     def num_rows(self) -> int:
+        """How many rows have been compared."""
         return len(self._rows)
 
     @property
     def resume_step(self) -> int:
-        """The step the launch must go on from: what contract or guard say, else what its first row itself claims."""
+        """The step that the launch resumes from: by contract or guard, else by its own first row."""
         if self._told is not None:
             return self._told
         spacing = self._spacing()
@@ -74,15 +77,12 @@ class RestartCheck:
         self.failed += fresh
         return fresh
 
-    def to_json(self, origin: str) -> dict[str, Any]:
-        """As it stands in the journal."""
-        return {
-            "verdict": "warned" if self.failed else "passed",
-            "moment": "first steps in the log",
-            "basis": origin,
-            "rows": len(self._rows),
-            "checks": [check.to_json() for check in self.failed],
-        }
+    def verdict(self, origin: str) -> LogVerdict:
+        """Return the journal entry's data; `origin` names the source of the resume step."""
+        return LogVerdict(
+            verdict="warned" if self.failed else "passed", moment="first steps in the log", basis=origin,
+            rows=len(self._rows), checks=tuple(check.to_json() for check in self.failed),
+        )  # fmt: skip
 
     def _spacing(self) -> int:
         steps = [row[0] for row in self._rows]
@@ -99,7 +99,7 @@ class LogRestart:
         self._launch: int | None = None
 
     def feed(self, point: Point) -> list[tuple[int, Check]]:
-        """(step of the restart, failed check) for what this point shows."""
+        """Return (step of the restart, failed check) for each check that this point makes fail."""
         row = logged_row(point.step, point.values)
         if row is None:
             return []
@@ -118,21 +118,21 @@ class LogRestart:
         return found
 
     def _is_restart(self, point: Point) -> bool:
-        """Another launch; or, in one log, at least two logged steps once more: one alone is a line printed twice."""
+        """Whether another launch begins; in one log, whether two logged steps repeat: one alone is a line printed twice."""
         if self._launch is not None and point.launch is not None:
             return bool(self._rows) and point.launch != self._launch
         return len(self._rows) > 1 and point.step <= self._rows[-2][0]
 
 
 def describe_trip(step: int, check: Check) -> str:
-    """One line for a person."""
+    """Return one line for a failed check."""
     return f"restart at step {step}: {check.code} {check.name}: expected {check.expected}, found {check.found} ({check.cause})"
 
 
 class LiveRestart:
-    """The check of one launch in the live watch: says what trips at once, and writes one verdict."""
+    """The restart check in the live watch: prints each failed check at once, and writes one verdict to the journal."""
 
-    def __init__(self, write: Callable[[int, str, dict[str, Any]], object], say: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[int, str, LogVerdict], object], say: Callable[[str], None]) -> None:
         self._write, self._say = write, say
         self._check: RestartCheck | None = None
         self._origin = ""
@@ -141,9 +141,9 @@ class LiveRestart:
         self, before: Sequence[LoggedRow], head: int, first_step: int, *, resume_step: int | None, lr_ratio: float,
         warm_until: int = 0,
     ) -> None:
-        """The launch's first point has come; a launch that continues nothing is no restart.
+        """Start the check at the launch's first point; a launch that continues nothing is no restart.
 
-        `resume_step`: what the guard said, None where no guard spoke.
+        `resume_step`: from the guard, None where there was none.
         """
         if before:
             self._check = RestartCheck(
@@ -152,6 +152,7 @@ class LiveRestart:
             self._origin = "log" if resume_step is None else "guard"
 
     def feed(self, point: Point) -> None:
+        """Check one point; after fifty write the verdict."""
         if self._check is None:
             return
         for check in self._check.feed(point):
@@ -160,17 +161,21 @@ class LiveRestart:
             self.finish()
 
     def finish(self) -> None:
-        """Write the verdict; a restart with too few rows to judge has none."""
+        """Write the verdict, unless there are too few rows to judge."""
         check, self._check = self._check, None
         if check is None or check.num_rows < LEAST_TO_JUDGE:
             return
         word = "warned" if check.failed else "passed"
-        self._write(check.resume_step, f"first {check.num_rows} logged steps: {word}", check.to_json(self._origin))
+        self._write(check.resume_step, f"first {check.num_rows} logged steps: {word}", check.verdict(self._origin))
 
 
 # --- LRs that the rollback promised for the next steps
 
-NEAR_STEPS = 1000  # the first logged step may lie that far behind the checkpoint
+# Source: `contract.json`, whose `next_lrs` are the LRs of the optimizer steps after the checkpoint. Some trainers log the
+# LR that a step used, others the one that the scheduler has set for the next. The promise nearer to the logged LR counts,
+# so that a way of logging is no mismatch. In a warm-up some log the scheduler's LR and some the used one: both count.
+
+NEAR_STEPS = 1000  # the first logged step is at most so far after the checkpoint
 
 
 class LrPromise:
@@ -191,44 +196,41 @@ class LrPromise:
         return {EXPECTED_LR: min(near, key=lambda lr: abs(lr - found)), **values}
 
 
-def read_promise(path: Path, first_step: int) -> LrPromise:
-    """Read the contract for a launch whose first logged step this is; anything but a fitting contract promises nothing."""
+def read_contract(path: Path) -> Mapping[str, Any]:
+    """Return the contract of the last rollback; empty where there is none that can be read."""
     try:
         contract = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return LrPromise(0, ())
+        return {}
+    return contract if isinstance(contract, dict) else {}
+
+
+def promise_of(contract: Mapping[str, Any], first_step: int) -> LrPromise:
+    """Return the LRs promised to a launch with this first logged step; none where the contract is for another start."""
     return LrPromise(*parse_promise(contract, first_step), _count(contract, "warmup_steps"))
 
 
-def lr_ratio_of(path: Path, first_step: int) -> float:
-    """By how much the rollback that this launch follows scaled the LR; 1 where there is none for this start."""
-    try:
-        contract = json.loads(path.read_text(encoding="utf-8"))
-        step, ratio = contract["step"], contract["lr_ratio"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1.0
+def lr_ratio_of(contract: Mapping[str, Any], first_step: int) -> float:
+    """Return the factor by which the rollback before this launch scaled the LR; 1 where there was none."""
+    step, ratio = contract.get("step"), contract.get("lr_ratio")
     fits = isinstance(step, int) and isinstance(ratio, int | float) and step < first_step <= step + NEAR_STEPS
     return float(ratio) if fits and ratio > 0 else 1.0
 
 
-def warm_until(path: Path, first_step: int) -> int:
-    """The last step of the warm-up that the rollback asked for; 0 where there is none for this start."""
-    try:
-        contract = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return 0
+def warm_until(contract: Mapping[str, Any], first_step: int) -> int:
+    """Return the last step of the warm-up that the rollback asked for; 0 where there is none for this start."""
     step, count = _count(contract, "step"), _count(contract, "warmup_steps")
     return step + count if count and step < first_step <= step + NEAR_STEPS else 0
 
 
-def _count(contract: Any, name: str) -> int:
-    value = contract.get(name) if isinstance(contract, dict) else None
+def _count(contract: Mapping[str, Any], name: str) -> int:
+    value = contract.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def parse_promise(contract: Any, first_step: int) -> tuple[int, tuple[float, ...]]:
-    """Return (first promised step, LRs of the first group); nothing when the launch did not start at the checkpoint."""
-    if not isinstance(contract, dict) or contract.get("v") != 1:
+def parse_promise(contract: Mapping[str, Any], first_step: int) -> tuple[int, tuple[float, ...]]:
+    """Return (first promised step, LRs of the first group); (0, ()) where the contract is for another start."""
+    if contract.get("v") != 1:
         return 0, ()
     step, rows = contract.get("step"), contract.get("next_lrs")
     if not isinstance(step, int) or not isinstance(rows, list) or not step < first_step <= step + len(rows):
@@ -243,7 +245,7 @@ REACH_STEPS = 20_000  # the longest memory of the detector, with room
 
 
 def kept_before(paths: RunPaths, entries: Sequence[Entry], launch: int) -> tuple[Interval, ...]:
-    """The kept intervals of the launches before this one."""
+    """Return the kept intervals of the launches before this one."""
     earlier = [entry for entry in entries if entry.launch is None or entry.launch < launch]
     return compute_lineage(earlier, _observed(paths, launch)).kept
 
@@ -266,7 +268,7 @@ def read_past(
 
 
 def last_rows(paths: RunPaths, kept: Sequence[Interval], until: int) -> list[LoggedRow]:
-    """LR and loss of the last kept steps up to `until`; where all are later (the counter began anew), the last of all."""
+    """Return LR and loss of the last kept steps up to `until`; of all kept steps where all are later (a new counter)."""
     if not any(interval.first <= until for interval in kept):
         until = max((interval.last for interval in kept), default=0)
     rows: list[LoggedRow] = []
@@ -283,7 +285,7 @@ def last_rows(paths: RunPaths, kept: Sequence[Interval], until: int) -> list[Log
 
 
 def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
-    """First and last logged step of every earlier launch."""
+    """Return first and last logged step of the earlier launches that have a log."""
     seen: dict[int, tuple[int, int]] = {}
     for number in range(1, launch):
         try:
@@ -297,18 +299,23 @@ def _observed(paths: RunPaths, launch: int) -> dict[int, tuple[int, int]]:
 
 # --- Detector state saved with each checkpoint
 
+# `<run>/launches/<nnnn>/detector/<step>.json`, written when a checkpoint of that step appears in the journal. A state is
+# kept in memory every 25 points. The newest one at or before the checkpoint is written; the points after it are folded
+# again from the log, so that the resumed watch gives what an uninterrupted one would.
+
 TAKE_EVERY = 25  # points
-KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many takes after its step
+KEEP = 8  # states in memory (100 kB a channel each): a checkpoint is journalled at most so many states after its step
 NAME = re.compile(r"(\d+)\.json")
 VERSION = 1
 
 
 def snapshots_dir(paths: RunPaths, launch: int) -> Path:
+    """Return the directory of a launch's detector states."""
     return paths.launch_dir(launch) / "detector"
 
 
 class SnapshotKeeper:
-    """Takes states in memory and writes the one that belongs to a checkpoint."""
+    """Keeps detector states in memory and writes the one that belongs to a checkpoint."""
 
     def __init__(self, paths: RunPaths, launch: int) -> None:
         self._directory = snapshots_dir(paths, launch)
@@ -317,16 +324,16 @@ class SnapshotKeeper:
         self._points = 0
 
     def note(self, step: int, detector: Detector) -> None:
-        """Called after every folded point; takes a state every few."""
+        """Keep the state after this point, for one point in 25."""
         self._points += 1
         if self._points % TAKE_EVERY == 1:
             self._taken.append((step, detector.to_json()))
 
     def save_for(self, entries: Iterable[Entry]) -> None:
-        """Write the states of checkpoints not seen before; steps that have not been folded yet wait."""
+        """Write the states of new checkpoints; those at steps that have not been folded yet wait."""
         for entry in entries:
             step = entry.step
-            if entry.kind != "checkpoint" or step is None or step in self._written:
+            if entry.kind != Kind.CHECKPOINT or step is None or step in self._written:
                 continue
             if not self._taken or self._taken[-1][0] < step - TAKE_EVERY:
                 continue
@@ -336,7 +343,7 @@ class SnapshotKeeper:
             self._written.add(step)
 
     def _write(self, checkpoint: int, folded_to: int, state: dict[str, Any]) -> None:
-        """Whole or not at all; a state is a convenience, so nothing waits for the disk."""
+        """Write a state atomically, without fsync: a lost one costs only time."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{checkpoint}.json"
         record = {"v": VERSION, "checkpoint": checkpoint, "folded_to": folded_to, "state": state}
@@ -344,7 +351,7 @@ class SnapshotKeeper:
 
 
 def load_snapshot(paths: RunPaths, launches: Iterable[int], before: int) -> tuple[int, Detector] | None:
-    """The newest state folded to a step below `before`, in the newest of these launches that has one: (step, detector)."""
+    """Return (step, detector) of the newest state before this step, from the newest of these launches that has one."""
     for launch in sorted(launches, reverse=True):
         directory = snapshots_dir(paths, launch)
         names = [NAME.fullmatch(path.name) for path in directory.iterdir()] if directory.is_dir() else []

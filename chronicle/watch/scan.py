@@ -17,7 +17,6 @@ from typing import Any
 
 from chronicle.checkpoints import find_checkpoint_roots
 from chronicle.errors import ChronicleError
-from chronicle.journal.entries import Entry
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
@@ -29,9 +28,9 @@ from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Tier
 from rollback.propose import History, Proposal, propose
 
-SPARK_POINTS = 72
-BAND_POINTS = 600
-Slice = tuple[int, float, float]
+SPARK_POINTS = 72  # of a line of text
+BAND_POINTS = 600  # of the picture, at least
+Slice = tuple[int, float, float]  # first row, lowest, highest loss
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
     "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster",
@@ -40,7 +39,7 @@ JSON_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What one log says; `band` holds (first row, lowest, highest loss) of equal slices of it."""
+    """The result for one log; `band` holds (first row, lowest, highest loss) of equal slices of it."""
 
     source: str
     rows: int
@@ -52,13 +51,13 @@ class Scan:
 
     @property
     def spark(self) -> tuple[tuple[int, float], ...]:
-        """(first row, worst loss) of as many slices as a line of text has room for."""
+        """Return (first row, highest loss) of as many slices as fit in a line of text."""
         group = max(1, math.ceil(len(self.band) / SPARK_POINTS))
         parts = [self.band[start : start + group] for start in range(0, len(self.band), group)]
         return tuple((part[0][0], functools.reduce(_merge, part)[2]) for part in parts)
 
     def to_json(self) -> dict[str, Any]:
-        """One object a file; proposals are a list, empty where nothing calls for one."""
+        """Return one object per file; `proposals` is a list, empty where no event calls for one."""
         return {
             "file": self.source,
             "rows": self.rows,
@@ -70,7 +69,7 @@ class Scan:
 
 
 class Band:
-    """Lowest and highest loss of at most 1,200 equal slices, slices doubling as the log grows; O(1) memory."""
+    """Lowest and highest loss of at most 1,200 equal slices, which double in length as the log grows."""
 
     def __init__(self) -> None:
         self.size, self.filled = 1, 0
@@ -92,14 +91,14 @@ class Band:
 
 
 def _merge(a: Slice, b: Slice) -> Slice:
-    """Both slices as one; a value that is no number stays visible as the highest."""
+    """Join two slices; a NaN is kept as the highest value."""
     lows = [value for value in (a[1], b[1]) if value == value]
     high = math.nan if a[2] != a[2] or b[2] != b[2] else max(a[2], b[2])
     return a[0], min(lows, default=math.nan), high
 
 
 class Trace:
-    """What the picture and the last line need of every point."""
+    """Collects what the picture and the summary need of each point."""
 
     def __init__(self, progress: Callable[[int], None] | None = None) -> None:
         self.band, self.last_step, self.rows = Band(), 0, 0
@@ -117,7 +116,7 @@ class Trace:
 
 
 def unread(source: str, problem: str) -> Scan:
-    """The place of a log that could not be read among those that could."""
+    """Return the scan of a log that could not be read."""
     return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem)
 
 
@@ -125,7 +124,7 @@ Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 
 def scan_points(points: Iterable[Point], source: str, advise: Advise) -> Scan:
-    """Fold all points; `advise(events, last_step)` makes the proposal when an event calls for one."""
+    """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one."""
     detector, trace = Detector(), Trace()
     for point in points:
         detector.skip_to(point.row)
@@ -146,9 +145,9 @@ def _scan(detector: Detector, trace: Trace, source: str, advise: Advise) -> Scan
 def scan_file(
     path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None
 ) -> Scan:
-    """Scan one log without a run around it; a long one by two processes. `progress` is told the points so far.
+    """Scan one log that belongs to no run; a long one by two processes. `progress` gets the number of points so far.
 
-    Without a directory of checkpoints a proposal says what is wrong and names no target.
+    Without a directory of checkpoints a proposal names the onset and no target.
     """
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
@@ -164,29 +163,21 @@ def scan_file(
 
 
 def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[str, ...] = ()) -> Scan:
-    """Scan every launch of a run in order; the proposal knows its journal and its checkpoints.
+    """Scan the launches of a run in order; the proposal uses its journal and the checkpoints on disk.
 
     `options` go into the proposed command: what else it needs to find the same run and checkpoints.
     """
     entries = read_journal(paths).entries
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
-        return advise_run(paths, entries, checkpoints_dir, events, last_step, options)
+        lineage = compute_lineage(entries)
+        launch = lineage.launches[-1].number if lineage.launches else None
+        roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
+        candidates = collect_candidates(roots, before=_newest_onset(events, last_step), entries=entries)
+        history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
+        return propose(events, candidates, replace(history, options=options))
 
-    return scan_points(run_points(paths), paths.run, advise)
-
-
-def advise_run(
-    paths: RunPaths, entries: Sequence[Entry], checkpoints_dir: Path | None, events: Sequence[Event], last_step: int,
-    options: tuple[str, ...] = (),
-) -> Proposal | None:  # fmt: skip
-    """The proposal for a run's events from its journal and the checkpoints on disk."""
-    lineage = compute_lineage(entries)
-    launch = lineage.launches[-1].number if lineage.launches else None
-    roots = find_checkpoint_roots(entries, checkpoints_dir, Path.cwd())
-    candidates = collect_candidates(roots, before=_newest_onset(events, last_step), entries=entries)
-    history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
-    return propose(events, candidates, replace(history, options=options))
+    return scan_points(_run_points(paths), paths.run, advise)
 
 
 def _newest_onset(events: Sequence[Event], last_step: int) -> int:
@@ -194,8 +185,8 @@ def _newest_onset(events: Sequence[Event], last_step: int) -> int:
     return onsets[-1] if onsets else last_step
 
 
-def run_points(paths: RunPaths) -> Iterable[Point]:
-    """The points of all launches, in launch order, each with its launch."""
+def _run_points(paths: RunPaths) -> Iterable[Point]:
+    """Yield the points of all launches, in launch order, each with its launch."""
     if not paths.launches_dir.is_dir():
         return
     for directory in sorted(paths.launches_dir.iterdir()):
@@ -211,7 +202,7 @@ def run_points(paths: RunPaths) -> Iterable[Point]:
 
 @contextmanager
 def progress_bar(path: Path) -> Iterator[Callable[[int], None] | None]:
-    """What to tell how many points have been read; None where nobody looks or the log is short."""
+    """Yield a function that takes the number of points read; None without a terminal or for a short log."""
     if not (sys.stderr.isatty() and is_long(path)):
         yield None
         return
@@ -220,12 +211,12 @@ def progress_bar(path: Path) -> Iterator[Callable[[int], None] | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(path.name, total=count_lines(path))
+        task = progress.add_task(path.name, total=_count_lines(path))
         yield lambda done: progress.update(task, completed=done)
 
 
-def count_lines(path: Path) -> int:
-    """How many lines the file has, by the length of its first ones."""
+def _count_lines(path: Path) -> int:
+    """Return the number of lines, estimated from the length of the first ones."""
     with open(path, "rb") as log:
         head = log.read(1 << 16)
     return max(1, path.stat().st_size * head.count(b"\n") // max(1, len(head)))
@@ -239,7 +230,7 @@ COLOURS = {Tier.NOTICE: "#8a8a8a", Tier.WARN: "#d98200", Tier.PROPOSE: "#c02020"
 
 
 def draw_scans(scans: Sequence[Scan], path: Path) -> None:
-    """One panel a log; raises ChronicleError when matplotlib is not installed."""
+    """Write a PNG with one panel per log; raises ChronicleError when matplotlib is not installed."""
     try:
         import matplotlib
 
@@ -263,7 +254,7 @@ def _draw(panel: Any, scan: Scan) -> None:
     panel.fill_between(rows, [a for _, a, _ in scan.band], [b for _, _, b in scan.band], color=BLUE, alpha=0.35, linewidth=0)
     panel.plot(rows, [(a + b) / 2 for _, a, b in scan.band], color=BLUE, linewidth=0.9)
     above = [row for row, _, high in scan.band if high > top]
-    panel.plot(above, [top] * len(above), "^", color=BLUE, markersize=4, clip_on=False)  # goes on above the picture
+    panel.plot(above, [top] * len(above), "^", color=BLUE, markersize=4, clip_on=False)  # continues above the panel
     broken = [row for row, _, high in scan.band if not math.isfinite(high)]
     panel.plot(broken, [low] * len(broken), "x", color=COLOURS[Tier.PROPOSE], markersize=4, clip_on=False)
     named = -math.inf
@@ -281,7 +272,10 @@ def _draw(panel: Any, scan: Scan) -> None:
 
 
 def _draw_event(panel: Any, scan: Scan, event: Event, named: float) -> float:
-    """The onset as a line, the event as a shade, its name where it is loud and the last name (at `named`) leaves room."""
+    """Draw the onset as a line and the event as a shade; label warnings and proposals where there is room after `named`.
+
+    Returns the row of the last label.
+    """
     colour, begin = COLOURS[event.tier], event.onset_row if event.onset_row is not None else event.alarm_row
     end = event.recovered_row if event.recovered_row is not None else scan.rows
     loud = event.tier is not Tier.NOTICE
@@ -299,7 +293,7 @@ def _draw_event(panel: Any, scan: Scan, event: Event, named: float) -> float:
 
 
 def _range(scan: Scan) -> tuple[float, float]:
-    """Lowest and highest loss shown: a spike to a thousand must not make a line of the rest."""
+    """Return the lowest and highest loss shown, so that one spike does not flatten the rest of the curve."""
     highs = sorted(high for _, _, high in scan.band if math.isfinite(high))
     lows = sorted(low for _, low, _ in scan.band if math.isfinite(low))
     if not highs or not lows:

@@ -9,8 +9,9 @@ import pytest
 
 from chronicle.errors import Refusal
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Proposed
 from chronicle.paths import RunPaths
-from chronicle.watch.autopilot import Step, decide, fly
+from chronicle.watch.autopilot import Step, decide, run_autopilot
 
 PROPOSAL = {
     "command": "chronicle rollback --to 250 --reshuffle --run tiny", "lr_scale": 1.0, "reasons": ["why"], "exhausted": [],
@@ -43,7 +44,8 @@ STOPPED = {"stopped_by": "proposal"}
     ],
 )
 def test_decision(end: End, proposal: dict[str, Any] | None, rolled_back: bool, step: Step) -> None:
-    assert decide(end, proposal, rolled_back=rolled_back).step is step
+    told = None if proposal is None else Proposed.from_json(proposal)
+    assert decide(end, told, rolled_back=rolled_back).step is step
 
 
 class Flight:
@@ -65,7 +67,7 @@ class Flight:
         return self.code
 
     def fly(self) -> Any:
-        return fly(self.paths, self.launch, self.type_command, lambda line: None)
+        return run_autopilot(self.paths, self.launch, self.type_command, lambda line: None)
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_its_own_rollback_is_undone_when_the_guard_refuses(paths: RunPaths) -> N
 def test_after_a_halt_a_persons_note_is_required(paths: RunPaths) -> None:
     spent = PROPOSAL | {"exhausted": ["3 rollbacks in the region of step 400 (budget 3)"]}
     Flight(paths, [(End(data=STOPPED), spent)]).fly()
-    with pytest.raises(Refusal, match="nobody has written a note since"):
+    with pytest.raises(Refusal, match="there is no note since"):
         Flight(paths, []).fly()
     with JournalWriter(paths) as writer:
         writer.append("note", title="looked: bad node, drained")

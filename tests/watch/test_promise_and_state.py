@@ -1,12 +1,13 @@
 """The promised LR beside the logged one, and the detector's state beside each checkpoint."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
-from chronicle.watch.restart import LrPromise, parse_promise, snapshots_dir
+from chronicle.watch.restart import LrPromise, parse_promise, read_contract, snapshots_dir
 from rollback.detect import Kind, Tier
 from tests.watch.conftest import Stage
 
@@ -38,9 +39,17 @@ def test_in_a_warm_up_the_lr_of_scheduler_and_of_step_are_both_as_promised() -> 
 
 
 def test_contract_of_another_start_promises_nothing() -> None:
-    changed = (CONTRACT | {"v": 2}, CONTRACT | {"next_lrs": None}, CONTRACT | {"step": None}, [])
+    changed = (CONTRACT | {"v": 2}, CONTRACT | {"next_lrs": None}, CONTRACT | {"step": None}, {})
     for contract, first in ((CONTRACT, 150), (CONTRACT, 900), *((contract, 201) for contract in changed)):
         assert parse_promise(contract, first) == (0, ())
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", '"x"', "{"])
+def test_contract_that_cannot_be_read_is_empty(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "contract.json"
+    if text is not None:
+        path.write_text(text)
+    assert read_contract(path) == {}
 
 
 def test_broken_promise_is_proposed_at_the_first_logged_step(stage: Stage) -> None:
