@@ -258,7 +258,7 @@ def build_source(directory: Path, source: str, text: bytes, *, origin: str,
 
 def read_source_manifest(location: str) -> SourceManifest:
     """Read the manifest of a built source (directory or URL)."""
-    path = _join(location, MANIFEST)
+    path = shard_location(location, MANIFEST)
     try:
         with open_shard(path) as stream:
             return SourceManifest.from_json(json.loads(stream.read()))
@@ -276,7 +276,7 @@ def verify_source(location: str) -> Iterator[str]:
     """Yield one sentence for each shard that is missing, truncated, changed, or not in the manifest."""
     manifest = read_source_manifest(location)
     for shard in manifest.shards:
-        path = _join(location, shard.name)
+        path = shard_location(location, shard.name)
         try:
             size, digest = shard_bytes(path), _sha256(path)
             if size != shard.tar_bytes:
@@ -290,12 +290,12 @@ def verify_source(location: str) -> Iterator[str]:
     if not is_remote(location):
         known = {shard.name for shard in manifest.shards}
         for extra in sorted(path.name for path in Path(location).glob("*.tar") if path.name not in known):
-            yield f"shard `{_join(location, extra)}` is not in the manifest"
+            yield f"shard `{shard_location(location, extra)}` is not in the manifest"
 
 
 def shard_location(location: str, name: str) -> str:
-    """Return the path or URL of a shard of a source."""
-    return _join(location, name)
+    """Return the path or URL of a file of a source."""
+    return f"{location.rstrip('/')}/{name}"
 
 
 def _write_shard(target: Path, name: str, split: str, first: int, stretches: list[bytes]) -> Shard:
@@ -319,7 +319,3 @@ def _sha256(path: str) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _join(location: str, name: str) -> str:
-    return f"{location.rstrip('/')}/{name}"
