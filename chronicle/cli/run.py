@@ -21,7 +21,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
-from chronicle.integrations.mlflow_process import MLFLOW_OFF, MirrorHandle, start_mirror
+from chronicle.integrations.mlflow_process import MLFLOW_OFF, MlflowProcess, start_mlflow_process
 from chronicle.settings import Settings
 
 __all__ = ["run"]
@@ -138,13 +138,13 @@ def _node_identity() -> tuple[str, int]:
     return identity
 
 
-def _start_mirror(settings: Settings, *, first_node: bool) -> MirrorHandle:
+def _start_mirror(settings: Settings, *, first_node: bool) -> MlflowProcess:
     """Feed MLflow where it is installed or asked for, from one node; a run never waits for it, nor needs it."""
     if settings.mlflow_uri == MLFLOW_OFF:
-        return MirrorHandle()
+        return MlflowProcess()
     if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
-        return MirrorHandle()
-    return start_mirror(settings.paths, settings.mlflow_uri, talk=_say)
+        return MlflowProcess()
+    return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=_say)
 
 
 def _type_command(words: Sequence[str]) -> int:

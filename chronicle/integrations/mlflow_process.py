@@ -18,7 +18,7 @@ from pathlib import Path
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 
-__all__ = ["MLFLOW_OFF", "MirrorHandle", "default_uri", "feed_until_stdin_ends", "start_mirror"]
+__all__ = ["MLFLOW_OFF", "MlflowProcess", "default_uri", "feed_until_stdin_ends", "start_mlflow_process"]
 
 MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is sent
 LAST_PASS_SECONDS = 300
@@ -32,7 +32,7 @@ def default_uri(paths: RunPaths) -> str:
 
 
 @dataclass(slots=True)
-class MirrorHandle:
+class MlflowProcess:
     """Handle of the MLflow process; `pid` is None when there is none."""
 
     pid: int | None = None
@@ -59,13 +59,13 @@ class MirrorHandle:
             os.close(process)
 
 
-def start_mirror(
+def start_mlflow_process(
     paths: RunPaths,
     uri: str | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     talk: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
-) -> MirrorHandle:
+) -> MlflowProcess:
     """Start the process that sends this run to MLflow. Failures are reported in one line and do not raise.
 
     The process is forked twice, so it is not our child: a supervisor that ends or waits for its descendants leaves it
@@ -73,7 +73,7 @@ def start_mirror(
     """
     if importlib.util.find_spec("mlflow") is None:
         talk("mlflow is not installed: nothing is sent to MLflow (pip install 'chronicle-ml[mlflow]')")
-        return MirrorHandle()
+        return MlflowProcess()
     words = [sys.executable, "-m", "chronicle.integrations.mlflow_process", "--run-dir", str(paths.run_dir.absolute())]
     words += ["--uri", uri or default_uri(paths)]
     environment = {**(os.environ if environ is None else environ)}
@@ -96,11 +96,11 @@ def start_mirror(
     except (OSError, ValueError, subprocess.SubprocessError) as problem:
         os.close(stdin_fd)
         talk(f"cannot start the mlflow process: {problem}; send the run later with `chronicle mlflow sync`")
-        return MirrorHandle()
+        return MlflowProcess()
     finally:
         for fd in (told, tell, stdin):
             os.close(fd)
-    return MirrorHandle(pid, stdin_fd)
+    return MlflowProcess(pid, stdin_fd)
 
 
 def feed_until_stdin_ends(arguments: list[str] | None = None) -> int:

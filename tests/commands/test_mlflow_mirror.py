@@ -11,7 +11,7 @@ import pytest
 
 from chronicle.errors import ChronicleError
 from chronicle.integrations.mlflow import Projection
-from chronicle.integrations.mlflow_process import MirrorHandle, default_uri, start_mirror
+from chronicle.integrations.mlflow_process import MlflowProcess, default_uri, start_mlflow_process
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
 
@@ -93,8 +93,8 @@ def test_sync_of_a_store_that_is_switched_off_sends_nothing_and_says_so(
 def test_the_mirror_feeds_from_its_own_process_and_ends_with_its_supervisor(tmp_path: Path) -> None:
     story = toy_run(tmp_path)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom chronicle.integrations.mlflow_process import start_mirror\n"
-        "from chronicle.paths import RunPaths\nhandle = start_mirror(RunPaths(Path(sys.argv[1])))\n"
+        "import sys\nfrom pathlib import Path\nfrom chronicle.integrations.mlflow_process import start_mlflow_process\n"
+        "from chronicle.paths import RunPaths\nhandle = start_mlflow_process(RunPaths(Path(sys.argv[1])))\n"
         "print(handle.pid, 'mlflow' in sys.modules, flush=True)\nsys.stdin.read()\n"
     )
     supervisor = subprocess.Popen(
@@ -133,6 +133,6 @@ def test_a_server_that_is_down_is_one_sentence_and_no_password(tmp_path: Path, m
 def test_without_mlflow_the_mirror_is_one_line_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chronicle.integrations.mlflow_process.importlib.util.find_spec", lambda name: None)
     said: list[str] = []
-    handle = start_mirror(toy_run(tmp_path).paths, talk=said.append)
-    assert (handle, len(said)) == (MirrorHandle(None), 1)
+    handle = start_mlflow_process(toy_run(tmp_path).paths, talk=said.append)
+    assert (handle, len(said)) == (MlflowProcess(None), 1)
     handle.stop()
