@@ -45,6 +45,9 @@ __all__ = [
 
 HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
 NODE_KINDS = frozenset((Kind.LAUNCH_START, Kind.LAUNCH_END))  # written once per node
+ALARMS = frozenset((Kind.INCIDENT, Kind.NOTE))
+ENDS = frozenset((Kind.LAUNCH_END, Kind.ROLLBACK_RECEIPT))
+DECISIONS = ALARMS | {Kind.ROLLBACK_RECEIPT, Kind.LAUNCH_START}
 
 
 # --- launches over several nodes ----------------------------------------------------------------------------------------
@@ -110,6 +113,7 @@ def interruptions_of(
 ) -> Iterable[Interruption]:
     """Every end of a launch, except that of a last launch that completed. `series`: (step, time) pairs by launch."""
     numbers = sorted({entry.launch for entry, _ in events_of(entries, LaunchStart) if entry.launch is not None})
+    serious = [seconds_of(event.time or entry.ts) for entry, event in events_of(entries, Hardware) if event.serious]
     for entry, end in events_of(entries, LaunchEnd):
         if entry.launch is None:
             continue
@@ -120,17 +124,16 @@ def interruptions_of(
         recovered = points[0][1] - seconds_of(entry.ts) if points else None
         yield Interruption(
             launch=entry.launch,
-            cause=_cause_of_end(seconds_of(entry.ts), end, entries),
+            cause=_cause_of_end(seconds_of(entry.ts), end, serious),
             time=entry.ts,
             recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
         )
 
 
-def _cause_of_end(when: float, end: LaunchEnd, entries: Sequence[Entry]) -> Cause:
-    """The recorded cause; unknown where the supervisor vanished."""
-    for entry, event in events_of(entries, Hardware):
-        if event.serious and 0 <= when - seconds_of(event.time or entry.ts) <= HARDWARE_WINDOW_SECONDS:
-            return Cause.HARDWARE
+def _cause_of_end(when: float, end: LaunchEnd, serious: Sequence[float]) -> Cause:
+    """The recorded cause; unknown where the supervisor vanished. `serious`: times of serious hardware events."""
+    if any(0 <= when - happened <= HARDWARE_WINDOW_SECONDS for happened in serious):
+        return Cause.HARDWARE
     if end.inferred:
         return Cause.UNKNOWN
     if end.stopped_by == "proposal":
@@ -158,8 +161,8 @@ def seconds_to_detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tu
 def seconds_to_decide(entries: Sequence[Entry]) -> Iterable[float | None]:
     """Seconds from the first alarm of a launch to the rollback that answers it, one value per rollback."""
     alarm: float | None = None
-    for entry in entries:
-        if entry.kind in (Kind.INCIDENT, Kind.NOTE) and alarm is None:
+    for entry in (one for one in entries if one.kind in DECISIONS):
+        if entry.kind in ALARMS and alarm is None:
             alarm = seconds_of(entry.ts)
         elif entry.kind == Kind.ROLLBACK_RECEIPT:
             yield None if alarm is None else max(0.0, seconds_of(entry.ts) - alarm)
@@ -348,7 +351,7 @@ def _wall(
     starts = [seconds_of(entry.ts) for entry, _ in events_of(entries, LaunchStart)]
     if not starts:
         return None
-    ends = [seconds_of(entry.ts) for entry in entries if entry.kind in (Kind.LAUNCH_END, Kind.ROLLBACK_RECEIPT)]
+    ends = [seconds_of(entry.ts) for entry in entries if entry.kind in ENDS]
     ends += [points[-1][1] for points in series.values() if points]
     ends += [now] if now is not None else []
     return max(ends) - min(starts) if ends else None

@@ -22,72 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transf
 from chronicle.errors import JournalError
 from chronicle.journal.entries import Entry
 
-__all__ = [
-    "EVENTS",
-    "GUARDED_SAVES",
-    "INTENTS",
-    "LAUNCHES",
-    "RECEIPTS",
-    "Amendment",
-    "Autopilot",
-    "BatchesSeen",
-    "Checkpoint",
-    "Claim",
-    "Close",
-    "DataObserved",
-    "DataRatio",
-    "DataStart",
-    "Event",
-    "EvidenceSealed",
-    "Exported",
-    "FileDigest",
-    "Gate",
-    "Growth",
-    "GuardVerdict",
-    "Hardware",
-    "ImportedSource",
-    "Incident",
-    "Kind",
-    "LaunchEnd",
-    "LaunchStart",
-    "LaunchStep",
-    "LogVerdict",
-    "LrMismatch",
-    "Note",
-    "PlanDeclared",
-    "Preflight",
-    "Proposed",
-    "Pruned",
-    "QuarantineUndone",
-    "Quarantined",
-    "RecoverReceipt",
-    "RollbackFacts",
-    "RollbackIntent",
-    "RollbackReceipt",
-    "RunInit",
-    "SealedParts",
-    "StateSaved",
-    "StudyLaunch",
-    "StudyLeg",
-    "StudyRegistered",
-    "StudyReport",
-    "StudyRetry",
-    "StudyStop",
-    "Swept",
-    "TelemetryConstant",
-    "TelemetryFloors",
-    "UndoIntent",
-    "UndoReceipt",
-    "Unknown",
-    "Verified",
-    "Words",
-    "events_of",
-    "find_open_transaction",
-    "intents_closed_by",
-    "read",
-    "words_of",
-]
-
 
 class Kind(StrEnum):
     """What an entry is about, as written in its field `kind`."""
@@ -271,12 +205,10 @@ class Event(metaclass=_Schema):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The event of an entry's `data`; raises `JournalError` for a version that this program does not know."""
-        version = data.get("v", 1)
-        if not _is_whole(version) or not 1 <= version <= cls.VERSION:
+        if "v" in data and not (_is_whole(data["v"]) and 1 <= data["v"] <= cls.VERSION):
             known = "version 1" if cls.VERSION == 1 else f"versions 1 to {cls.VERSION}"
-            raise JournalError(
-                f"`{cls.KIND}` in version {version!r}: expected {known}", "a newer chronicle wrote it: update chronicle"
-            )
+            found = f"`{cls.KIND}` in version {data['v']!r}"
+            raise JournalError(f"{found}: expected {known}", "a newer chronicle wrote it: update chronicle")
         return cls.view(data)
 
     @classmethod
@@ -921,7 +853,7 @@ def words_of(entry: Entry) -> Words:
 
 def events_of(entries: Iterable[Entry], event: type[E]) -> Iterator[tuple[Entry, E]]:
     """The entries of one kind, each with its value, in their order."""
-    kind = event.KIND
+    kind = event.KIND.value
     return ((entry, event.of(entry)) for entry in entries if entry.kind == kind)
 
 

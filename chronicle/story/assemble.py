@@ -10,6 +10,7 @@ from typing import Any
 
 from chronicle.journal import Entry, Journal, JournalProblem, LaunchSpan, Lineage, compute_lineage
 from chronicle.journal.events import (
+    LAUNCHES,
     Checkpoint,
     GuardVerdict,
     Kind,
@@ -121,12 +122,13 @@ def tell_launches(
             continue
         if entry.kind == checkpoint:
             saved.setdefault(entry.launch, []).extend(saved_checkpoint(entry, lineage))
-        else:
+        elif entry.kind in LAUNCHES:
             told[entry.launch] = _learn(told[entry.launch], entry)
     return tuple(replace(told[n], checkpoints=tuple(saved.get(n, ()))) for n in sorted(told))
 
 
 def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
+    """The launch with what one of its entries says."""
     if entry.kind == Kind.LAUNCH_START:
         return _started(launch, entry, LaunchStart.of(entry))
     if entry.kind == Kind.LAUNCH_END:
