@@ -43,7 +43,7 @@ STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Point]:
-    """Yield the points of printed lines; lines about one step that name different things become one point."""
+    """Yield the points of printed lines; lines of one step with different channels become one point."""
     row, counted = 0, 0
     pending: Point | None = None
     for line in lines:
@@ -102,7 +102,7 @@ def _parse_dictionary(line: str, counted: int) -> Point | None:
 
 
 def _time(line: str) -> float | None:
-    """Seconds since the epoch of a stamp in the line, read as UTC; only differences are ever used."""
+    """Return the time stamp of a line in seconds since the epoch, read as UTC; only differences are used."""
     stamp = STAMP.search(line)
     if stamp is None:
         return None
@@ -121,12 +121,13 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def is_gzip(path: Path) -> bool:
+    """Whether a file is compressed with gzip, by its first bytes."""
     with open(path, "rb") as log:
         return log.read(2) == GZIP_MARK
 
 
 def read_head(path: Path) -> bytes:
-    """The first bytes of the log, unpacked; what a torn gzip still holds."""
+    """Return the first bytes of a log, decompressed; of a truncated gzip what it still holds."""
     if not is_gzip(path):
         with open(path, "rb") as log:
             return log.read(SNIFF_BYTES)
@@ -138,7 +139,10 @@ def read_head(path: Path) -> bytes:
 
 
 def log_lines(path: Path, *, newline: str | None = None) -> Iterator[str]:
-    """The lines of the log, as text; a torn gzip ends where it is torn. Raises OSError when it cannot be read."""
+    """Yield the lines of a log as text; a truncated gzip ends where it is cut. Raises OSError when it cannot be read.
+
+    Encodings are UTF-8 and the UTF-16 of a Windows shell; other bytes become replacement characters.
+    """
     encoding = "utf-16" if read_head(path).startswith(UTF_16_MARKS) else "utf-8"
     if not is_gzip(path):
         with open(path, encoding=encoding, errors="replace", newline=newline) as log:

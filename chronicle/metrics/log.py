@@ -1,9 +1,9 @@
-"""`metrics.jsonl`: one JSON line per logged step, appended by the trainer, tailed by everybody else.
+"""`metrics.jsonl`: one JSON line per logged step, appended by the trainer and read while it grows.
 
 A line is `{"step":12,"t":1700000000.1,"loss":2.1,"lr":0.003}`; `t` is seconds since the epoch, the rest are channels
-(loss in nats). Appending is a single `os.write` on an `O_APPEND` descriptor without fsync: metrics may lose their
-last seconds in a power cut, training never waits for a disk (DESIGN §5.1). JSON has no NaN: non-finite values are
-the strings `"NaN"`, `"Infinity"`, `"-Infinity"`, so that `jq` reads every line. Logs of other tools: `readers`.
+(loss in nats). Appending is a single `os.write` on an `O_APPEND` descriptor without fsync: the last seconds may be lost
+in a power cut, and training does not wait for a disk (DESIGN §5.1). JSON has no NaN: non-finite values are the strings
+`"NaN"`, `"Infinity"`, `"-Infinity"`, so that `jq` reads the lines. Logs of other tools: `readers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 class MetricsWriter:
     """Append points to `metrics.jsonl`; each `write` is one line in one system call.
 
-    A half line left by a crash is closed with a newline first, so it can spoil no line but itself.
+    A half line left by a crash is ended with a newline first, so that only that line is lost.
     Raises OSError when the file cannot be opened or written; a short write (disk full) raises too.
     """
 
@@ -92,7 +92,7 @@ def _format_non_finite(number: float) -> str:
 
 
 def parse_line(line: str | bytes, row: int = 0) -> Point | None:
-    """Return the point of one line, or None where the line is torn, garbage or has no integer `step`."""
+    """Return the point of one line; None where the line is incomplete, is no JSON object or has no integer `step`."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def parse_line(line: str | bytes, row: int = 0) -> Point | None:
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Keep what is a number; null is "not recorded", text other than the three non-finite names is no channel."""
+    """Return the numbers of a record; null means "not recorded", and other text is no channel."""
     for value in record.values():
         if type(value) is not float and type(value) is not int:
             break
@@ -124,7 +124,7 @@ def _numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[Point]:
-    """Yield the points of a `metrics.jsonl` in file order; torn and garbage lines are passed over."""
+    """Yield the points of a `metrics.jsonl` in file order; lines that cannot be read are skipped."""
     row = 0
     with open(path, "rb") as lines:
         for line in lines:

@@ -1,8 +1,8 @@
-"""MLflow's stores read as files: `mlruns/<experiment>/<run>/metrics/*` and the SQLite database; MLflow is not imported.
+"""MLflow's stores read as files: `mlruns/<experiment>/<run>/metrics/*` and the SQLite database, without MLflow.
 
-Formats: one line `milliseconds value step` a measurement in the file store (mlflow/store/tracking/file_store.py), table
-`metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`; nothing is guessed. Runs nested
-under a run are launches of it. A store behind a server is asked by `chronicle.integrations.mlflow`.
+Formats: one line `milliseconds value step` per measurement in the file store (mlflow/store/tracking/file_store.py), table
+`metrics` in the database. A store with several runs needs the run's id: `mlflow.db#RUN`. Runs nested under a run are its
+launches. A store behind a server is asked by `chronicle.integrations.mlflow`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Measurement = tuple[int, float, str, float]  # step, seconds, name, value
 
 
 class WhichRun(ChronicleError):
-    """A store holds several runs and none was named."""
+    """A store holds several runs and the path names none of them."""
 
 
 def is_file_store_run(path: Path) -> bool:
-    """A run's directory in the file store."""
+    """Whether a directory is a run of the file store."""
     return (path / "metrics").is_dir() and (path / "meta.yaml").is_file()
 
 
@@ -72,7 +72,7 @@ def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
 
 
 def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str]:
-    """The run that is meant, with the runs nested under it in the order of their start; only those with metrics."""
+    """Return the run that is meant and the runs nested under it, in the order of their start; only those with metrics."""
     measured = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
     if not measured:
         return []  # a run that has just begun
@@ -91,7 +91,7 @@ def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str
 
 
 def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
-    """One point a step in the order in which steps were first measured, so that a rewind stays one."""
+    """Yield one point per step in the order of measurement, so that a rewind stays a rewind."""
     row = 0
     step: int | None = None
     time = 0.0

@@ -1,7 +1,7 @@
-"""Open any training log: decide what it is by its first bytes and hand it to its reader.
+"""Open any training log: decide its format by its first bytes and hand it to its reader.
 
-Encoding errors, half lines and garbage never stop a reader: what is not understood is passed over. A log in which
-nothing is understood is an error that says what was tried.
+Encoding errors, half lines and other text do not stop a reader: they are skipped. A log without any point is an error
+that names the known formats. A new format is one function here that recognises it, and one reader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 
 
 class UnknownLog(ChronicleError):
-    """No reader understands this file."""
+    """No reader found a point in this file."""
 
 
 def read_log(path: Path) -> Iterator[Point]:
@@ -31,7 +31,7 @@ def read_log(path: Path) -> Iterator[Point]:
     for point in _open(path):
         found = True
         yield point
-    if not found and not (path.is_file() and _is_table(read_head(path))):  # a table without rows yet is a table
+    if not found and not (path.is_file() and _is_table(read_head(path))):  # a table may have no rows yet
         raise UnknownLog(
             f"no step with a loss, gradient norm or learning rate was found in `{path}`",
             "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports",
@@ -59,7 +59,7 @@ def _open(path: Path) -> Iterator[Point]:
 
 
 def _is_one_document(path: Path, head: bytes) -> bool:
-    """A `.json` that is one object or list over many lines, not one object a line."""
+    """Whether a `.json` file is one object or list over many lines, not one object per line."""
     return path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[") and not _is_json_line(head)
 
 
@@ -74,7 +74,7 @@ def _is_json_line(head: bytes) -> bool:
 
 
 def _is_ours(head: bytes) -> bool:
-    """Lines that begin as ours do; anything else takes the reader that knows more names."""
+    """Whether the lines are those of our own writer; other JSON lines go to the reader that knows more names."""
     first = head.lstrip().split(b"\n", 1)[0]
     point = parse_line(first)
     return first.startswith(b'{"step":') and point is not None and b'"t":' in first
@@ -86,5 +86,5 @@ def _is_table(head: bytes) -> bool:
 
 
 def _read_text(path: Path) -> Iterator[Point]:
-    """Printed lines; carriage returns end lines too: progress bars overwrite themselves."""
+    """Yield the points of printed lines; carriage returns end lines too, because progress bars overwrite themselves."""
     yield from read_lines(log_lines(path))

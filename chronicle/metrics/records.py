@@ -21,12 +21,12 @@ from rollback.channels import LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, canonical_na
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
 HEAD_LINES = 50  # blank lines and comments that may stand above the header
-LOOK_ROWS = 512  # how far one looks ahead to learn what "nan" means in a column
-GAPS, GAP_SHARE, LONGER = 3, 0.3, 4
+LOOK_ROWS = 512  # rows read ahead to learn what "nan" means in a column
+GAPS, GAP_SHARE, LONGER = 3, 0.3, 4  # least gaps and least share of NaN in a column that has gaps; times the usual gap
 
 
 class Table:
-    """The columns of one table: which is the step, which are channels. `parse` makes a point of a row's cells."""
+    """The columns of one table: step, time, launch, channels. `parse` makes a point of a row's cells."""
 
     def __init__(self, head: str) -> None:
         self.delimiter = max("\t;,", key=head.count)
@@ -39,7 +39,7 @@ class Table:
         self.channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
 
     def parse(self, cells: Sequence[str], row: int) -> Point | None:
-        """The point of the `row`th row; None where its step is no number."""
+        """Return the point of one row; None where its step is no number."""
         step = row if self._step_at is None else self._step(cells, self._step_at)
         if step is None:
             return None
@@ -59,7 +59,7 @@ class Table:
         return None if step is None or not math.isfinite(step) else int(step)
 
     def _number(self, cells: Sequence[str], at: int | None) -> float | None:
-        """A cell as a number: `0.5`, `1e400`; `0,5` where commas do not part cells, `1,000` where they do."""
+        """Return a cell as a number: `0.5`, `1e400`, `1,000`; with another delimiter than a comma also `0,5`."""
         if at is None or at >= len(cells):
             return None
         cell = cells[at]
@@ -75,7 +75,7 @@ class Table:
 
 
 class TableLines:
-    """Parse a growing table line by line; the header comes first, and again where the file was written anew."""
+    """Parse a growing table line by line; the header comes first, and again where the file was rewritten."""
 
     def __init__(self) -> None:
         self._table: Table | None = None
@@ -97,13 +97,13 @@ class TableLines:
 
 
 def is_header(line: str) -> bool:
-    """A line of names, a step or a loss among them."""
+    """Whether a line is a header: a line of names, a step or a loss among them."""
     names = {name.strip().strip('"\ufeff# \r').lower() for name in line.replace(";", ",").replace("\t", ",").split(",")}
     return bool(names & {*STEP_NAMES, "loss"}) and (len(names) > 1 or names == {"loss"})
 
 
 def find_header(lines: Iterable[str]) -> str | None:
-    """The header, below blank lines and comments; None where something else comes first."""
+    """Return the header, below blank lines and comments; None where something else comes first."""
     for line in islice(lines, HEAD_LINES):
         if is_header(line):
             return line
@@ -113,10 +113,10 @@ def find_header(lines: Iterable[str]) -> str | None:
 
 
 def read_csv(path: Path) -> Iterator[Point]:
-    """Yield the points of a CSV or TSV. Rows are those of the file: one without a step is no point and counts.
+    """Yield the points of a CSV or TSV. `row` is the row of the file: rows without a step are counted, too.
 
-    A table without a step column counts its rows. `NaN` and `inf` are values, an empty cell is none; and in a column
-    where NaN comes and goes from the start, as in reference files that record every tenth step, it is none either.
+    In a table without a step column the row is the step. `NaN` and `inf` are values, an empty cell is not. In a column
+    where NaN comes and goes from the start, as in files that record every tenth step, NaN means "not recorded".
     """
     lines = log_lines(path, newline="")
     head = find_header(lines)
@@ -150,7 +150,7 @@ def _points(table: Table, rows: Iterator[list[str]]) -> Iterator[Point]:
 
 
 def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
-    """Leave out each NaN that only says "not recorded"; one that lasts longer than those before it is a NaN."""
+    """Remove each NaN that means "not recorded"; a run of NaN four times as long as usual is kept."""
     first = list(islice(points, LOOK_ROWS))
     gaps = {name: gap for name in _nan_channels(first) if (gap := _usual_gap(first, name))}
     if not gaps:
@@ -175,7 +175,7 @@ def _nan_channels(points: Sequence[Point]) -> set[str]:
 
 
 def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
-    """Longest run of NaN and the row to which the rule holds: for ever where NaN comes and goes, else for those in front."""
+    """Return (longest NaN gap, last row it applies to; inf when NaNs are intermittent); None where NaN is a value."""
     series = [(point.row, point.values[name]) for point in points if name in point.values]
     runs, run, share = [], 0, 0
     for _, value in series:
@@ -193,7 +193,7 @@ def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
 
 
 def _channel(name: str) -> str:
-    """W&B's download calls a column `run name - train/loss`; TensorBoard's only column is `Value`."""
+    """Return the channel of a column: W&B's download has `run name - train/loss`, TensorBoard's has `Value`."""
     tail = name.rsplit(" - ", 1)[-1]
     return "loss" if tail.lower() == VALUE_NAME else canonical_name(tail)
 
@@ -212,19 +212,19 @@ SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean o
 
 
 def read_json_lines(path: Path) -> Iterator[Point]:
-    """Yield the points of a JSONL file; lines that are no object or have no step are passed over."""
+    """Yield the points of a JSONL file; lines that are no object or have no step are skipped."""
     yield from _points_of_records(_records(log_lines(path)))
 
 
 def parse_json_line(line: str | bytes, row: int = 0) -> Point | None:
-    """The point of one line; None where it is no object with a step."""
+    """Return the point of one line; None where it is no object with a step."""
     text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
     point = next(_points_of_records(_records([text])), None)
     return None if point is None else point._replace(row=row)
 
 
 def read_trainer_state(path: Path) -> Iterator[Point]:
-    """Yield the points of `log_history`, or of a list of records; a file that holds neither has none."""
+    """Yield the points of `log_history` or of a list of records; none where the file has neither."""
     try:
         state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
 """TensorBoard event files without TensorBoard: TFRecord frames, protobuf fields, scalars in both their forms.
 
 Format: tensorflow/core/lib/io/record_writer.h and tensorflow/core/util/event.proto. A frame is length (8), CRC (4),
-data, CRC (4); CRCs are not checked, a frame that does not fit ends the file (the writer was cut off). An event file is
-one session; a `SessionLog.START` inside one begins another. Files of a directory are read in the order of the seconds
-in their names, which is when their writers began.
+data, CRC (4). CRCs are not checked, and an incomplete frame ends the file: its writer was stopped. An event file is one
+session; a `SessionLog.START` inside one begins another. Files of a directory are read in the order of the seconds in
+their names, which is when their writers began.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Field = tuple[int, int, bytes | int]
 
 
 def is_event_file(path: Path) -> bool:
-    """By name, as TensorBoard itself does it."""
+    """Whether a file is an event file, by its name, as TensorBoard decides it."""
     return "tfevents" in path.name
 
 
 def read_event_files(path: Path) -> Iterator[Point]:
-    """Yield the points of one event file, or of all event files below a directory, one launch a session."""
+    """Yield the points of one event file, or of all event files below a directory; each session is a launch."""
     files = sorted(_event_files(path), key=_began)
     row, launch = 0, -1
     for file in files:
@@ -54,7 +54,7 @@ def _began(path: Path) -> tuple[int, str]:
 
 
 def _points_of(path: Path) -> Iterator[tuple[Point, int]]:
-    """Scalars of one step are written one event each: gather them until the step changes or a tag repeats."""
+    """Yield (point, sessions begun before it); scalars of one step come one by one, until the step or a tag repeats."""
     step: int | None = None
     time, starts = 0.0, 0
     values: dict[str, float] = {}
@@ -163,7 +163,7 @@ def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _tensor_scalar(tensor: bytes) -> float | None:
-    """The value of a rank-0 tensor, as TensorBoard 2 writes scalars; None for anything larger."""
+    """Return the value of a rank-0 tensor, as TensorBoard 2 writes scalars; None for anything larger."""
     dtype, content, value = 0, b"", None
     for number, kind, part in _fields(tensor):
         if number == 1 and isinstance(part, int):
@@ -183,6 +183,6 @@ def _tensor_scalar(tensor: bytes) -> float | None:
 
 
 def _first_number(number: int, kind: int, part: bytes) -> float | None:
-    """float_val (5) and double_val (6), packed or not."""
+    """Return the first value of float_val (5) or double_val (6), packed or not."""
     size, form = (4, "<f") if number == 5 else (8, "<d")
     return float(struct.unpack(form, part[:size])[0]) if len(part) >= size else None

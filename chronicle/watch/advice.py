@@ -23,7 +23,6 @@ from chronicle.journal.events import (
     Note,
     Proposed,
     RollbackReceipt,
-    events_of,
 )
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
