@@ -1,4 +1,4 @@
-"""Which samples an arm reads at which update: the whole order of one arm at one seed, as arrays. Pure.
+"""Which samples an arm reads at which update: the whole order of one arm at one seed, as arrays. All chance comes from the seed.
 
 A data shard is a run of `shard_samples` neighbouring windows, as a tar is one of neighbouring documents: were its samples
 drawn at random, a cold buffer could not be told from a full shuffle. Shards of a source are permuted once per study; the

@@ -165,6 +165,11 @@ def shared_names(modules: Mapping[str, Module]) -> tuple[str, ...]:
     return tuple(f"{name}: {', '.join(sorted(where))}" for name, where in sorted(places.items()) if len(where) > 1)
 
 
+def module_docstring(module: Module) -> str:
+    """The docstring of a file; empty where there is none."""
+    return ast.get_docstring(module.tree) or ""
+
+
 def top_level_names(tree: ast.Module) -> Iterator[str]:
     """Names of classes, functions and aliases in CamelCase; constants are not counted."""
     for node in tree.body:

@@ -1,7 +1,7 @@
 """Whole curves: every channel of every launch as columns, thinned for plots, and the clocks they can be drawn over.
 
 Thinning keeps the first, lowest, highest and last point of each group of neighbours (M4, Jugel et al. 2014), so that a spike
-of one step is kept. Pure Python: `render --check` runs without numpy. Clocks (wall time, samples, FLOPs) come from logged
+of one step is kept. No numpy: `render --check` runs without it. Clocks (wall time, samples, FLOPs) come from logged
 counters. Without them, samples are computed from the data plan's batch, and FLOPs as 6 × parameters × tokens (Kaplan et al.
 2020, dense models).
 """

@@ -1,7 +1,9 @@
 """`scripts/house.py` counts what its docstrings say: a small tree with one of each."""
 
 import importlib.util
+import re
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +11,9 @@ import pytest
 
 from tests.conftest import GROUPS
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "house.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "house.py"
+CLAIM = re.compile(r"\bPure\b")  # as a module docstring says it: "Pure." or "Pure: no clock"
 
 TREE = {
     "rollback/__init__.py": '"""Package."""\n',
@@ -61,3 +65,19 @@ def test_every_file_of_the_groups_is_there() -> None:
     """A test file that is renamed keeps its group: a name in the table that nothing has would protect nothing."""
     tests = Path(__file__).resolve().parents[1]
     assert [place for places in GROUPS.values() for place in places if not (tests / place).exists()] == []
+
+
+def test_no_module_imports_itself_through_others(house: ModuleType) -> None:
+    """Nowhere in the four packages and the benchmarks, functions included."""
+    house.PACKAGES = (*house.PACKAGES, "benchmarks")
+    modules = house.read_modules(ROOT)
+    assert house.import_cycles({name: house.imported_modules(module, modules) for name, module in modules.items()}) == ()
+
+
+def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType) -> None:
+    """The import contract covers it, or a package that it lies in."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (contract,) = [one for one in settings["contracts"] if one["name"].startswith("pure modules")]
+    held = tuple(contract["source_modules"])
+    claims = [name for name, module in house.read_modules(ROOT).items() if CLAIM.search(house.module_docstring(module))]
+    assert [name for name in claims if not f"{name}.".startswith(tuple(f"{one}." for one in held))] == []
