@@ -132,7 +132,7 @@ _READ: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 class _Field:
-    """One field of an event: read out of the event's JSON record, never set."""
+    """One field of an event, read from the event's JSON record."""
 
     __slots__ = ("absent", "convert", "key", "required")
 
@@ -147,9 +147,6 @@ class _Field:
         value = event.record.get(self.key)
         found = None if value is None else self.convert(value)
         return self.absent if found is None else found
-
-    def __set__(self, event: Event, value: object) -> None:
-        raise AttributeError(f"{type(event).__name__}.{self.key} is frozen")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
