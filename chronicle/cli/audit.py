@@ -1,4 +1,4 @@
-"""`chronicle audit` checks what is on record; `chronicle claim` checks a sentence against it."""
+"""`chronicle audit` checks the records of a run; `chronicle claim` checks a sentence against them."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -24,6 +24,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
+from chronicle.journal.events import Claim, Kind
 from chronicle.journal.objects import object_path
 from chronicle.journal.reader import anchor_heads, check_anchors
 from chronicle.journal.writer import id_milliseconds
@@ -46,7 +47,7 @@ SKEW_SECONDS = 60
 
 
 def audit(
-    full: Annotated[bool, typer.Option("--full", help="Also read every byte of the checkpoints.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Read also every byte of the checkpoints.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -82,20 +83,20 @@ def audit(
 
 def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     for problem in journal.problems:
-        # A write cut short by a crash is the last thing a dead writer did; nothing before it is in doubt.
+        # A crash can cut the last line of a writer short; the lines before it are not affected.
         severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
         where = f"{problem.path.relative_to(paths.run_dir).as_posix()}:{problem.line}"
         yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
 
 
 def _anchors(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Lines at the end of a chain, or whole files, that other entries saw and that are gone."""
+    """Lines or files that are gone although other entries recorded their hashes."""
     for where, sentence in check_anchors(paths, journal):
         yield Finding(check="chain-cut", severity=Severity.ERROR, path=where, message=sentence)
 
 
 def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
-    """Files of checkpoints that are no longer what their manifest lists."""
+    """Differences between checkpoints and their manifests."""
     for checkpoint in list_checkpoints(checkpoints) if checkpoints is not None and checkpoints.is_dir() else ():
         try:
             manifest = read_manifest(checkpoint.folder)
@@ -117,7 +118,7 @@ def _clocks(journal: Journal) -> Iterator[Finding]:
         if behind > SKEW_SECONDS:
             worst[entry.writer] = max(behind, worst.get(entry.writer, 0.0))
     for writer, behind in worst.items():
-        text = f"its clock was {format_age(behind)} behind entries already in the journal; order is kept by ids"
+        text = f"its clock was {format_age(behind)} behind earlier entries; the order follows the ids"
         yield Finding(check="clock-skew", severity=Severity.INFO, path=f"journal/{writer}.jsonl", message=text)
 
 
@@ -125,7 +126,7 @@ def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
     numbers = {launch.number for launch in story.launches}
     for number in range(1, max(numbers, default=0) + 1):
         if number not in numbers:
-            text = "no `launch.start` entry: its journal file was not copied here"
+            text = f"no `{Kind.LAUNCH_START}` entry: its journal file is missing here"
             yield _warn("launch-missing", f"launches/{number:04d}", text)
     for launch in story.launches:
         if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
@@ -139,14 +140,14 @@ def _warn(check: str, path: str, message: str) -> Finding:
 
 
 def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Logs and evidence files that are no longer what was sealed when they were closed."""
+    """Logs and evidence files that changed after they were sealed."""
     for sentence in verify_seals(paths, journal.entries):
         yield _warn("seal-broken", "launches", sentence)
 
 
 def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Claims that evidence contradicts, or no longer answers as it did."""
-    if any(entry.kind == "claim" for entry in journal.entries):
+    """Claims that evidence contradicts, or whose answer changed."""
+    if any(entry.kind == Kind.CLAIM for entry in journal.entries):
         for entry_id, sentence in recheck_claims(read_evidence(paths, journal)):
             yield _warn("claim", entry_id, sentence)
 
@@ -169,7 +170,7 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != digest:
-        yield _warn("object-changed", where, f"attachment of entry {entry_id} now hashes to {found[:12]}…")
+        yield _warn("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
 
 
 # --- chronicle claim
@@ -178,7 +179,7 @@ LONGEST_SENTENCE = 4000
 
 
 def claim(
-    sentence: Annotated[str, typer.Argument(help="What is said about the run.", show_default=False)],
+    sentence: Annotated[str, typer.Argument(help="Sentence about the run.", show_default=False)],
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -191,26 +192,29 @@ def claim(
     Example: chronicle claim "trained 1.21B on 4 GPUs on WikiText-103"
     """
     if len(sentence) > LONGEST_SENTENCE:
-        raise UsageProblem(f"{len(sentence)} characters are no sentence", "claim one thing at a time")
+        raise UsageProblem(
+            f"the sentence has {len(sentence)} characters: expected at most {LONGEST_SENTENCE}", "claim one fact at a time"
+        )
     paths = need_run(settings_from(run, logs)).paths
     journal = read_journal(paths)
     evidence = read_evidence(paths, journal)
     judgements = judge_claim(sentence, evidence)
     if not judgements:
         hint = "name a count, devices, steps, data, precision or loss"
-        raise UsageProblem(f"nothing in this sentence can be checked: {sentence}", hint)
+        raise UsageProblem(f"no statement in this sentence can be checked: {sentence}", hint)
     verdict = overall(judgements)
     with JournalWriter(paths) as writer:
         heads = anchor_heads(journal)
         data = {"text": sentence, "verdict": verdict.value, "statements": [one.to_json() for one in judgements]}
-        entry = writer.append("claim", title=f"{verdict.value}: {sentence}"[:200], data={**data, "journal_heads": heads})
+        event = Claim.from_json({**data, "journal_heads": heads})
+        entry = writer.write(event, title=f"{verdict.value}: {sentence}"[:200])
     text = "\n".join([*map(_line, judgements), f"{verdict.value}  {sentence}"])
     code = ExitCode.DONE if verdict is ClaimVerdict.SUPPORTED else ExitCode.FINDINGS
     return CommandResult(text=text, data={"id": entry.id, **data}, exit_code=code)
 
 
 def overall(judgements: tuple[Judgement, ...]) -> ClaimVerdict:
-    """The whole sentence is as good as its worst part."""
+    """The verdict on the sentence: the worst of its statements' verdicts."""
     verdicts = {one.verdict for one in judgements}
     for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED):
         if verdict in verdicts:

@@ -1,4 +1,4 @@
-"""`chronicle costs`: what the run cost beyond its steps; unknown stays unknown."""
+"""`chronicle costs`: goodput and lost time by cause. What was not recorded is shown as unknown."""
 
 import time
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOpti
 from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry
+from chronicle.journal.events import Kind
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 
@@ -42,15 +43,15 @@ def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, float]]:
 def _is_alive(entries: Iterable[Entry]) -> bool:
     started, ended = set(), set()
     for entry in entries:
-        if entry.kind == "launch.start":
+        if entry.kind == Kind.LAUNCH_START:
             started.add(entry.launch)
-        elif entry.kind == "launch.end":
+        elif entry.kind == Kind.LAUNCH_END:
             ended.add(entry.launch)
     return bool(started - ended)
 
 
 def _samples_per_step(evidence: RunEvidence) -> float | None:
-    """Samples all ranks read per step, from their own counters; None when nobody counted."""
+    """Samples that all ranks read per step, from their own counters; None without counters."""
     for launch in reversed(evidence.launches):
         newest = launch.newest("data").values()
         counted = [

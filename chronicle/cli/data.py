@@ -1,4 +1,4 @@
-"""`chronicle data build | verify | usage`: text into shards, shards against their manifest, and what a run really read."""
+"""`chronicle data`: builds shards from text, verifies shards against their manifest, and shows what a run read."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +17,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 def build(
     out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
     corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
-                                              "dict-gcide, python3-doc, a .deb, or a folder of text; may be repeated.")],
+                                              "dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).")],
     shard_size: Annotated[int, typer.Option("--shard-size", metavar="BYTES", min=16_384,
-                                            help="Text in one tar.")] = 4_000_000,
+                                            help="Bytes of text in one tar.")] = 4_000_000,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Build WebDataset tar shards with offset index and manifest from text that is already on this machine.
+    """Build WebDataset tar shards from text on this machine.
+
+    Each source gets an offset index and a manifest.
 
     Example: chronicle data build data --corpus code --corpus notes=~/notes
     """
@@ -43,10 +45,12 @@ def build(
 
 @app.command("verify")
 def verify(
-    location: Annotated[str, typer.Argument(help="A built source, or the directory of several.", metavar="DIR")],
+    location: Annotated[str, typer.Argument(help="A built source, or a directory with several.", metavar="DIR")],
     json: JsonOption = False,
 ) -> CommandResult:
-    """Compare every shard with the manifest: missing, truncated, changed, unlisted.
+    """Compare the shards with their manifest.
+
+    Missing, truncated, changed and unlisted shards are reported.
 
     Example: chronicle data verify data
     """
@@ -66,11 +70,11 @@ def verify(
 
 @app.command("usage")
 def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """Tell what the lineage read: repeats, skips and re-reads of each restart, and what is still unseen.
+    """Show what the lineage read: repeats and skips of each restart, unseen data.
+
+    For a foreign loader under `chronicle.data.observe`, samples, repeats and shares of each launch are shown.
 
     Example: chronicle data usage --run demo
-
-    Of a foreign loader under `chronicle.data.observe`: samples, repeats and shares of each launch.
     """
     from chronicle.data.observe import read_accounts
     from chronicle.data.usage import has_plan, read_readings, restart_lines, source_use

@@ -1,4 +1,4 @@
-"""`chronicle export`, `import` and `mlflow`: a run's data to and from other tools."""
+"""`chronicle export`, `import` and `mlflow`: exchange a run's data with other tools."""
 
 import io
 import shutil
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 class Format(StrEnum):
-    """What can be written."""
+    """The formats of an export."""
 
     CSV = "csv"
     JSON = "json"
@@ -33,10 +33,10 @@ class Format(StrEnum):
 
 def export(
     format_name: Annotated[
-        Format, typer.Option("--format", "-f", help="What to write; json is one array of rows, jsonl a row a line.")
+        Format, typer.Option("--format", "-f", help="Format of the output; json is one array, jsonl one row per line.")
     ] = Format.CSV,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for TensorBoard [stdout].")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Abandoned steps too, marked `kept` 0.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -91,7 +91,7 @@ def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
     if out.exists():
         ours = out.is_dir() and all(p.name.endswith(".chronicle") for p in out.iterdir())
         if not ours:
-            raise ChronicleError(f"`{out}` is there already and not of our making", "name another directory with -o")
+            raise ChronicleError(f"`{out}` exists and chronicle did not write it", "name another directory with -o")
         shutil.rmtree(out)  # event files of an earlier export: TensorBoard would read both
     return write_tensorboard(canonical_rows(paths, story.lineage, abandoned=True), story.lineage, out)
 
@@ -101,13 +101,13 @@ def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
 
 def import_(
     sources: Annotated[
-        list[str], typer.Argument(help="Files or directories in the order of time, or an MLflow run id.", metavar="SOURCE…")
+        list[str], typer.Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
     ],
     format_name: Annotated[
         str | None,
-        typer.Option("--as", help="entries, chronicle, events, tensorboard, trainer-state, log, mlflow.", metavar="FORMAT"),
+        typer.Option("--as", help="entries, chronicle, events, tensorboard, trainer-state, log or mlflow.", metavar="FORMAT"),
     ] = None,
-    uri: Annotated[str | None, typer.Option(help="MLflow tracking store of --as mlflow.")] = None,
+    uri: Annotated[str | None, typer.Option(help="MLflow tracking store for --as mlflow.")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -124,7 +124,7 @@ def import_(
         text, record = _import(settings.paths, source, format_name, uri)
         lines.append(text)
         records.append(record)
-    lines.append(f"see it with `chronicle log --graph --run {settings.run}` or `chronicle report --run {settings.run}`")
+    lines.append(f"show it with `chronicle log --graph --run {settings.run}` or `chronicle report --run {settings.run}`")
     return CommandResult(text="\n".join(lines), data={"run": settings.run, "imports": records})
 
 
@@ -133,7 +133,7 @@ def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | No
 
     if format_name == "mlflow":
         if uri is None:
-            raise UsageProblem("--as mlflow needs to know the store", "name it with --uri sqlite:///mlflow.db")
+            raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
         return _import_mlflow(paths, source, uri)
     path = Path(source)
     found = read_source(path, format_name)
@@ -161,12 +161,12 @@ def _told(
 
 # --- chronicle mlflow
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Project the run into MLflow.")
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Copy the run into MLflow.")
 
 
 @app.callback()
 def _group() -> None:
-    """Project the run into MLflow."""
+    """Copy the run into MLflow."""
 
 
 @app.command()
@@ -176,7 +176,9 @@ def sync(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Send to MLflow what it does not have yet: one parent run, one nested run a launch, tag `abandoned_after`.
+    """Send to MLflow what it does not have yet.
+
+    MLflow gets one parent run, a nested run per launch, and the tag `abandoned_after`.
 
     Example: chronicle mlflow sync --uri http://127.0.0.1:5000
     """
@@ -187,7 +189,7 @@ def sync(
     store = uri or settings.mlflow_uri or default_uri(settings.paths)
     if store == MLFLOW_OFF:
         origin = "--uri" if uri else settings.origin["mlflow_uri"]
-        message = f"mlflow is switched off (`off` in {origin}): nothing was sent"
+        message = f"MLflow is turned off (`off` in {origin}): nothing was sent"
         raise UsageProblem(message, f"name the store to send to: --uri {default_uri(settings.paths)}")
     projection = Projection(settings.paths, store)
     sent = projection.feed()

@@ -1,4 +1,4 @@
-"""`chronicle forensics [DIR]`: what happened here, without a journal: timeline, contradictions, a draft."""
+"""`chronicle forensics [DIR]`: reconstructs launches without a journal: timeline, contradictions, a draft report."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,8 @@ __all__ = ["forensics"]
 
 
 def forensics(
-    directory: Annotated[Path | None, typer.Argument(help="Where to look [here].", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the post-mortem draft here, as Markdown.", metavar="FILE")] = None,
+    directory: Annotated[Path | None, typer.Argument(help="Directory of the run [here].", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
@@ -26,7 +26,7 @@ def forensics(
     """
     place = directory or Path.cwd()
     if not place.is_dir():
-        raise UsageProblem(f"`{place}` is not a directory")
+        raise UsageProblem(f"`{place}` is not a directory: expected the directory of a run")
     scan = scan_directory(place)
     launches = infer_launches(scan.observations)
     contradictions = find_contradictions(launches, scan.observations, scan.scripts)

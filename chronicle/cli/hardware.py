@@ -1,4 +1,4 @@
-"""`chronicle hardware` enters hardware events; `chronicle exclude-node` keeps a node out of later launches."""
+"""`chronicle hardware` records hardware events; `chronicle exclude-node` excludes a node from later launches."""
 
 import shutil
 import subprocess
@@ -13,6 +13,7 @@ from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Hardware, events_of
 from chronicle.launch.admission import EXCLUDE, READMIT, find_excluded
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
@@ -27,9 +28,9 @@ QUERY_SECONDS = 20.0
 
 def hardware(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Kernel logs or `nvidia-smi -q` texts; `-` is stdin [this machine].")
+        list[Path] | None, typer.Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
     ] = None,
-    year: Annotated[int | None, typer.Option(help="Year of lines that have none [the run's].")] = None,
+    year: Annotated[int | None, typer.Option(help="Year of lines without one [the run's].")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -43,13 +44,13 @@ def hardware(
     paths = settings_from(run, logs).paths
     used_year = year or guess_year(paths, datetime.now(UTC))
     events = _read_files(files, used_year) if files else _read_machine(used_year)
-    known = {entry.data.get("key") for entry in read_journal(paths).of_kind("hardware")}
+    known = {found.key for _, found in events_of(read_journal(paths).entries, Hardware)}
     fresh = list({event.key: event for event in events if event.key[:600] not in known}.values())
     lines, written = [], []
     if fresh:
         with JournalWriter(paths) as writer:
             for event in fresh:
-                line, data = _enter(paths, writer, event)
+                line, data = _record(paths, writer, event)
                 lines.append(line)
                 written.append(data)
     talk = (f"{len(events)} events read, {len(fresh)} new",)
@@ -57,11 +58,11 @@ def hardware(
     return CommandResult(text=text, data={"new": written, "read": len(events)}, talk=talk)
 
 
-def _enter(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[str, dict[str, Any]]:
+def _record(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[str, dict[str, Any]]:
     place = None if event.time is None else find_step(paths, event.time)
     launch, step = place if place is not None else (None, None)
-    entry = writer.append("hardware", step=step, launch=launch, title=event.title, data=event.to_json())
-    where = "outside every launch" if place is None else f"launch {launch}, step {step}"
+    entry = writer.write(Hardware.from_json(event.to_json()), step=step, launch=launch, title=event.title)
+    where = "outside all launches" if place is None else f"launch {launch}, step {step}"
     hint = f"\n      hint: chronicle exclude-node {event.host}" if event.serious and event.host else ""
     return f"{entry.id}  {event.title} · {where}{hint}", {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
 
@@ -82,7 +83,7 @@ def _parse(text: str, year: int) -> list[HardwareEvent]:
 
 
 def _read_machine(year: int) -> list[HardwareEvent]:
-    """Kernel log and `nvidia-smi -q` of this machine, as far as they may be read."""
+    """Events from the kernel log and `nvidia-smi -q` of this machine, if they can be read."""
     events = []
     for command in (["dmesg", "--time-format", "iso"], ["nvidia-smi", "-q"]):
         if shutil.which(command[0]) is None:
@@ -102,9 +103,9 @@ def _read_machine(year: int) -> list[HardwareEvent]:
 
 
 def exclude_node(
-    host: Annotated[str | None, typer.Argument(help="The node; without it the excluded ones are listed.")] = None,
-    reason: Annotated[str, typer.Option(help="Why.")] = "",
-    readmit: Annotated[bool, typer.Option("--readmit", help="Bring it back into use.")] = False,
+    host: Annotated[str | None, typer.Argument(help="The node. Without it, the excluded nodes are listed.")] = None,
+    reason: Annotated[str, typer.Option(help="Reason.")] = "",
+    readmit: Annotated[bool, typer.Option("--readmit", help="Use the node again.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
@@ -120,9 +121,9 @@ def exclude_node(
     if host is None:
         return CommandResult(text=",".join(excluded), data={"excluded": excluded})
     if readmit and host not in excluded:
-        raise UsageProblem(f"`{host}` is not excluded", "`chronicle exclude-node` lists the nodes that are")
+        raise UsageProblem(f"`{host}` is not excluded", "`chronicle exclude-node` lists the excluded nodes")
     data: dict[str, Any] = {"action": READMIT if readmit else EXCLUDE, "host": host, "reason": reason}
     words = f"{'readmitted' if readmit else 'excluded'} {host}" + (f": {reason}" if reason else "")
     with JournalWriter(paths) as writer:
-        entry = writer.append("hardware", title=words, data=data)
+        entry = writer.write(Hardware.from_json(data), title=words)
     return CommandResult(text=f"{entry.id}  {words}", data={"id": entry.id, **data})

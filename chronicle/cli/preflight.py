@@ -1,4 +1,4 @@
-"""`chronicle preflight`: the catalogue PF01 to PF31 over this host, this run, and what its trainer says about itself."""
+"""`chronicle preflight`: checks PF01 to PF31 of this host, this run, and the facts that its trainer reports."""
 
 import json as json_format
 import os
@@ -21,6 +21,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
+from chronicle.journal.events import Preflight, events_of
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
 from chronicle.preflight.gate import check_facts, require_known
 from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
@@ -33,14 +34,14 @@ DEFAULT_GRACE_SECONDS = 90.0
 
 
 def preflight(
-    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher, after `--`; needed for --full.")] = None,
+    launcher: Annotated[list[str] | None, typer.Argument(help="The launcher after `--`; required for --full.")] = None,
     facts: Annotated[
         Path | None, typer.Option(help="JSON file with the trainer's facts [those of its last launch].", metavar="FILE")
     ] = None,
-    claim: Annotated[str | None, typer.Option(help="What is said about the run: counts are held against it.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Start the launcher for save round trip, fit and parts.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed already.")] = False,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave out a check (repeatable).", metavar="PFnn")] = None,
+    claim: Annotated[str | None, typer.Option(help="Sentence about the run; its counts are compared.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Start the launcher to test saving, memory and parts.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat experiments of --full that passed before.")] = False,
+    skip: Annotated[list[str] | None, typer.Option(help="Skip a check (repeatable).", metavar="PFnn")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -79,7 +80,7 @@ def preflight(
 
 
 def _better(host: Mapping[str, CheckResult], facts: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
-    """Host answers, except where only the trainer knew."""
+    """The host's results, without unknown ones that the trainer's facts answer."""
     unknown = CheckVerdict.UNKNOWN
     return {
         name: one
@@ -94,13 +95,13 @@ def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerF
             return TrainerFacts.from_json(json_format.loads(path.read_text(encoding="utf-8"))), str(path)
         except (OSError, ValueError, TypeError) as error:
             raise UsageProblem(f"cannot read trainer's facts from `{path}`: {error}") from error
-    for entry in reversed(entries):
-        if entry.kind == "preflight" and isinstance(entry.data.get("facts"), Mapping):
+    for entry, found in reversed(list(events_of(entries, Preflight))):
+        if found.facts:
             try:
-                return TrainerFacts.from_json(entry.data["facts"]), f"launch {entry.launch}, entry {entry.id}"
+                return TrainerFacts.from_json(found.facts), f"launch {entry.launch}, entry {entry.id}"
             except (ValueError, TypeError):
                 continue
-    return TrainerFacts(), "none yet: a trainer gives them with `check_before_first_step`"
+    return TrainerFacts(), "none yet: a trainer reports them with `check_before_first_step`"
 
 
 def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Path | None) -> Baseline:
@@ -124,21 +125,23 @@ def _middle(low: float, high: float | None) -> float:
 
 
 def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:
-    """Start the trainer for its experiments, unless they passed on this very command, code and environment."""
+    """Start the trainer for its experiments, unless they passed with the same command, code and environment."""
     from chronicle.preflight.full import find_reusable, run_experiments
 
     if not command:
         raise UsageProblem("--full needs a launcher", "chronicle preflight --full -- torchrun --nproc_per_node 2 train.py")
     known = None if again else find_reusable(read_journal(settings.paths).entries, command)
     if known is not None:
-        return f"experiments of launch {known.launch} reused: same command, code and environment (--again repeats them)"
+        return f"experiments of launch {known.launch} are still valid: same command, code and environment (--again repeats)"
     number = run_experiments(settings, command, grace_seconds=DEFAULT_GRACE_SECONDS)
     return f"experiments made by launch {number}"
 
 
 def _line(one: CheckResult) -> str:
     line = f"{one.check}  {one.verdict.value:<8} {one.title}: {one.message}"
-    return f"{line}\n{'':16}hint: {one.remedy}" if one.remedy and one.verdict in (CheckVerdict.FAIL, CheckVerdict.WARN) else line
+    if one.remedy and one.verdict in (CheckVerdict.FAIL, CheckVerdict.WARN):
+        line += f"\n{'':16}hint: {one.remedy}"
+    return line
 
 
 preflight.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]  # the launcher's own words

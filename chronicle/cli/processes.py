@@ -7,6 +7,7 @@ from typing import Any
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, YesOption, settings_from
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Swept
 from chronicle.launch.admission import close_lost_launches
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import LaunchFacts, LiveProcess, ProcessRole, end_orphans, find_alive, list_launches
@@ -40,13 +41,13 @@ def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False)
 
 
 def format_found(one: LiveProcess) -> str:
-    """One process, one line."""
+    """One line about a process."""
     command = one.command if len(one.command) <= 100 else one.command[:99] + "…"
     return f"{one.process.pid:>8}  launch {one.launch:<4} {one.role.value:<10}  by {one.how:<8}  {command}"
 
 
 def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float) -> list[dict[str, Any]]:
-    """Unended launches on other hosts and how old their last sign of life is."""
+    """The launches on other hosts that have not ended, with the age of their last heartbeat."""
     beats = {(beat.launch, beat.host): beat for beat in read_heartbeats(paths.heartbeats_dir)}
     lines = []
     for facts in launches:
@@ -55,7 +56,7 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
         beat = beats.get((facts.number, facts.host))
         age = None if beat is None else round(beat.age(now), 1)
         state = "no heartbeat" if age is None else f"heartbeat {age:.0f} s old"
-        word = "alive" if age is not None and age < FRESH_SECONDS else "not heard of"
+        word = "alive" if age is not None and age < FRESH_SECONDS else "no recent sign of life"
         text = f"launch {facts.number} on `{facts.host}`: {word}, {state}"
         lines.append({"host": facts.host, "launch": facts.number, "heartbeat_age_seconds": age, "text": text})
     return lines
@@ -76,7 +77,7 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
     launches = list_launches(journal.entries)
     alive = find_alive(paths, launches)
     orphans = [one for one in alive if one.role is ProcessRole.ORPHAN]
-    talk = [f"left alone, another user's: {format_found(one)}" for one in alive if one.role is ProcessRole.FOREIGN]
+    talk = [f"not ended, it is another user's: {format_found(one)}" for one in alive if one.role is ProcessRole.FOREIGN]
     talk += [f"not visible from here: {line['text']}" for line in describe_elsewhere(paths, launches, time.time())]
     listed = [one.to_json() for one in orphans]
     if not orphans:
@@ -84,12 +85,12 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
     lines = [format_found(one) for one in orphans]
     if not yes and not _confirmed(lines):
         hint = f"chronicle sweep --run {paths.run} --yes"
-        raise UsageProblem(f"{len(orphans)} orphans, nothing ended:\n" + "\n".join(lines), hint)
+        raise UsageProblem(f"{len(orphans)} orphans, none ended:\n" + "\n".join(lines), hint)
     report = end_orphans(paths, launches)
     left = [process.pid for process in report.left]
     with JournalWriter(paths) as writer:
         title = f"swept {len(orphans) - len(left)} orphans"
-        writer.append("sweep", title=title, data={"orphans": listed, "killed": report.killed, "left": left})
+        writer.write(Swept(orphans=tuple(listed), killed=report.killed, left=tuple(left)), title=title)
         close_lost_launches(paths, read_journal(paths), writer)
     text = "\n".join([*lines, f"ended {len(orphans) - len(left)}, left {len(left)}"])
     code = ExitCode.ERROR if left else ExitCode.DONE
@@ -98,7 +99,7 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
 
 
 def _confirmed(lines: list[str]) -> bool:
-    """Ask on a terminal; anywhere else the answer is no."""
+    """Ask on a terminal; without one the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print("\n".join(lines), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`chronicle report`, `render` and `serve`: the run as an HTML page, as Markdown, and as a live page."""
+"""`chronicle report`, `render` and `serve`: write the run as HTML or Markdown, or serve it as a live page."""
 
 import json as json_module
 import sys
@@ -50,7 +50,7 @@ def report(
 
 
 def render(
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is stale.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 5 when the file is outdated.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the picture (needs matplotlib).")] = True,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -79,7 +79,7 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
     except OSError:
         found = None
     state = "missing" if found is None else "current" if found == text else "stale"
-    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": `chronicle render` writes it anew")
+    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": write it with `chronicle render`")
     code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
     return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
 
@@ -100,7 +100,7 @@ def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
 
 
 def serve(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 selects a free one.", min=0, max=65535)] = 8765,
     run: RunOption = None,
     logs: LogsOption = None,
 ) -> CommandResult:
@@ -119,7 +119,7 @@ def serve(
         server = LiveServer(paths, port, page=lambda: _page(paths, script), status=lambda: _status(paths))
     except OSError as problem:
         raise ChronicleError(
-            f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "take another with --port N, or 0"
+            f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
         ) from problem
     print(f"{server.url}  (read-only; Ctrl-C ends it)", file=sys.stderr, flush=True)
     try:

@@ -1,4 +1,4 @@
-"""`chronicle run -- <launcher …>`: start one launch of a run and stay with it to its end."""
+"""`chronicle run -- <launcher …>`: starts one launch of a run and supervises it until it ends."""
 
 import functools
 import os
@@ -33,30 +33,30 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 def run(
     launcher: Annotated[list[str] | None, typer.Argument(help="The launcher and its arguments, after `--`.")] = None,
     on_propose: Annotated[
-        str, typer.Option(help="When the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
+        str, typer.Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
     ] = "continue",
     grace: Annotated[
         float | None,
-        typer.Option(help="Seconds between a forwarded signal and KILL [90, or twice the longest save].", metavar="SECONDS"),
+        typer.Option(help="Seconds from a forwarded signal to KILL [90, or twice the longest save].", metavar="SECONDS"),
     ] = None,
     accept_change: Annotated[
         str | None,
-        typer.Option(help="Why model, data, topology or precision differ from the declared plan.", metavar="REASON"),
+        typer.Option(help="Accept that model, data, topology or precision differ from the plan.", metavar="REASON"),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(help="Leave out a preflight check (repeatable; journalled).", metavar="PFnn")
+        list[str] | None, typer.Option(help="Skip a preflight check (repeatable; recorded).", metavar="PFnn")
     ] = None,
     autopilot: Annotated[
-        bool, typer.Option("--autopilot", help="Roll back as proposed and launch again, within budgets; off by default.")
+        bool, typer.Option("--autopilot", help="Apply proposed rollbacks and launch again, within budgets.")
     ] = False,
     node: Annotated[
-        bool, typer.Option("--node", help="Under `srun`: one of several nodes of one launch.")
+        bool, typer.Option("--node", help="This is one of several nodes of one launch (under `srun`).")
     ] = False,
     sbatch: Annotated[
-        int | None, typer.Option(help="Print a batch script for N nodes instead of starting.", metavar="N")
+        int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
     ] = None,
     force: Annotated[
-        str | None, typer.Option(help="Start although a launch seems alive on another host; the reason is journalled.")
+        str | None, typer.Option(help="Start although a launch seems alive on another host; the reason.")
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -82,7 +82,7 @@ def run(
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
     skipped = _known_checks(skip)
-    seconds, recorded = _look_before(settings, command, grace, skipped)
+    seconds, recorded = _check_before(settings, command, grace, skipped)
     if sbatch is not None:
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
     request = LaunchRequest(
@@ -109,7 +109,7 @@ def run(
     finally:
         feeding = mirror.pid
         if not mirror.stop():
-            _say(f"process {feeding} still feeds MLflow and ends by itself")
+            _say(f"process {feeding} still sends data to MLflow; it ends by itself")
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
 
 
@@ -120,7 +120,7 @@ def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
 
 
 def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[str, str]:
-    """Our own environment and what the preflight inside the ranks must know."""
+    """Our environment, and the options for the preflight inside the ranks."""
     environ = dict(os.environ)
     if accept_change:
         environ["CHRONICLE_ACCEPT_CHANGE"] = accept_change
@@ -134,12 +134,12 @@ def _node_identity() -> tuple[str, int]:
 
     identity = node_identity(os.environ)
     if identity is None:
-        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task a node")
+        raise UsageProblem("--node needs SLURM_JOB_ID and SLURM_NODEID", "start it with `srun`, one task per node")
     return identity
 
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> MlflowProcess:
-    """Feed MLflow where it is installed or asked for, from one node; a run never waits for it, nor needs it."""
+    """Send the run to MLflow, from the first node, if it is installed or configured. The launch does not wait for it."""
     if settings.mlflow_uri == MLFLOW_OFF:
         return MlflowProcess()
     if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
@@ -148,7 +148,7 @@ def _start_mirror(settings: Settings, *, first_node: bool) -> MlflowProcess:
 
 
 def _type_command(words: Sequence[str]) -> int:
-    """Run another `chronicle` command as a person would, in a process of its own."""
+    """Run another `chronicle` command in a process of its own; returns its exit code."""
     return subprocess.run([sys.executable, "-m", "chronicle.cli.main", *words], check=False).returncode
 
 
@@ -165,10 +165,10 @@ def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, no
     return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)
 
 
-def _look_before(
+def _check_before(
     settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...]
 ) -> tuple[float, dict[str, Any]]:
-    """The grace to use and what the quick preflight found; raises `LaunchRefused` when a check failed."""
+    """The grace in seconds and the results of the quick preflight; raises `LaunchRefused` when a check failed."""
     from chronicle.journal import read_journal
     from chronicle.launch.admission import LaunchRefused
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
@@ -185,11 +185,11 @@ def _look_before(
         command=command,
         grace_seconds=seconds,
     )
-    # orphans: `launch` itself refuses over them; late output of an earlier launch is no reason not to start
+    # PF07: `launch` itself refuses when there are orphans. PF24: late output of an earlier launch does not forbid a start.
     results = check_host(host, skip={*skipped, "PF07", "PF24"})
     failed = [result for result in results if result.verdict is CheckVerdict.FAIL]
     if failed:
-        hint = f"{failed[0].remedy}; or leave it out: --skip {failed[0].check}"
+        hint = f"{failed[0].remedy}; or skip the check: --skip {failed[0].check}"
         raise LaunchRefused(f"preflight {failed[0].check} {failed[0].title}: {failed[0].message}", hint)
     for result in results:
         if result.verdict is CheckVerdict.WARN:
@@ -199,7 +199,7 @@ def _look_before(
 
 
 def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
-    """The live detector with its hooks and the flags its proposals need, where this installation has one."""
+    """The live detector with its hooks and the flags for its proposals; None when it cannot be imported."""
     try:
         watch = import_module("chronicle.watch")
     except ImportError:
@@ -207,4 +207,4 @@ def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
     return functools.partial(watch.LiveWatch, hooks=hooks, options=options)
 
 
-run.context_settings = CONTEXT  # type: ignore[attr-defined]  # what follows the launcher's name is the launcher's
+run.context_settings = CONTEXT  # type: ignore[attr-defined]  # options after the launcher's name belong to the launcher

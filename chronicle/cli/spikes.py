@@ -1,4 +1,4 @@
-"""`chronicle spikes` finds divergences in a loss curve; `chronicle propose` says what to do about the open one."""
+"""`chronicle spikes` lists divergences in training logs; `chronicle propose` proposes a rollback for an open one."""
 
 import math
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def spikes(
-    files: Annotated[list[str] | None, typer.Argument(help="Logs, or the name of a run.", metavar="[FILE…|RUN]")] = None,
-    fail: Annotated[bool, typer.Option("--fail", help="Exit 5 when an event is at warn or above.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loss and the events.", metavar="PNG")] = None,
+    files: Annotated[list[str] | None, typer.Argument(help="Log files, or the name of a run.", metavar="[FILE…|RUN]")] = None,
+    fail: Annotated[bool, typer.Option("--fail", help="Exit 5 when an event has tier warn or propose.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the loss and the events into this file.", metavar="PNG")] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -66,7 +66,7 @@ def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
 
 
 def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
-    """A name is a file when one is there, else a run; no name is the run of this directory."""
+    """Scan each name: an existing file, else a run. Without a name, scan the run of this directory."""
     if not names:
         settings = settings_with_checkpoints(run, logs, checkpoints)
         return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))]
@@ -77,7 +77,7 @@ def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints:
         except (UnknownLog, OSError) as problem:
             if len(names) == 1:
                 raise
-            scans.append(unread(name, str(problem)))  # the others are worth reading all the same
+            scans.append(unread(name, str(problem)))  # the other logs are still read
     return scans
 
 
@@ -95,7 +95,7 @@ def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
 
 
 def describe_scan(scan: Scan) -> str:
-    """The text of one log: title, sparkline, one line an event, the proposal."""
+    """The text of one log: title, sparkline, one line per event, the proposal."""
     if scan.problem is not None:
         return f"{scan.source}: {scan.problem}"
     lines = [f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} events"]
@@ -124,7 +124,7 @@ def describe_event(event: Event) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Text bars on a robust range; a value that is not finite is `✗`."""
+    """The values as text bars, from the minimum to the 98th percentile; `✗` for a value that is not finite."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return "✗" * len(values)
@@ -137,7 +137,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def marks(scan: Scan) -> str:
-    """`^` under the slice in which an event at warn or above began, `'` for notices."""
+    """A line with `^` under the start of each event of tier warn or propose, and `'` for notices."""
     row_of = [row for row, _ in scan.spark]
     out = [" "] * len(row_of)
     for event in scan.events:
@@ -170,7 +170,7 @@ def propose(
 
 
 def describe_proposal(proposal: Proposal) -> str:
-    """Reasons, target, cost, alternatives, budgets, command."""
+    """The proposal as text: reasons, target, cost, alternatives, budgets, command."""
     lines = [f"why: {reason}" for reason in proposal.reasons]
     if proposal.target_step is not None:
         lines.append(f"to: {_place(proposal.target_step, proposal.cost_steps, proposal.cost_hours)}")

@@ -1,4 +1,4 @@
-"""`chronicle status`: one screen. Where the run is, on which LR, what is saved, what is open, what to type next."""
+"""`chronicle status`: one screen with step, loss, LR, the last checkpoint, open entries and the next command."""
 
 import os
 import time
@@ -24,7 +24,7 @@ from rollback.channels import Role, find_channel
 
 __all__ = ["status"]
 
-SHOWN = 3  # open matters on the screen; the rest is counted
+SHOWN = 3  # open entries that are listed; the others are counted
 
 
 def status(
@@ -115,11 +115,12 @@ def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None
     if saved is None:
         return "none recorded"
     hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
-    return f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))} · {plain(describe_verdict(verdict))}{hint}"
+    where = f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))}"
+    return f"{where} · {plain(describe_verdict(verdict))}{hint}"
 
 
 def _short_path(path: str) -> str:
-    """As one would type it from here."""
+    """The path relative to the working directory, if it is below it."""
     here = os.getcwd() + os.sep
     return path.removeprefix(here)
 
@@ -128,7 +129,7 @@ def _guard(story: Story) -> Iterator[str]:
     if story.unverified:
         numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
         more = len(story.unverified) - SHOWN
-        words = f"resumed without a guard's word: launch {numbers}" + (f" and {more} before" if more > 0 else "")
+        words = f"resumed without a guard verdict: launch {numbers}" + (f" and {more} before" if more > 0 else "")
         yield _row("unverified", words)
     last = story.last_launch
     if last is not None and last.verdict is not None:
@@ -139,7 +140,7 @@ def _guard(story: Story) -> Iterator[str]:
 
 def _open(story: Story) -> Iterator[str]:
     if story.intent is not None:
-        yield _row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} was begun and not ended: `chronicle recover`")
+        yield _row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`")
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
         yield _row("open", f"{_short(matter.first_id)} {_matter(matter)}")
@@ -164,11 +165,11 @@ def _matter(matter: Matter) -> str:
 
 
 def _answered(story: Story, intervention: Intervention) -> str:
-    """Which incidents it went back behind."""
+    """The incidents that the intervention answers."""
     ids = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == intervention.entry.id]
     return f" (answers incident {', '.join(ids)})" if ids else ""
 
 
 def _short(entry_id: str) -> str:
-    """The random tail: the head of a ULID is the time and the same for neighbours."""
+    """The last eight characters of an id, which are random; its first ones are the time."""
     return plain(entry_id[-8:])

@@ -1,4 +1,4 @@
-"""`chronicle watch`: follow a growing log, one live line, hooks for each tier."""
+"""`chronicle watch`: follows a growing log, prints events and a status line, and calls hooks."""
 
 import sys
 import time
@@ -30,13 +30,13 @@ __all__ = ["watch"]
 def watch(
     target: Annotated[
         str | None,
-        typer.Argument(help="A run, or a log: file, mlflow.db#RUN, TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
+        typer.Argument(help="A run or a log: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.", metavar="[RUN|FILE]"),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once at what is there and stop.")] = False,
-    on_notice: Annotated[str | None, typer.Option(help="Command for a notice.", metavar="COMMAND")] = None,
-    on_warn: Annotated[str | None, typer.Option(help="Command for a warning.", metavar="COMMAND")] = None,
-    on_propose: Annotated[str | None, typer.Option(help="Command for a proposal.", metavar="COMMAND")] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Read the log once and stop.")] = False,
+    on_notice: Annotated[str | None, typer.Option(help="Command to run on a notice.", metavar="COMMAND")] = None,
+    on_warn: Annotated[str | None, typer.Option(help="Command to run on a warning.", metavar="COMMAND")] = None,
+    on_propose: Annotated[str | None, typer.Option(help="Command to run on a proposal.", metavar="COMMAND")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two reads.")] = 2.0,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
@@ -67,7 +67,7 @@ def watch(
         told = len(follower.trips)
         if not once and not live and not said:
             print(f"watching {target or 'the run'}: {follower.status_line()}", file=sys.stderr, flush=True)
-            said = True  # without a terminal nothing moves until there is something to say
+            said = True  # without a terminal, the status line is printed once
         if once:
             break
         if live:
@@ -86,7 +86,7 @@ def watch(
 
 
 def _is_log(path: Path) -> bool:
-    """A file, `mlflow.db#RUN`, or a directory that holds the event files or the metrics of one run."""
+    """Whether this is a file, `mlflow.db#RUN`, or a directory with event files or the metrics of one run."""
     if path.is_dir():
         return is_file_store_run(path) or any(path.rglob("*tfevents*"))
     return path.is_file() or Path(str(path).partition("#")[0]).is_file()

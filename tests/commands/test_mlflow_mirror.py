@@ -84,7 +84,7 @@ def test_sync_of_a_store_that_is_switched_off_sends_nothing_and_says_so(
     toy_run(tmp_path)
     monkeypatch.setenv("CHRONICLE_MLFLOW_URI", "off")
     done = chronicle("mlflow", "sync")
-    assert done.code == 2 and "switched off (`off` in CHRONICLE_MLFLOW_URI)" in done.err
+    assert done.code == 2 and "turned off (`off` in CHRONICLE_MLFLOW_URI)" in done.err
     assert chronicle("mlflow", "sync", "--uri", "off").code == 2
     assert not (tmp_path / "off").exists()
 

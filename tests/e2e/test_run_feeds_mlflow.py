@@ -32,7 +32,7 @@ def test_a_launch_becomes_a_nested_run_below_the_run(tmp_path: Path) -> None:
     nested: list[object] = []
     while not nested and time.monotonic() < deadline:
         time.sleep(0.5)
-        if "still feeds" in done.stderr and _alive(done.stderr):
+        if "still sends data" in done.stderr and _alive(done.stderr):
             continue
         client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/logs/mlflow.db")
         experiments = [e.experiment_id for e in client.search_experiments()]
@@ -42,7 +42,7 @@ def test_a_launch_becomes_a_nested_run_below_the_run(tmp_path: Path) -> None:
 
 
 def _alive(said: str) -> bool:
-    pid = next(word for line in said.splitlines() if "still feeds" in line for word in line.split() if word.isdigit())
+    pid = next(word for line in said.splitlines() if "still sends data" in line for word in line.split() if word.isdigit())
     stat = Path(f"/proc/{pid}/stat")
     try:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z"

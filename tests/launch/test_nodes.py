@@ -84,6 +84,6 @@ def test_a_node_that_dies_is_named_by_ps_sweep_and_status(nodes, driver):
     assert "seems alive on `node-1`" in driver.out.read_text()
     beat = driver.paths.heartbeats_dir / "node-1.json"
     beat.write_text(json.dumps(json.loads(beat.read_text()) | {"t": time.time() - 600}))
-    assert "launch 1 on `node-1`: not heard of, heartbeat 6" in driver.call("ps").stderr
+    assert "launch 1 on `node-1`: no recent sign of life, heartbeat 6" in driver.call("ps").stderr
     driver.start([sys.executable, "-c", "pass"])
     assert driver.wait() == 0
