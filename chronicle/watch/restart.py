@@ -213,8 +213,9 @@ def promise_of(contract: Mapping[str, Any], first_step: int) -> LrPromise:
 def lr_ratio_of(contract: Mapping[str, Any], first_step: int) -> float:
     """Return the factor by which the rollback before this launch scaled the LR; 1 where there was none."""
     step, ratio = contract.get("step"), contract.get("lr_ratio")
-    fits = isinstance(step, int) and isinstance(ratio, int | float) and step < first_step <= step + NEAR_STEPS
-    return float(ratio) if fits and ratio > 0 else 1.0
+    if not isinstance(step, int) or not isinstance(ratio, int | float) or ratio <= 0:
+        return 1.0
+    return float(ratio) if step < first_step <= step + NEAR_STEPS else 1.0
 
 
 def warm_until(contract: Mapping[str, Any], first_step: int) -> int:

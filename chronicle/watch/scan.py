@@ -76,6 +76,7 @@ class Band:
         self.slices: list[Slice] = []
 
     def feed(self, row: int, value: float) -> None:
+        """Add one value."""
         if self.filled == 0 or not self.slices:
             self.slices.append((row, value, value))
         else:
@@ -105,6 +106,7 @@ class Trace:
         self._progress = progress
 
     def note(self, point: Point) -> None:
+        """Add one point."""
         self.last_step = point.step
         self.rows = max(self.rows, point.row)
         loss = value_of(point.values, Role.LOSS)
