@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from chronicle.journal import Entry
 from chronicle.journal.events import (
-    Checkpoint as CheckpointSaved,
+    CheckpointSaved as CheckpointSaved,
 )
 from chronicle.journal.events import (
-    Kind,
+    EntryKind,
     RollbackReceipt,
     UndoReceipt,
     Verified,
@@ -140,7 +140,7 @@ def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -
     """The checkpoints with the launch that saved each, taken from the journal where the manifest does not name it."""
     present: dict[str, int] = {}  # name in the root -> launch that saved it last
     abandoned: dict[tuple[str, str], int] = {}
-    kinds = frozenset((Kind.CHECKPOINT, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
+    kinds = frozenset((EntryKind.CHECKPOINT, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
     for entry in entries:
         if entry.kind not in kinds:
             continue

@@ -30,8 +30,8 @@ from bit_transformer.evaluation.telemetry import (
     place_frequencies,
 )
 from bit_transformer.model.transformer import BitTransformer
-from chronicle.journal.events import Event, TelemetryConstant, TelemetryFloors
 from chronicle.journal.events import Gate as GateChanged
+from chronicle.journal.events import JournalEvent, TelemetryConstant, TelemetryFloors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ _RATIO = "held-out bpb over its best"
 class Notice(NamedTuple):
     """A journal entry of the trainer, and its sentence for stderr and the entry's title."""
 
-    event: Event
+    event: JournalEvent
     text: str
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from bit_transformer.errors import CannotResume
 from chronicle.journal import read_journal
-from chronicle.journal.events import RECEIPTS, Checkpoint, Kind
+from chronicle.journal.events import RECEIPTS, CheckpointSaved, EntryKind
 from chronicle.paths import RunPaths
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
@@ -98,9 +98,9 @@ def _last_word(environ: Mapping[str, str]) -> tuple[str, str]:
     run_dir = environ.get("CHRONICLE_RUN_DIR")
     word = ("", "")
     for entry in read_journal(RunPaths(Path(run_dir))).entries if run_dir else ():
-        if entry.kind == Kind.CHECKPOINT:
-            word = ("checkpoint", Checkpoint.of(entry).path or "")
-        elif entry.kind == Kind.UNDO_RECEIPT:
+        if entry.kind == EntryKind.CHECKPOINT:
+            word = ("checkpoint", CheckpointSaved.of(entry).path or "")
+        elif entry.kind == EntryKind.UNDO_RECEIPT:
             word = ("undone", "")
         elif entry.kind in RECEIPTS:
             word = ("rollback", "")

@@ -66,12 +66,12 @@ def _settings() -> Settings | None:
 
 def _recorded_steps(paths: RunPaths) -> Iterator[int]:
     from chronicle.journal import read_journal
-    from chronicle.journal.events import Kind
+    from chronicle.journal.events import EntryKind
     from chronicle.journal.index import open_index
 
     index = open_index(paths)
     try:
-        kind = Kind.CHECKPOINT
+        kind = EntryKind.CHECKPOINT
         entries = read_journal(paths).of_kind(kind) if index is None else index.newest(MOST, kinds=[kind])
         yield from (entry.step for entry in entries if entry.step is not None)
     finally:

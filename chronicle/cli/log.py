@@ -14,7 +14,7 @@ import typer
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.journal import Entry, Journal, read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 DRAWN_ENTRIES = 5000  # kinds with more entries are left out of the graph
-QUIET = tuple(sorted(BOOKKEEPING - {Kind.RUN_INIT}))
+QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT}))
 COLOURS = {
     "kept": "1;32",
     "abandoned": "90",
-    Kind.INCIDENT: "31",
-    Kind.ROLLBACK_RECEIPT: "1;33",
-    Kind.HARDWARE: "35",
-    Kind.PROPOSAL: "36",
+    EntryKind.INCIDENT: "31",
+    EntryKind.ROLLBACK_RECEIPT: "1;33",
+    EntryKind.HARDWARE: "35",
+    EntryKind.PROPOSAL: "36",
 }
 
 
@@ -132,7 +132,7 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
 
 
 def _are_saves(one: Entry, other: Entry | None) -> bool:
-    return one.kind == Kind.CHECKPOINT and other is not None and other.kind == Kind.CHECKPOINT
+    return one.kind == EntryKind.CHECKPOINT and other is not None and other.kind == EntryKind.CHECKPOINT
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[str]:

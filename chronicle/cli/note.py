@@ -20,7 +20,7 @@ from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import Amendment, Close, Incident, Kind, Note, Words
+from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
 from chronicle.journal.events import read as read_event
 from chronicle.journal.objects import store_file
 from chronicle.paths import RunPaths
@@ -168,7 +168,7 @@ class CloseOutcome(StrEnum):
 
 ONLY_OPEN = "open"  # no id ends like this: their alphabet has no O
 NOT_CLOSABLE = frozenset(
-    (Kind.CLOSE, Kind.AMEND, Kind.RUN_INIT, Kind.LAUNCH_START, Kind.LAUNCH_STEP, Kind.LAUNCH_END, Kind.CHECKPOINT)
+    (EntryKind.CLOSE, EntryKind.AMEND, EntryKind.RUN_INIT, EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT)
 )
 
 

@@ -146,13 +146,13 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
 
 def _newest_saves(paths: RunPaths) -> Iterable[Entry]:
     from chronicle.journal import read_journal
-    from chronicle.journal.events import Kind
+    from chronicle.journal.events import EntryKind
     from chronicle.journal.index import open_index
 
     index = open_index(paths)
     if index is None:
-        return read_journal(paths).of_kind(Kind.CHECKPOINT)
+        return read_journal(paths).of_kind(EntryKind.CHECKPOINT)
     try:
-        return index.newest(NEWEST, kinds=[Kind.CHECKPOINT])
+        return index.newest(NEWEST, kinds=[EntryKind.CHECKPOINT])
     finally:
         index.close()

@@ -10,7 +10,7 @@ from chronicle.cli.transaction import OpenedRun
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import GUARDED_SAVES, LaunchStart, StateSaved, events_of
-from chronicle.journal.events import Checkpoint as CheckpointSaved
+from chronicle.journal.events import CheckpointSaved as CheckpointSaved
 from chronicle.journal.events import read as read_event
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint

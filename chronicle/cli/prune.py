@@ -16,7 +16,7 @@ from chronicle.cli.options import (
 )
 from chronicle.cli.transaction import OpenedRun, agree, find_undoable, open_run, uninterrupted
 from chronicle.journal import Entry
-from chronicle.journal.events import Kind, Pruned, RollbackReceipt
+from chronicle.journal.events import EntryKind, Pruned, RollbackReceipt
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
@@ -77,17 +77,17 @@ def _passed(verdict: CheckpointVerdict | None) -> bool:
 
 def _unneeded_objects(opened: OpenedRun) -> list[Path]:
     """Originals of rollbacks that were undone and that no other entry refers to."""
-    undone = {ref for entry in opened.journal.of_kind(Kind.UNDO_RECEIPT) for ref in entry.refs}
+    undone = {ref for entry in opened.journal.of_kind(EntryKind.UNDO_RECEIPT) for ref in entry.refs}
     past = {
         sha256
-        for entry in opened.journal.of_kind(Kind.ROLLBACK_RECEIPT)
+        for entry in opened.journal.of_kind(EntryKind.ROLLBACK_RECEIPT)
         if entry.id in undone and "files" in entry.data
         for sha256 in originals_of(entry.data)
     }
     others = "".join(
         jsonlib.dumps(entry.data, default=str)
         for entry in opened.journal.entries
-        if not (entry.kind == Kind.ROLLBACK_RECEIPT and entry.id in undone)
+        if not (entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id in undone)
     )
     paths = [opened.paths.objects_dir / sha256[:2] / sha256 for sha256 in sorted(past) if sha256 not in others]
     return [path for path in paths if path.is_file()]

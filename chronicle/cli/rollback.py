@@ -32,7 +32,7 @@ from chronicle.cli.transaction import apply_and_report, open_run
 from chronicle.cli.verify import read_every_byte
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Entry, read_journal
-from chronicle.journal.events import RECEIPTS, Kind, RollbackReceipt
+from chronicle.journal.events import RECEIPTS, EntryKind, RollbackReceipt
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.disk.durable import write_atomic
@@ -201,7 +201,7 @@ def apply(
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)
     done = _last_change(settings.paths)
-    if done is not None and done.kind == Kind.ROLLBACK_RECEIPT and RollbackReceipt.of(done).plan == plan_digest(written):
+    if done is not None and done.kind == EntryKind.ROLLBACK_RECEIPT and RollbackReceipt.of(done).plan == plan_digest(written):
         return CommandResult(text=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
     with open_run(settings, force=force, writing=yes or sys.stdin.isatty()) as opened:
         if str(opened.root) != written["root"] or settings.run != written["run"]:

@@ -22,8 +22,8 @@ from chronicle.journal.events import (
     EVENTS,
     INTENTS,
     RECEIPTS,
-    Event,
-    Kind,
+    EntryKind,
+    JournalEvent,
     Pruned,
     RecoverReceipt,
     RollbackIntent,
@@ -77,7 +77,7 @@ class OpenedRun:
         refs = tuple(str(data[key]) for key in ("undoes", "intent") if data.get(key))
         if self.force is not None and kind in INTENTS:
             data = data | {"force": self.force}
-        event = EVENTS[Kind(kind)].from_json(data)
+        event = EVENTS[EntryKind(kind)].from_json(data)
         try:
             fresh = not self.paths.journal_dir.is_dir()
             entry = self.writer.write(event, step=step, launch=launch, title=_title(event), refs=refs)
@@ -159,7 +159,7 @@ def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: 
 
 def _roots(journal: Journal) -> set[Path]:
     """The checkpoints directories that transactions of this run worked in."""
-    kinds = frozenset((Kind.ROLLBACK_INTENT, Kind.UNDO_INTENT, Kind.PRUNE))
+    kinds = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PRUNE))
     events = (read_event(entry) for entry in journal.entries if entry.kind in kinds)
     return {Path(e.root) for e in events if isinstance(e, RollbackIntent | UndoIntent | Pruned) and e.root}
 
@@ -179,7 +179,7 @@ def _sync_upwards(directory: Path) -> None:
         REAL_DISK.sync_directory(path)
 
 
-def _title(event: Event) -> str:
+def _title(event: JournalEvent) -> str:
     match event:
         case RollbackIntent():
             return f"rollback{_to(event.step)} begun"
@@ -207,7 +207,7 @@ def closed_intents(entries: Iterable[Entry]) -> tuple[str, ...]:
     for entry in entries:
         if entry.kind in RECEIPTS:
             closed += intents_closed_by(entry)
-        elif entry.kind == Kind.PRUNE:
+        elif entry.kind == EntryKind.PRUNE:
             closed.append(entry.id)
     return tuple(closed)
 
@@ -217,8 +217,8 @@ def find_undoable(entries: Sequence[Entry], wanted: str | None = None) -> Entry 
 
     Raises `ChronicleError` when the named one is undone, or when another rollback was made after it.
     """
-    undone = {ref for entry in entries if entry.kind == Kind.UNDO_RECEIPT for ref in entry.refs}
-    present = [entry for entry in entries if entry.kind == Kind.ROLLBACK_RECEIPT and entry.id not in undone]
+    undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
+    present = [entry for entry in entries if entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id not in undone]
     last = present[-1] if present else None
     if wanted is None:
         return last

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from chronicle.data.errors import DataError
 from chronicle.data.shards import key_hash
 from chronicle.journal import JournalWriter
-from chronicle.journal.events import DataObserved, DataRatio, Event
+from chronicle.journal.events import DataObserved, DataRatio, JournalEvent
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
@@ -202,7 +202,7 @@ def _tell(run: RunPaths | None, launch: int | None, text: str) -> None:
         _journal(run, launch, DataRatio(), text)
 
 
-def _journal(run: RunPaths, launch: int | None, event: Event, text: str) -> None:
+def _journal(run: RunPaths, launch: int | None, event: JournalEvent, text: str) -> None:
     with JournalWriter(run) as journal:
         journal.write(event, launch=launch, title=text)
 

@@ -16,7 +16,7 @@ import numpy as np
 from chronicle.data.errors import DataError
 from chronicle.data.plan import DataPlan, Segments, sample_indices
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import DataStart, Kind, events_of
+from chronicle.journal.events import DataStart, EntryKind, events_of
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 
@@ -152,7 +152,7 @@ def _stretches(reading: Reading) -> list[tuple[int, int]]:
 
 def has_plan(paths: RunPaths) -> bool:
     """Return whether a launch recorded its data plan."""
-    return any(read_journal(paths).of_kind(Kind.DATA_START))
+    return any(read_journal(paths).of_kind(EntryKind.DATA_START))
 
 
 def read_readings(paths: RunPaths) -> tuple[DataPlan, list[Reading]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import Event, Kind, LaunchEnd, LaunchStart, RollbackReceipt
+from chronicle.journal.events import EntryKind, JournalEvent, LaunchEnd, LaunchStart, RollbackReceipt
 from chronicle.metrics import Point
 
 __all__ = [
@@ -130,7 +130,7 @@ def _section(heading: str, body: list[str]) -> Iterator[Draft]:
     if len(targets) == 1:
         data["action"] = {"verb": "rollback", "to": targets.pop()}
     first = next((line.strip("# ").strip() for line in body if line.strip()), "")
-    yield Draft(kind=Kind.NOTE, title=title or first, moment=parse_moment(dated[1]) if dated else None, data=data)
+    yield Draft(kind=EntryKind.NOTE, title=title or first, moment=parse_moment(dated[1]) if dated else None, data=data)
 
 
 # --- Tables of incidents (CSV)
@@ -155,7 +155,7 @@ def _draft(row: Mapping[str, str | None]) -> Draft:
     if cells.get("action"):
         data["action"] = {"verb": cells["action"], **({"to": int(target)} if WHOLE.fullmatch(target) else {})}
     return Draft(
-        kind=Kind.INCIDENT,
+        kind=EntryKind.INCIDENT,
         title=cells.get("event", "")[:300],
         moment=parse_moment(cells.get("date", "")),
         step=int(step) if WHOLE.fullmatch(step) else None,
@@ -228,7 +228,7 @@ def _entry_draft(record: Mapping[str, Any], launch: int | None) -> Draft:
         step = None
     kind = str(record["kind"])
     if kind == "segment":  # its facts become a launch; its text stays a note
-        kind, origin["kind_there"] = Kind.NOTE, "segment"
+        kind, origin["kind_there"] = EntryKind.NOTE, "segment"
     return Draft(
         kind=kind,
         title=str(record.get("title", "")),
@@ -251,7 +251,7 @@ def _launch_drafts(
         yield _draft_of(end, moment=moment, launch=number, step=last)
 
 
-def _draft_of(event: Event, **fields: Any) -> Draft:
+def _draft_of(event: JournalEvent, **fields: Any) -> Draft:
     return Draft(kind=event.KIND, data=event.to_json(), **fields)
 
 

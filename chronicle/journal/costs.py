@@ -15,11 +15,11 @@ from typing import Any
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
-    Checkpoint,
+    CheckpointSaved,
+    EntryKind,
     GuardVerdict,
     Hardware,
     Incident,
-    Kind,
     LaunchEnd,
     LaunchStart,
     RollbackReceipt,
@@ -44,10 +44,10 @@ __all__ = [
 ]
 
 HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
-NODE_KINDS = frozenset((Kind.LAUNCH_START, Kind.LAUNCH_END))  # written once per node
-ALARMS = frozenset((Kind.INCIDENT, Kind.NOTE))
-ENDS = frozenset((Kind.LAUNCH_END, Kind.ROLLBACK_RECEIPT))
-DECISIONS = ALARMS | {Kind.ROLLBACK_RECEIPT, Kind.LAUNCH_START}
+NODE_KINDS = frozenset((EntryKind.LAUNCH_START, EntryKind.LAUNCH_END))  # written once per node
+ALARMS = frozenset((EntryKind.INCIDENT, EntryKind.NOTE))
+ENDS = frozenset((EntryKind.LAUNCH_END, EntryKind.ROLLBACK_RECEIPT))
+DECISIONS = ALARMS | {EntryKind.ROLLBACK_RECEIPT, EntryKind.LAUNCH_START}
 
 
 # --- launches over several nodes ----------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def merge_nodes(entries: Iterable[Entry]) -> tuple[Entry, ...]:
             continue
         key = entry.kind, entry.launch
         before = chosen.get(key)
-        if before is None or (entry.kind == Kind.LAUNCH_END and end_is_well(before)):
+        if before is None or (entry.kind == EntryKind.LAUNCH_END and end_is_well(before)):
             chosen[key] = entry
     ids = {entry.id for entry in chosen.values()}
     return tuple(e for e in kept if e.kind not in NODE_KINDS or e.launch is None or e.id in ids)
@@ -164,10 +164,10 @@ def seconds_to_decide(entries: Sequence[Entry]) -> Iterable[float | None]:
     for entry in (one for one in entries if one.kind in DECISIONS):
         if entry.kind in ALARMS and alarm is None:
             alarm = seconds_of(entry.ts)
-        elif entry.kind == Kind.ROLLBACK_RECEIPT:
+        elif entry.kind == EntryKind.ROLLBACK_RECEIPT:
             yield None if alarm is None else max(0.0, seconds_of(entry.ts) - alarm)
             alarm = None
-        elif entry.kind == Kind.LAUNCH_START:
+        elif entry.kind == EntryKind.LAUNCH_START:
             alarm = None
 
 
@@ -245,7 +245,7 @@ def compute_costs(
     interruptions = tuple(interruptions_of(entries, series))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
-    saves = [saved.save_seconds for _, saved in events_of(entries, Checkpoint)]
+    saves = [saved.save_seconds for _, saved in events_of(entries, CheckpointSaved)]
     return Costs(
         wall_seconds=wall,
         productive_seconds=productive,
@@ -309,7 +309,7 @@ def _lost_work(
 def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
     """The first launch that started after this entry."""
     position = next(index for index, entry in enumerate(entries) if entry.id == entry_id)
-    return next((entry.launch for entry in entries[position:] if entry.kind == Kind.LAUNCH_START), None)
+    return next((entry.launch for entry in entries[position:] if entry.kind == EntryKind.LAUNCH_START), None)
 
 
 def _lost_in_crashes(

@@ -1,7 +1,7 @@
 """Every kind of journal entry as a typed value: its fields, its version, its JSON form, and what the kinds mean together.
 
-One frozen class per kind; `Kind` lists the kinds. `read` turns an `Entry` into its value, `JournalWriter.write` writes one.
-An unknown kind is read as `Unknown` with all of its data, so that views can show it. An unknown version is refused with
+One frozen class per kind; `EntryKind` lists the kinds. `read` gives the value of an `Entry`, `JournalWriter.write` writes one.
+An unknown kind is read as `UnknownKind` with all of its data, so that views can show it. An unknown version is refused with
 `JournalError`: a field that means something else must not be misread. The version is the key `v` of an entry's data;
 absent means 1. Fields that this program does not know are kept: `from_json` followed by `to_json` changes nothing.
 
@@ -23,7 +23,7 @@ from chronicle.errors import JournalError
 from chronicle.journal.entries import Entry
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """What an entry is about, as written in its field `kind`."""
 
     RUN_INIT = "run.init"
@@ -76,19 +76,19 @@ class Kind(StrEnum):
     EXPERIMENT_REPORT = "experiment.report"
 
 
-INTENTS = frozenset((Kind.ROLLBACK_INTENT, Kind.UNDO_INTENT))  # a transaction begins
-RECEIPTS = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT, Kind.RECOVER_RECEIPT))  # one is over
+INTENTS = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT))  # a transaction begins
+RECEIPTS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.RECOVER_RECEIPT))  # one is over
 LAUNCHES = frozenset(
-    (Kind.LAUNCH_START, Kind.LAUNCH_STEP, Kind.LAUNCH_END, Kind.GUARD_VERDICT)
+    (EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END, EntryKind.GUARD_VERDICT)
 )  # say where a launch was
 GUARDED_SAVES = frozenset(
-    (Kind.CHECKPOINT, Kind.GUARD_SAVED)
+    (EntryKind.CHECKPOINT, EntryKind.GUARD_SAVED)
 )  # the second where the guard only saw the optimizer's state
 
 # Which receipts end which intent: recovery ends either, an undo does not end a rollback that is still open.
 CLOSED_BY: Mapping[str, frozenset[str]] = {
-    Kind.ROLLBACK_INTENT: frozenset((Kind.ROLLBACK_RECEIPT, Kind.RECOVER_RECEIPT)),
-    Kind.UNDO_INTENT: frozenset((Kind.UNDO_RECEIPT, Kind.RECOVER_RECEIPT)),
+    EntryKind.ROLLBACK_INTENT: frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.RECOVER_RECEIPT)),
+    EntryKind.UNDO_INTENT: frozenset((EntryKind.UNDO_RECEIPT, EntryKind.RECOVER_RECEIPT)),
 }
 
 
@@ -141,7 +141,7 @@ class _Field:
         self.absent, self.convert = _READ[annotation]
         self.required = required  # written even when it is None; an optional one only when it says something
 
-    def __get__(self, event: Event | None, owner: type[Event]) -> Any:
+    def __get__(self, event: JournalEvent | None, owner: type[JournalEvent]) -> Any:
         if event is None:
             return self
         value = event.record.get(self.key)
@@ -153,7 +153,7 @@ class _Field:
 class _Schema(type):
     """Makes an event class: annotated names become fields, the class is registered under its kind."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: Kind | None = None) -> _Schema:
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: EntryKind | None = None) -> _Schema:
         fields: dict[str, _Field] = {}
         for base in bases:
             fields |= getattr(base, "FIELDS", {})
@@ -165,18 +165,18 @@ class _Schema(type):
             EVENTS[kind] = made  # type: ignore[assignment]
         return made
 
-    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: Kind | None = None) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: EntryKind | None = None) -> None:
         super().__init__(name, bases, body)
 
 
-EVENTS: dict[str, type[Event]] = {}  # kind -> its class, filled by the classes below
+EVENTS: dict[str, type[JournalEvent]] = {}  # kind -> its class, filled by the classes below
 
 
-class Event(metaclass=_Schema):
+class JournalEvent(metaclass=_Schema):
     """What an entry of one kind says. Frozen; `record` is its JSON form."""
 
     __slots__ = ("record",)
-    KIND: ClassVar[Kind]
+    KIND: ClassVar[EntryKind]
     VERSION: ClassVar[int] = 1
     FIELDS: ClassVar[Mapping[str, Any]]
     if TYPE_CHECKING:  # a property for type checkers, so that `record` is no field of the events
@@ -231,7 +231,7 @@ class Event(metaclass=_Schema):
         raise AttributeError(f"{type(self).__name__}.{name} is frozen")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Event) and type(other) is type(self) and self.record == other.record
+        return isinstance(other, JournalEvent) and type(other) is type(self) and self.record == other.record
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -242,7 +242,7 @@ class Event(metaclass=_Schema):
         return f"{type(self).__name__}({said})"
 
 
-class Words(Event):
+class Words(JournalEvent):
     """What a person said: seen, suspected, done, expected, learnt."""
 
     text: str = ""
@@ -258,7 +258,7 @@ class Words(Event):
     import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
 
 
-class Unknown(Words):
+class UnknownKind(Words):
     """An entry of a kind that this program does not know: written by a newer one, or imported. Views show it."""
 
     __slots__ = ()
@@ -272,13 +272,13 @@ class Unknown(Words):
 # --- launches ----------------------------------------------------------------------------------------------------------
 
 
-class RunInit(Event, kind=Kind.RUN_INIT):
+class RunInit(JournalEvent, kind=EntryKind.RUN_INIT):
     """The journal was created (`chronicle init`)."""
 
     checkpoints: str | None
 
 
-class ImportedSource(Event, kind=Kind.IMPORT):
+class ImportedSource(JournalEvent, kind=EntryKind.IMPORT):
     """An older journal, table or log was imported; its digest prevents a second import."""
 
     path: str
@@ -287,7 +287,7 @@ class ImportedSource(Event, kind=Kind.IMPORT):
     points: int | None
 
 
-class LaunchStart(Event, kind=Kind.LAUNCH_START):
+class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     """A launch begins on one node; a launch over several nodes has one such entry per node."""
 
     argv: tuple[str, ...] = ()
@@ -319,14 +319,14 @@ class LaunchStart(Event, kind=Kind.LAUNCH_START):
     segment: str | None = None
 
 
-class LaunchStep(Event, kind=Kind.LAUNCH_STEP):
+class LaunchStep(JournalEvent, kind=EntryKind.LAUNCH_STEP):
     """The step at which a launch without a guard started, taken from its log."""
 
     start_step: int | None
     inferred: bool = False
 
 
-class LaunchEnd(Event, kind=Kind.LAUNCH_END):
+class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     """A launch ended on one node."""
 
     host: str | None = None
@@ -353,19 +353,19 @@ class LaunchEnd(Event, kind=Kind.LAUNCH_END):
     at_least: bool = False  # `last_step` is a lower bound
 
 
-class SealedParts(Event, kind=Kind.EVIDENCE):
+class SealedParts(JournalEvent, kind=EntryKind.EVIDENCE):
     """A log was rotated: the digest of the finished part."""
 
     sealed: tuple[Mapping[str, Any], ...]
 
 
-class EvidenceSealed(Event, kind=Kind.EVIDENCE_SEALED):
+class EvidenceSealed(JournalEvent, kind=EntryKind.EVIDENCE_SEALED):
     """Digests of evidence files, as an earlier version wrote them."""
 
     sealed: tuple[Mapping[str, Any], ...] = ()
 
 
-class Swept(Event, kind=Kind.SWEEP):
+class Swept(JournalEvent, kind=EntryKind.SWEEP):
     """Orphans of earlier launches were ended (`chronicle sweep`)."""
 
     orphans: tuple[Mapping[str, Any], ...]
@@ -373,7 +373,7 @@ class Swept(Event, kind=Kind.SWEEP):
     left: tuple[Any, ...]
 
 
-class Preflight(Event, kind=Kind.PREFLIGHT):
+class Preflight(JournalEvent, kind=EntryKind.PREFLIGHT):
     """What the preflight inside the ranks found."""
 
     verdict: str
@@ -381,7 +381,7 @@ class Preflight(Event, kind=Kind.PREFLIGHT):
     facts: Mapping[str, Any]
 
 
-class PlanDeclared(Event, kind=Kind.PLAN):
+class PlanDeclared(JournalEvent, kind=EntryKind.PLAN):
     """The plan of the run was declared or changed: what later launches are compared with."""
 
     declared: Mapping[str, Any]
@@ -391,7 +391,7 @@ class PlanDeclared(Event, kind=Kind.PLAN):
 # --- the guard ---------------------------------------------------------------------------------------------------------
 
 
-class GuardVerdict(Event, kind=Kind.GUARD_VERDICT):
+class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     """What the guard found before the first step: `passed`, `warned`, `refused` or `off`."""
 
     verdict: str
@@ -408,7 +408,7 @@ class GuardVerdict(Event, kind=Kind.GUARD_VERDICT):
     start_step: int | None = None
 
 
-class StateSaved(Event, kind=Kind.GUARD_SAVED):
+class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     """The guard of a plain loop saw the optimizer's state being taken; where it was saved is not known."""
 
     step: int | None
@@ -416,7 +416,7 @@ class StateSaved(Event, kind=Kind.GUARD_SAVED):
     honours: Any = None
 
 
-class BatchesSeen(Event, kind=Kind.GUARD_BATCHES):
+class BatchesSeen(JournalEvent, kind=EntryKind.GUARD_BATCHES):
     """Digests of the first batches of a launch, or of those that followed a save (`after`)."""
 
     digests: tuple[str, ...]
@@ -424,7 +424,7 @@ class BatchesSeen(Event, kind=Kind.GUARD_BATCHES):
     ranks: Mapping[str, Any] = NOTHING
 
 
-class FileDigest(Event, kind=Kind.GUARD_DIGEST):
+class FileDigest(JournalEvent, kind=EntryKind.GUARD_DIGEST):
     """The digest of a checkpoint that is one file, computed in the background after the save."""
 
     path: str
@@ -432,7 +432,7 @@ class FileDigest(Event, kind=Kind.GUARD_DIGEST):
     crc32: Any
 
 
-class LogVerdict(Event, kind=Kind.GUARD_LOG):
+class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):
     """What the first logged steps after a restart say."""
 
     verdict: str
@@ -442,14 +442,14 @@ class LogVerdict(Event, kind=Kind.GUARD_LOG):
     checks: tuple[Mapping[str, Any], ...]
 
 
-class LrMismatch(Event, kind=Kind.LR_MISMATCH):
+class LrMismatch(JournalEvent, kind=EntryKind.LR_MISMATCH):
     """The logged LR did not follow the plan, as an earlier version wrote it."""
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-class Checkpoint(Event, kind=Kind.CHECKPOINT):
+class CheckpointSaved(JournalEvent, kind=EntryKind.CHECKPOINT):
     """A checkpoint was saved; the entry's `step` and `launch` say when."""
 
     path: str
@@ -459,7 +459,7 @@ class Checkpoint(Event, kind=Kind.CHECKPOINT):
     digests: str | None = None  # "pending": a `guard.digest` entry follows
 
 
-class Verified(Event, kind=Kind.VERIFIED):
+class Verified(JournalEvent, kind=EntryKind.VERIFIED):
     """What `chronicle verify` found; valid while the checkpoint has this stamp."""
 
     path: str
@@ -472,20 +472,20 @@ class Verified(Event, kind=Kind.VERIFIED):
     num_errors: int | None
 
 
-class Quarantined(Event, kind=Kind.QUARANTINE):
+class Quarantined(JournalEvent, kind=EntryKind.QUARANTINE):
     """Strays are moved out of the checkpoints."""
 
     root: str
     moves: tuple[Mapping[str, Any], ...]
 
 
-class QuarantineUndone(Event, kind=Kind.QUARANTINE_UNDONE):
+class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):
     """Strays of an earlier quarantine (the entry's `refs`) are moved back."""
 
     root: str
 
 
-class Pruned(Event, kind=Kind.PRUNE):
+class Pruned(JournalEvent, kind=EntryKind.PRUNE):
     """Abandoned checkpoints and originals that no undo needs are deleted."""
 
     changed: bool
@@ -499,7 +499,7 @@ class Pruned(Event, kind=Kind.PRUNE):
 # --- events and proposals ----------------------------------------------------------------------------------------------
 
 
-class Incident(Words, kind=Kind.INCIDENT):
+class Incident(Words, kind=EntryKind.INCIDENT):
     """Something went wrong: a detector's event (written again as it develops) or a person's note."""
 
     id: int | None = None  # the detector's number, one per launch
@@ -526,7 +526,7 @@ class Incident(Words, kind=Kind.INCIDENT):
     event: Mapping[str, Any] | None = None  # the detector's fields, nested, in older journals
 
 
-class Proposed(Event, kind=Kind.PROPOSAL):
+class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
     """A rollback is proposed; `command` None: no checkpoint can be named."""
 
     events: tuple[Any, ...] = ()
@@ -547,7 +547,7 @@ class Proposed(Event, kind=Kind.PROPOSAL):
     withdrawn: bool = False
 
 
-class Autopilot(Event, kind=Kind.AUTOPILOT):
+class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):
     """What the autopilot decided after a launch."""
 
     step: str  # land, roll-back, undo, halt
@@ -558,7 +558,7 @@ class Autopilot(Event, kind=Kind.AUTOPILOT):
 # --- transactions ------------------------------------------------------------------------------------------------------
 
 
-class RollbackFacts(Event):
+class RollbackFacts(JournalEvent):
     """What was asked of a rollback and what follows from it, the same in its intent and its receipt."""
 
     step: int | None = None
@@ -588,7 +588,7 @@ class RollbackFacts(Event):
         return self.lr_scale if self.lr_ratio is None else self.lr_ratio
 
 
-class RollbackIntent(RollbackFacts, kind=Kind.ROLLBACK_INTENT):
+class RollbackIntent(RollbackFacts, kind=EntryKind.ROLLBACK_INTENT):
     """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
 
     contract_path: str | None = None
@@ -597,7 +597,7 @@ class RollbackIntent(RollbackFacts, kind=Kind.ROLLBACK_INTENT):
     force: str | None = None  # why it was made although the run seemed alive
 
 
-class RollbackReceipt(RollbackFacts, kind=Kind.ROLLBACK_RECEIPT):
+class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
     """A rollback was done: what was asked, what was changed, and all that its undo needs.
 
     `files`, `patched`, `pointers`, `copies`, `configs`, `contract`, `directories` and `attributes` are forms of the
@@ -620,7 +620,7 @@ class RollbackReceipt(RollbackFacts, kind=Kind.ROLLBACK_RECEIPT):
     attributes: Mapping[str, Any] = NOTHING
 
 
-class UndoIntent(Event, kind=Kind.UNDO_INTENT):
+class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
     """The undo of a rollback begins."""
 
     root: str = ""
@@ -634,7 +634,7 @@ class UndoIntent(Event, kind=Kind.UNDO_INTENT):
     force: str | None = None
 
 
-class UndoReceipt(Event, kind=Kind.UNDO_RECEIPT):
+class UndoReceipt(JournalEvent, kind=EntryKind.UNDO_RECEIPT):
     """A rollback was taken back; the entry's `refs` name its receipt."""
 
     undoes: str = ""
@@ -649,7 +649,7 @@ class UndoReceipt(Event, kind=Kind.UNDO_RECEIPT):
     restored: tuple[str, ...] = ()
 
 
-class RecoverReceipt(Event, kind=Kind.RECOVER_RECEIPT):
+class RecoverReceipt(JournalEvent, kind=EntryKind.RECOVER_RECEIPT):
     """An unfinished transaction was finished (`receipt` names the receipt) or reverted."""
 
     intent: str | None
@@ -661,15 +661,15 @@ class RecoverReceipt(Event, kind=Kind.RECOVER_RECEIPT):
 # --- people ------------------------------------------------------------------------------------------------------------
 
 
-class Note(Words, kind=Kind.NOTE):
+class Note(Words, kind=EntryKind.NOTE):
     """A person's note."""
 
 
-class Amendment(Words, kind=Kind.AMEND):
+class Amendment(Words, kind=EntryKind.AMEND):
     """A correction of an earlier entry (`refs`): its fields replace those of the entry."""
 
 
-class Close(Event, kind=Kind.CLOSE):
+class Close(JournalEvent, kind=EntryKind.CLOSE):
     """What came of an incident, a rollback or a note (`refs`)."""
 
     outcome: str
@@ -677,7 +677,7 @@ class Close(Event, kind=Kind.CLOSE):
     rule: str = ""
 
 
-class Claim(Event, kind=Kind.CLAIM):
+class Claim(JournalEvent, kind=EntryKind.CLAIM):
     """A sentence about the run and what the evidence says of it."""
 
     text: str
@@ -686,7 +686,7 @@ class Claim(Event, kind=Kind.CLAIM):
     journal_heads: Mapping[str, Any] = NOTHING
 
 
-class Hardware(Event, kind=Kind.HARDWARE):
+class Hardware(JournalEvent, kind=EntryKind.HARDWARE):
     """A hardware event out of a kernel log, or a node excluded from or readmitted to the run (`action`)."""
 
     event: str = ""
@@ -706,7 +706,7 @@ class Hardware(Event, kind=Kind.HARDWARE):
 # --- data --------------------------------------------------------------------------------------------------------------
 
 
-class DataStart(Event, kind=Kind.DATA_START):
+class DataStart(JournalEvent, kind=EntryKind.DATA_START):
     """The data plan of a launch and where it starts to read."""
 
     first_step: int | None
@@ -715,24 +715,24 @@ class DataStart(Event, kind=Kind.DATA_START):
     segments: Any
 
 
-class DataRatio(Event, kind=Kind.DATA_RATIO):
+class DataRatio(JournalEvent, kind=EntryKind.DATA_RATIO):
     """The observed mixture of sources differs from the planned one; the title says how."""
 
 
-class DataObserved(Event, kind=Kind.DATA_OBSERVED):
+class DataObserved(JournalEvent, kind=EntryKind.DATA_OBSERVED):
     """What a launch read, observed in its loader; the title says it."""
 
 
 # --- the built-in trainer ----------------------------------------------------------------------------------------------
 
 
-class Gate(Event, kind=Kind.GATE):
+class Gate(JournalEvent, kind=EntryKind.GATE):
     """The quality gate changed its state; the other fields are the smoothed measures by name."""
 
     state: str
 
 
-class Growth(Event, kind=Kind.GROWTH):
+class Growth(JournalEvent, kind=EntryKind.GROWTH):
     """The model was grown during the run."""
 
     kind: str  # depth or width
@@ -740,13 +740,13 @@ class Growth(Event, kind=Kind.GROWTH):
     after: int | None
 
 
-class Exported(Event, kind=Kind.EXPORT):
+class Exported(JournalEvent, kind=EntryKind.EXPORT):
     """Exported models, each with its size and held-out loss."""
 
     rows: tuple[Mapping[str, Any], ...]
 
 
-class TelemetryFloors(Event, kind=Kind.TELEMETRY_FLOORS):
+class TelemetryFloors(JournalEvent, kind=EntryKind.TELEMETRY_FLOORS):
     """Limits of the telemetry, calibrated on training data."""
 
     c_floor: float | None
@@ -755,14 +755,14 @@ class TelemetryFloors(Event, kind=Kind.TELEMETRY_FLOORS):
     c_ceiling: float | None = None
 
 
-class TelemetryConstant(Event, kind=Kind.TELEMETRY_CONSTANT):
+class TelemetryConstant(JournalEvent, kind=EntryKind.TELEMETRY_CONSTANT):
     """Telemetry that does not change: the fields are channels and their values."""
 
 
 # --- studies -----------------------------------------------------------------------------------------------------------
 
 
-class StudyRegistered(Event, kind=Kind.EXPERIMENT_REGISTER):
+class StudyRegistered(JournalEvent, kind=EntryKind.EXPERIMENT_REGISTER):
     """A study's plan, written before its first launch."""
 
     study: str
@@ -778,7 +778,7 @@ class StudyRegistered(Event, kind=Kind.EXPERIMENT_REGISTER):
     plan: Mapping[str, Any]
 
 
-class StudyLaunch(Event, kind=Kind.EXPERIMENT_LAUNCH):
+class StudyLaunch(JournalEvent, kind=EntryKind.EXPERIMENT_LAUNCH):
     """A launch of a study begins."""
 
     run: str
@@ -787,7 +787,7 @@ class StudyLaunch(Event, kind=Kind.EXPERIMENT_LAUNCH):
     leg: int | None
 
 
-class StudyLeg(Event, kind=Kind.EXPERIMENT_LEG):
+class StudyLeg(JournalEvent, kind=EntryKind.EXPERIMENT_LEG):
     """A launch of a study is done; its first such entry counts."""
 
     run: str
@@ -799,7 +799,7 @@ class StudyLeg(Event, kind=Kind.EXPERIMENT_LEG):
     result: Mapping[str, Any]
 
 
-class StudyStop(Event, kind=Kind.EXPERIMENT_STOP):
+class StudyStop(JournalEvent, kind=EntryKind.EXPERIMENT_STOP):
     """A run of a study is given up."""
 
     run: str
@@ -809,13 +809,13 @@ class StudyStop(Event, kind=Kind.EXPERIMENT_STOP):
     reason: str
 
 
-class StudyRetry(Event, kind=Kind.EXPERIMENT_RETRY):
+class StudyRetry(JournalEvent, kind=EntryKind.EXPERIMENT_RETRY):
     """A run that was given up is tried again."""
 
     run: str
 
 
-class StudyReport(Event, kind=Kind.EXPERIMENT_REPORT):
+class StudyReport(JournalEvent, kind=EntryKind.EXPERIMENT_REPORT):
     """A study was reported: verdicts and digests of the files written."""
 
     plan_hash: str
@@ -835,12 +835,12 @@ class StudyReport(Event, kind=Kind.EXPERIMENT_REPORT):
 
 # --- reading -----------------------------------------------------------------------------------------------------------
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=JournalEvent)
 
 
-def read(entry: Entry) -> Event:
-    """The value of an entry; `Unknown` for an unknown kind. Raises `JournalError` for an unknown version."""
-    return EVENTS.get(entry.kind, Unknown).of(entry)
+def read(entry: Entry) -> JournalEvent:
+    """The value of an entry; `UnknownKind` for an unknown kind. Raises `JournalError` for an unknown version."""
+    return EVENTS.get(entry.kind, UnknownKind).of(entry)
 
 
 def words_of(entry: Entry) -> Words:
@@ -878,3 +878,7 @@ def intents_closed_by(receipt: Entry) -> tuple[str, ...]:
     event = read(receipt)
     named = event.intent if isinstance(event, RollbackReceipt | UndoReceipt | RecoverReceipt) else None
     return receipt.refs if named is None else (named,)
+
+
+# Names until every caller uses the new ones
+Kind, Event, Checkpoint, Unknown = EntryKind, JournalEvent, CheckpointSaved, UnknownKind

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, VERSION, Entry
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from chronicle.journal.reader import Journal, JournalProblem, in_order
 from chronicle.paths import RunPaths
 
@@ -217,7 +217,7 @@ class JournalIndex:
 
     def last_checkpoint(self, launch: int, first: int, last: int) -> Entry | None:
         """The newest checkpoint of a launch within these steps."""
-        kind = self._kinds.get(Kind.CHECKPOINT, -1)
+        kind = self._kinds.get(EntryKind.CHECKPOINT, -1)
         query = (
             "SELECT file, start, size FROM entries "
             "WHERE kind=? AND launch=? AND step BETWEEN ? AND ? ORDER BY step DESC LIMIT 1"
@@ -226,7 +226,7 @@ class JournalIndex:
 
     def last_saved(self) -> dict[int, int]:
         """Launch -> step of its last checkpoint."""
-        kind = self._kinds.get(Kind.CHECKPOINT, -1)
+        kind = self._kinds.get(EntryKind.CHECKPOINT, -1)
         query = "SELECT launch, max(step) FROM entries WHERE kind=? AND launch NOTNULL AND step NOTNULL GROUP BY launch"
         return dict(self._db.execute(query, (kind,)))
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
     LAUNCHES,
+    EntryKind,
     GuardVerdict,
-    Kind,
     LaunchEnd,
     LaunchStart,
     LaunchStep,
@@ -31,7 +31,7 @@ from chronicle.journal.events import (
 __all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
 
 ABANDONED = re.compile(r"/abandoned/([0-9A-Z]{26})/")  # where a rollback puts later checkpoints, by the id of its intent
-APPLIED = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
+APPLIED = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def compute_lineage(
     """
     reached = dict(saved or {})
     relevant: list[Entry] = []
-    checkpoint = Kind.CHECKPOINT
+    checkpoint = EntryKind.CHECKPOINT
     for entry in entries:
         if entry.kind in APPLIED or (entry.launch is not None and entry.kind in LAUNCHES):
             relevant.append(entry)
@@ -183,9 +183,9 @@ class _Fold:
         self.aside: dict[str, _Link | None] = {}  # id of a rollback or its intent -> the lineage that it put aside
 
     def take(self, entry: Entry) -> None:
-        if entry.kind == Kind.ROLLBACK_RECEIPT:
+        if entry.kind == EntryKind.ROLLBACK_RECEIPT:
             self._rollback(entry)
-        elif entry.kind == Kind.UNDO_RECEIPT:
+        elif entry.kind == EntryKind.UNDO_RECEIPT:
             self._undo(set(entry.refs))
         elif entry.launch is not None and entry.launch not in self.histories:
             self._start(entry.launch)

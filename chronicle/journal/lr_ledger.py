@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import GuardVerdict, Incident, Kind, LaunchStart, RollbackReceipt
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, LaunchStart, RollbackReceipt
 from chronicle.journal.lineage import LaunchSpan, Lineage
 
 __all__ = ["LedgerLine", "LrLedger", "compute_lr_ledger"]
 
-FOLDED = frozenset((Kind.LAUNCH_START, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT))
-FINDINGS = frozenset((Kind.INCIDENT, Kind.LR_MISMATCH, Kind.GUARD_VERDICT))
+FOLDED = frozenset((EntryKind.LAUNCH_START, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
+FINDINGS = frozenset((EntryKind.INCIDENT, EntryKind.LR_MISMATCH, EntryKind.GUARD_VERDICT))
 LR_WORD = re.compile(r"(?<![a-z])lrs?(?![a-z])|learning rate")  # `lr.group0`, `next_lrs`, not `lrelu`
 
 LR_EVENTS = ("lr-bug", "lr-mismatch")  # classes of the detector
@@ -92,11 +92,11 @@ class _Fold:
     def take(self, entry: Entry) -> None:
         if entry.kind not in FOLDED:
             return
-        if entry.kind == Kind.UNDO_RECEIPT:
+        if entry.kind == EntryKind.UNDO_RECEIPT:
             self._undo(set(entry.refs))
-        elif entry.kind == Kind.ROLLBACK_RECEIPT and entry.step is not None:
+        elif entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.step is not None:
             self._rollback(entry.id, RollbackReceipt.of(entry), entry.step)
-        elif entry.kind == Kind.LAUNCH_START and entry.launch is not None and entry.launch not in self.lines:
+        elif entry.kind == EntryKind.LAUNCH_START and entry.launch is not None and entry.launch not in self.lines:
             self._launch(entry.launch, LaunchStart.of(entry).base_lr)
 
     def _launch(self, number: int, base_lr: float | None) -> None:
@@ -174,12 +174,12 @@ def _broken_launches(entries: Iterable[Entry], lineage: Lineage) -> dict[int, st
     for entry in entries:
         if entry.launch is None or entry.kind not in FINDINGS:
             continue
-        if entry.kind == Kind.GUARD_VERDICT:
+        if entry.kind == EntryKind.GUARD_VERDICT:
             verdict = GuardVerdict.of(entry)
             names = [str(check.get("name", "")) for check in verdict.checks if _failed(check)]
             if verdict.verdict in ("refused", "warned") and any(LR_WORD.search(name.lower()) for name in names):
                 broken.setdefault(entry.launch, f"{verdict.verdict} by the guard")
-        elif entry.kind == Kind.LR_MISMATCH or _is_wrong_at_the_start(entry, starts.get(entry.launch, 0)):
+        elif entry.kind == EntryKind.LR_MISMATCH or _is_wrong_at_the_start(entry, starts.get(entry.launch, 0)):
             broken.setdefault(entry.launch, entry.title or "LR does not follow")
     return broken
 

@@ -25,7 +25,7 @@ from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.paths import RunPaths
 
 if TYPE_CHECKING:
-    from chronicle.journal.events import Event
+    from chronicle.journal.events import JournalEvent
 
 __all__ = ["JournalWriter", "id_milliseconds", "new_id"]
 
@@ -130,7 +130,7 @@ class JournalWriter:
 
     def write(
         self,
-        event: "Event",
+        event: "JournalEvent",
         *,
         step: int | None = None,
         launch: int | None = None,

@@ -20,7 +20,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import Kind, LaunchEnd, LaunchStart, LaunchStep
+from chronicle.journal.events import EntryKind, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.reader import anchor_heads
 from chronicle.launch.admission import (
     LaunchRefused,
@@ -304,7 +304,7 @@ class Launch:
 
     def _guard_has_spoken(self) -> bool:
         """Return whether a guard recorded the exact start step: the inferred one must not contradict it."""
-        entries = read_journal(self._request.paths).of_kind(Kind.GUARD_VERDICT)
+        entries = read_journal(self._request.paths).of_kind(EntryKind.GUARD_VERDICT)
         return any(entry.launch == self._number for entry in entries)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter
-from chronicle.journal.events import Event, GuardVerdict, LaunchEnd, SealedParts, events_of
+from chronicle.journal.events import GuardVerdict, JournalEvent, LaunchEnd, SealedParts, events_of
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
@@ -38,7 +38,7 @@ class LaunchRecord:
         self.writer = writer
         self.launch = launch
         self._complain = complain
-        self._waiting: list[tuple[Event, int | None, str]] = []
+        self._waiting: list[tuple[JournalEvent, int | None, str]] = []
         self._said = False
 
     @property
@@ -46,7 +46,7 @@ class LaunchRecord:
         """Return the number of entries that are not on disk yet."""
         return len(self._waiting)
 
-    def write(self, event: Event, *, title: str = "", step: int | None = None) -> Entry | None:
+    def write(self, event: JournalEvent, *, title: str = "", step: int | None = None) -> Entry | None:
         """Write the entry; return None when it has to wait."""
         self._waiting.append((event, step, title))
         return self.flush()

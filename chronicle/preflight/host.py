@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chronicle.journal import Entry
-from chronicle.journal.events import Checkpoint, LaunchEnd, events_of
+from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
 from chronicle.launch.orphans import find_alive, list_launches
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
@@ -163,7 +163,7 @@ def check_latency(host: Host) -> CheckResult:
 
 def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
     """The longest save that was timed in this run."""
-    saves = (saved.save_seconds for _, saved in events_of(entries, Checkpoint))
+    saves = (saved.save_seconds for _, saved in events_of(entries, CheckpointSaved))
     return max((seconds for seconds in saves if seconds is not None), default=None)
 
 

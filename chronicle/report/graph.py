@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chronicle.journal import Entry
-from chronicle.journal.events import GuardVerdict, Incident, Kind, Preflight, RollbackReceipt, words_of
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Preflight, RollbackReceipt, words_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
@@ -32,19 +32,20 @@ __all__ = [
 CHECKPOINTS_NAMED = 4
 REASON = 48  # characters shown of why an LR follows no schedule
 MARKS: dict[str, str] = {
-    Kind.INCIDENT: "!",
-    Kind.ROLLBACK_RECEIPT: "R",
-    Kind.UNDO_RECEIPT: "U",
-    Kind.NOTE: "·",
-    Kind.AMEND: "·",
-    Kind.CLOSE: "=",
-    Kind.HARDWARE: "#",
-    Kind.PROPOSAL: "?",
-    Kind.GUARD_VERDICT: "g",
+    EntryKind.INCIDENT: "!",
+    EntryKind.ROLLBACK_RECEIPT: "R",
+    EntryKind.UNDO_RECEIPT: "U",
+    EntryKind.NOTE: "·",
+    EntryKind.AMEND: "·",
+    EntryKind.CLOSE: "=",
+    EntryKind.HARDWARE: "#",
+    EntryKind.PROPOSAL: "?",
+    EntryKind.GUARD_VERDICT: "g",
 }
-SILENT = BOOKKEEPING | {Kind.LAUNCH_START, Kind.LAUNCH_END, Kind.CHECKPOINT}
-LAST_PART = frozenset((Kind.LAUNCH_END, Kind.ROLLBACK_INTENT, Kind.ROLLBACK_RECEIPT))  # belong to the end of a launch
-AT_A_STEP = frozenset((Kind.CHECKPOINT, Kind.INCIDENT, Kind.PROPOSAL))
+SILENT = BOOKKEEPING | {EntryKind.LAUNCH_START, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT}
+# Entries that belong to the end of a launch
+LAST_PART = frozenset((EntryKind.LAUNCH_END, EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT))
+AT_A_STEP = frozenset((EntryKind.CHECKPOINT, EntryKind.INCIDENT, EntryKind.PROPOSAL))
 
 
 # --- the run as a tree of stretches -------------------------------------------------------------------------------------
@@ -130,12 +131,12 @@ def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tre
     part: dict[int, int] = {}
     current: int | None = None
     for entry in entries:
-        if entry.kind == Kind.LAUNCH_START and entry.launch is not None and entry.launch in by_launch:
+        if entry.kind == EntryKind.LAUNCH_START and entry.launch is not None and entry.launch in by_launch:
             current, open_to_waiting = entry.launch, False
             if by_launch[current][0].launch.span.has_steps or current == last:
                 held[current, 0] += waiting or []
                 waiting = None
-        elif entry.kind == Kind.ROLLBACK_RECEIPT:
+        elif entry.kind == EntryKind.ROLLBACK_RECEIPT:
             waiting, open_to_waiting = [] if waiting is None else waiting, True
         if waiting is not None and open_to_waiting:
             waiting.append(entry)
@@ -202,7 +203,7 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
         yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
         yield from (_event_line(entry, lanes, column, first) for entry in _told(stretch.entries))
-        saved = sorted({e.step for e in stretch.entries if e.kind == Kind.CHECKPOINT and e.step is not None})
+        saved = sorted({e.step for e in stretch.entries if e.kind == EntryKind.CHECKPOINT and e.step is not None})
         if saved:
             yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
         yield from lanes.join(stretch)
@@ -214,9 +215,9 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
     """Newest first, without bookkeeping; of each incident only its newest entry."""
     seen: set[tuple[int | None, int]] = set()
     for entry in reversed(entries):
-        if entry.kind in SILENT or (entry.kind == Kind.PREFLIGHT and Preflight.of(entry).verdict == "passed"):
+        if entry.kind in SILENT or (entry.kind == EntryKind.PREFLIGHT and Preflight.of(entry).verdict == "passed"):
             continue
-        number = Incident.of(entry).id if entry.kind == Kind.INCIDENT else None
+        number = Incident.of(entry).id if entry.kind == EntryKind.INCIDENT else None
         if number is not None:
             if (entry.launch, number) in seen:
                 continue
@@ -226,8 +227,8 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
 
 def _event_line(entry: Entry, lanes: "_Lanes", column: int | None, first: Mapping[str, str]) -> GraphLine:
     """The line of one entry. `first`: the id of an incident's first entry, by which the incident is known."""
-    about_hardware = entry.kind == Kind.NOTE and "hardware" in words_of(entry).tags
-    mark = MARKS.get(Kind.HARDWARE if about_hardware else entry.kind, "·")
+    about_hardware = entry.kind == EntryKind.NOTE and "hardware" in words_of(entry).tags
+    mark = MARKS.get(EntryKind.HARDWARE if about_hardware else entry.kind, "·")
     drawn = mark if column is None else lanes.row(column, mark)
     return GraphLine(lanes=drawn, text=_event_text(entry), style=entry.kind, entry_id=first.get(entry.id, entry.id))
 
@@ -308,13 +309,13 @@ def _checkpoints(steps: Sequence[int]) -> str:
 
 def _event_text(entry: Entry) -> str:
     title = plain(entry.title)
-    if entry.kind == Kind.GUARD_VERDICT:
+    if entry.kind == EntryKind.GUARD_VERDICT:
         verdict = f"guard {plain(GuardVerdict.of(entry).verdict)}"
         title = title.replace("guard: ", "guard ", 1)
         title = title if title.startswith(verdict) else verdict + (f": {title}" if title else "")
-    elif entry.kind == Kind.ROLLBACK_RECEIPT:
+    elif entry.kind == EntryKind.ROLLBACK_RECEIPT:
         title = _rollback(entry)
-    elif entry.kind == Kind.CLOSE:
+    elif entry.kind == EntryKind.CLOSE:
         title = f"closed {plain(entry.refs[0][-8:]) if entry.refs else ''} {title}"
     elif entry.kind not in MARKS:
         title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import GuardVerdict, Kind, StudyReport
+from chronicle.journal.events import EntryKind, GuardVerdict, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words
 from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
 from chronicle.report.page_data import build_page_data, drawn
@@ -270,7 +270,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _experiments(chapters: Sequence[Chapter], panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    reports = [c for c in chapters if c.entry.kind == Kind.EXPERIMENT_REPORT]
+    reports = [c for c in chapters if c.entry.kind == EntryKind.EXPERIMENT_REPORT]
     newest = {StudyReport.view(c.data).study or c.title: c for c in reports}
     found = [c for c in chapters if c.entry.kind == EXPERIMENT or c in newest.values()]  # its runs are in its journal
     if not found:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.journal.events import GuardVerdict, Incident, Kind, Proposed, StudyReport, Words
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, StudyReport, Words
 from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
@@ -34,8 +34,8 @@ TOLD = frozenset(
 )
 TOLD_KINDS = frozenset(
     (
-        *(Kind.INCIDENT, Kind.PROPOSAL, Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT),
-        *(Kind.GUARD_VERDICT, Kind.EXPERIMENT_REPORT),
+        *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
+        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT),
     )
 )
 
@@ -45,9 +45,9 @@ TOLD_KINDS = frozenset(
 
 def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
     """(name of the paragraph, sentence) for a detector's incident or a proposal; nothing for other entries."""
-    if entry.kind == Kind.INCIDENT:
+    if entry.kind == EntryKind.INCIDENT:
         yield from _incident(event_of(entry))
-    elif entry.kind == Kind.PROPOSAL:
+    elif entry.kind == EntryKind.PROPOSAL:
         yield from _proposal(Proposed.of(entry))
 
 

@@ -15,11 +15,11 @@ from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import (
     GUARDED_SAVES,
     BatchesSeen,
-    Checkpoint,
-    Event,
+    CheckpointSaved,
+    EntryKind,
     FileDigest,
     GuardVerdict,
-    Kind,
+    JournalEvent,
     StateSaved,
     find_open_transaction,
 )
@@ -59,7 +59,7 @@ class GuardJournal:
         self._writer: JournalWriter | None = None
         self._said: set[str] = set()
 
-    def write(self, event: Event, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
+    def write(self, event: JournalEvent, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
         """Append one entry if this is the main process and there is a run, and return its id; never raises."""
         if not self._is_main() or self.paths is None:
             return None
@@ -100,18 +100,18 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     digests: dict[str, str] = {}
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
-            path = (StateSaved if entry.kind == Kind.GUARD_SAVED else Checkpoint).of(entry).path
+            path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
             checkpoints.append((entry.step, path))
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-        elif entry.kind == Kind.GUARD_BATCHES:
+        elif entry.kind == EntryKind.GUARD_BATCHES:
             _fold_batches(BatchesSeen.of(entry), entry.step, starts, followed)
-        elif entry.kind == Kind.GUARD_DIGEST:
+        elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
                 digests[digest.path] = digest.sha256
-        elif entry.kind == Kind.GUARD_VERDICT:
+        elif entry.kind == EntryKind.GUARD_VERDICT:
             verdict = GuardVerdict.of(entry)
             if verdict.verdict == "refused":
                 continue

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import Checkpoint, FileDigest
+from chronicle.journal.events import CheckpointSaved, FileDigest
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.verdict import Ranks
@@ -71,7 +71,7 @@ class Sealer:
 
     def seal_file(self, path: Path, *, step: int | None, honours: Sequence[str] = ()) -> None:
         """Record a checkpoint that is one file: its entry now, its digest later. No file is written beside it."""
-        event = Checkpoint(path=str(path), step=step, digests="pending", honours=list(honours) or None)
+        event = CheckpointSaved(path=str(path), step=step, digests="pending", honours=list(honours) or None)
         saved = self.journal.write(event, step=step, title=f"checkpoint {path.name}")
         if saved is not None:
             self._start(lambda: self._write_digest(path, step, saved))
@@ -106,7 +106,7 @@ class Sealer:
     def _write(self, root: Path, memory: Memory, save_seconds: float | None) -> None:
         run = self.journal.paths.run if self.journal.paths else None
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch)
-        event = Checkpoint(
+        event = CheckpointSaved(
             path=str(root),
             step=memory.step,
             honours=list(memory.honours) or None,

@@ -11,9 +11,9 @@ from typing import Any
 from chronicle.journal import Entry, Journal, JournalProblem, LaunchSpan, Lineage, compute_lineage
 from chronicle.journal.events import (
     LAUNCHES,
-    Checkpoint,
+    CheckpointSaved,
+    EntryKind,
     GuardVerdict,
-    Kind,
     LaunchEnd,
     LaunchStart,
     find_open_transaction,
@@ -116,7 +116,7 @@ def tell_launches(
         for span in lineage.launches
     }
     saved: dict[int, list[SavedCheckpoint]] = {}
-    checkpoint = Kind.CHECKPOINT
+    checkpoint = EntryKind.CHECKPOINT
     for entry in entries:
         if entry.launch not in told or entry.launch is None:
             continue
@@ -129,11 +129,11 @@ def tell_launches(
 
 def _learn(launch: LaunchStory, entry: Entry) -> LaunchStory:
     """The launch with what one of its entries says."""
-    if entry.kind == Kind.LAUNCH_START:
+    if entry.kind == EntryKind.LAUNCH_START:
         return _started(launch, entry, LaunchStart.of(entry))
-    if entry.kind == Kind.LAUNCH_END:
+    if entry.kind == EntryKind.LAUNCH_END:
         return _ended(launch, entry, LaunchEnd.of(entry))
-    if entry.kind == Kind.GUARD_VERDICT:
+    if entry.kind == EntryKind.GUARD_VERDICT:
         return replace(launch, verdict=GuardVerdict.of(entry).verdict or "unknown", verdict_entry=entry)
     return launch
 
@@ -168,7 +168,7 @@ def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint
         yield SavedCheckpoint(
             step=entry.step,
             launch=entry.launch,
-            path=Checkpoint.of(entry).path,
+            path=CheckpointSaved.of(entry).path,
             entry_id=entry.id,
             kept=entry.launch is not None and lineage.contains(entry.launch, entry.step),
             data=entry.data,
@@ -245,7 +245,7 @@ class Story:
     @property
     def hardware(self) -> tuple[Entry, ...]:
         """Entries about hardware that have a step: hardware events and notes with the tag `hardware`."""
-        kind = Kind.HARDWARE
+        kind = EntryKind.HARDWARE
         with_step = (entry for entry in self.entries if entry.step is not None)
         return tuple(entry for entry in with_step if entry.kind == kind or "hardware" in words_of(entry).tags)
 

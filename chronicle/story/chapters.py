@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal import Entry, RollbackMark
-from chronicle.journal.events import Close, GuardVerdict, Kind, RollbackReceipt, Words, words_of
+from chronicle.journal.events import Close, EntryKind, GuardVerdict, RollbackReceipt, Words, words_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
@@ -19,13 +19,14 @@ __all__ = ["BOOKKEEPING", "Chapter", "tell_chapters"]
 # Bookkeeping of programs: `chronicle log --kind …` shows it, the story does not.
 BOOKKEEPING: frozenset[str] = frozenset(
     (
-        *(Kind.RUN_INIT, Kind.LAUNCH_STEP, Kind.ROLLBACK_INTENT, Kind.UNDO_INTENT, Kind.PLAN, Kind.VERIFIED),
-        *(Kind.GUARD_BATCHES, Kind.GUARD_DIGEST, Kind.DATA_START, Kind.EVIDENCE, Kind.EVIDENCE_SEALED),
+        *(EntryKind.RUN_INIT, EntryKind.LAUNCH_STEP, EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PLAN),
+        *(EntryKind.GUARD_BATCHES, EntryKind.GUARD_DIGEST, EntryKind.DATA_START, EntryKind.VERIFIED),
+        *(EntryKind.EVIDENCE, EntryKind.EVIDENCE_SEALED),
     )
 )
-FOLDED = BOOKKEEPING | {Kind.LAUNCH_END, Kind.CHECKPOINT, Kind.CLOSE, Kind.AMEND}
-VERDICTS = frozenset((Kind.GUARD_VERDICT, Kind.GUARD_LOG, Kind.PREFLIGHT))  # a chapter unless they passed
-MARGINS = frozenset((Kind.CLOSE, Kind.AMEND, Kind.UNDO_RECEIPT))
+FOLDED = BOOKKEEPING | {EntryKind.LAUNCH_END, EntryKind.CHECKPOINT, EntryKind.CLOSE, EntryKind.AMEND}
+VERDICTS = frozenset((EntryKind.GUARD_VERDICT, EntryKind.GUARD_LOG, EntryKind.PREFLIGHT))  # a chapter unless they passed
+MARGINS = frozenset((EntryKind.CLOSE, EntryKind.AMEND, EntryKind.UNDO_RECEIPT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +89,9 @@ class _Margins:
         self.undone: set[str] = set()
         for entry in entries:
             for ref in entry.refs if entry.kind in MARGINS else ():
-                if entry.kind == Kind.CLOSE:
+                if entry.kind == EntryKind.CLOSE:
                     self.closes[ref] = entry
-                elif entry.kind == Kind.AMEND:
+                elif entry.kind == EntryKind.AMEND:
                     self.amends.setdefault(ref, []).append(entry)
                 else:
                     self.undone.add(ref)
@@ -100,7 +101,7 @@ def _chapter(
     number: int, entry: Entry, matter: Matter | None, notes: _Margins, mark: RollbackMark | None, story: Story
 ) -> Chapter:
     latest = entry if matter is None else matter.entry
-    launch = story.launch(entry.launch) if entry.kind == Kind.LAUNCH_START else None
+    launch = story.launch(entry.launch) if entry.kind == EntryKind.LAUNCH_START else None
     amendments = tuple(notes.amends.get(entry.id, ()))
     outcome, words, closed_by = _outcome(entry, matter, notes, launch)
     verb, target = _action(entry)
@@ -123,9 +124,9 @@ def _chapter(
 
 
 def _default_title(entry: Entry) -> str:
-    if entry.kind == Kind.GUARD_VERDICT:
+    if entry.kind == EntryKind.GUARD_VERDICT:
         return f"resume {GuardVerdict.of(entry).verdict} by the guard"
-    if entry.kind == Kind.ROLLBACK_RECEIPT:
+    if entry.kind == EntryKind.ROLLBACK_RECEIPT:
         return f"rollback to {entry.step}"
     return entry.kind
 
@@ -148,9 +149,9 @@ def _outcome(entry: Entry, matter: Matter | None, notes: _Margins, launch: Launc
 
 
 def _action(entry: Entry) -> tuple[str, int | None]:
-    if entry.kind == Kind.ROLLBACK_RECEIPT:
+    if entry.kind == EntryKind.ROLLBACK_RECEIPT:
         return "rollback", entry.step
-    if entry.kind == Kind.UNDO_RECEIPT:
+    if entry.kind == EntryKind.UNDO_RECEIPT:
         return "undo", None
     action = words_of(entry).action
     if action is not None:
@@ -160,7 +161,7 @@ def _action(entry: Entry) -> tuple[str, int | None]:
 
 
 def _changes(entry: Entry) -> tuple[tuple[str, str, str], ...]:
-    if entry.kind == Kind.ROLLBACK_RECEIPT:
+    if entry.kind == EntryKind.ROLLBACK_RECEIPT:
         ratio = RollbackReceipt.of(entry).asked_ratio
         return () if ratio is None or ratio == 1 else (("lr", "×1", f"×{ratio:g}"),)
     listed = (words_of(entry).action or {}).get("changes")

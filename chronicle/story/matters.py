@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chronicle.journal import Entry, Lineage, RollbackMark
-from chronicle.journal.events import Close, Incident, Kind, Proposed, RollbackReceipt
+from chronicle.journal.events import Close, EntryKind, Incident, Proposed, RollbackReceipt
 
 __all__ = [
     "Intervention",
@@ -22,9 +22,9 @@ __all__ = [
     "open_proposal",
 ]
 
-MATTERS = frozenset((Kind.INCIDENT, Kind.CLOSE))
-INTERVENTIONS = frozenset((Kind.ROLLBACK_RECEIPT, Kind.UNDO_RECEIPT, Kind.CLOSE))
-PROPOSALS = frozenset((Kind.PROPOSAL, Kind.ROLLBACK_RECEIPT, Kind.CLOSE))
+MATTERS = frozenset((EntryKind.INCIDENT, EntryKind.CLOSE))
+INTERVENTIONS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.CLOSE))
+PROPOSALS = frozenset((EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.CLOSE))
 RECOVERED = frozenset(("recovered", "closed"))
 OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconclusive", "superseded"))
 
@@ -98,7 +98,7 @@ def collect_matters(entries: Iterable[Entry]) -> tuple[Matter, ...]:
     for entry in entries:
         if entry.kind not in MATTERS:
             continue
-        if entry.kind == Kind.INCIDENT:
+        if entry.kind == EntryKind.INCIDENT:
             key = next((key_of[ref] for ref in entry.refs if ref in key_of), None) or _key(entry)
             known = found.get(key)
             key_of[entry.id] = key
@@ -151,12 +151,12 @@ def collect_interventions(entries: Iterable[Entry]) -> tuple[Intervention, ...]:
     for entry in entries:
         if entry.kind not in INTERVENTIONS:
             continue
-        if entry.kind == Kind.ROLLBACK_RECEIPT:
+        if entry.kind == EntryKind.ROLLBACK_RECEIPT:
             found[entry.id] = Intervention(entry=entry)
         for ref in entry.refs:
-            if ref in found and entry.kind == Kind.UNDO_RECEIPT:
+            if ref in found and entry.kind == EntryKind.UNDO_RECEIPT:
                 found[ref] = replace(found[ref], undone=True)
-            elif ref in found and entry.kind == Kind.CLOSE:
+            elif ref in found and entry.kind == EntryKind.CLOSE:
                 outcome, text = _closed(entry)
                 found[ref] = replace(found[ref], outcome=outcome, outcome_text=text)
     return tuple(found.values())
@@ -174,9 +174,9 @@ def open_proposal(entries: Iterable[Entry]) -> OpenProposal | None:
     for entry in entries:
         if entry.kind not in PROPOSALS:
             continue
-        if entry.kind == Kind.PROPOSAL:
+        if entry.kind == EntryKind.PROPOSAL:
             newest = None if Proposed.of(entry).withdrawn else entry
-        elif entry.kind == Kind.ROLLBACK_RECEIPT or (newest is not None and _concerns(entry, newest)):
+        elif entry.kind == EntryKind.ROLLBACK_RECEIPT or (newest is not None and _concerns(entry, newest)):
             newest = None
     if newest is None:
         return None

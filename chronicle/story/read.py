@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
-from chronicle.journal.events import INTENTS, LAUNCHES, RECEIPTS, Kind
+from chronicle.journal.events import INTENTS, LAUNCHES, RECEIPTS, EntryKind
 from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
@@ -37,8 +37,8 @@ LAUNCH_DIR = re.compile(r"\d{4,}")
 # Kinds from which lineage, ledger, open matters and proposals are computed
 BRIEF_KINDS = frozenset(
     (
-        *(*INTENTS, *RECEIPTS, *LAUNCHES, Kind.RUN_INIT, Kind.LR_MISMATCH),
-        *(Kind.INCIDENT, Kind.CLOSE, Kind.PROPOSAL, Kind.VERIFIED),
+        *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.LR_MISMATCH),
+        *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED),
     )
 )
 

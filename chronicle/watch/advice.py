@@ -17,9 +17,9 @@ from chronicle.checkpoints import find_checkpoint_roots, find_verdict
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
     GUARDED_SAVES,
-    Checkpoint,
+    CheckpointSaved,
+    EntryKind,
     Hardware,
-    Kind,
     Note,
     Proposed,
     RollbackReceipt,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 VERIFIED_AT_MOST = 6
 RECENT_POINTS = 64  # over which the seconds per step are measured
-ONSETS = frozenset((Kind.PROPOSAL, Kind.INCIDENT))  # entries that name an onset
+ONSETS = frozenset((EntryKind.PROPOSAL, EntryKind.INCIDENT))  # entries that name an onset
 
 
 class Adviser:
@@ -179,22 +179,22 @@ def collect_history(
 
 def _is_about_hardware(entry: Entry) -> bool:
     """Whether an entry is a hardware event that is not harmless, or a person's note with that tag."""
-    if entry.kind == Kind.HARDWARE:
+    if entry.kind == EntryKind.HARDWARE:
         return Hardware.of(entry).serious is not False
-    return entry.kind == Kind.NOTE and "hardware" in Note.of(entry).tags
+    return entry.kind == EntryKind.NOTE and "hardware" in Note.of(entry).tags
 
 
 def _past_rollbacks(entries: Sequence[Entry]) -> Iterable[PastRollback]:
     """Yield each rollback with the onset it answered: that of the last proposal before it, else of the last incident."""
-    undone = {ref for entry in entries if entry.kind == Kind.UNDO_RECEIPT for ref in entry.refs}
+    undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
     onset, action = None, Action.SKIP
     for entry in entries:
         if entry.kind in ONSETS:
             proposed = Proposed.view(entry.data)
             onset = proposed.onset_step if proposed.onset_step is not None else onset
-            if entry.kind == Kind.PROPOSAL and proposed.action in set(Action):
+            if entry.kind == EntryKind.PROPOSAL and proposed.action in set(Action):
                 action = Action(proposed.action)
-        elif entry.kind == Kind.ROLLBACK_RECEIPT and entry.id not in undone and entry.step is not None:
+        elif entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id not in undone and entry.step is not None:
             receipt = RollbackReceipt.of(entry)
             scale = receipt.lr_ratio if receipt.lr_ratio is not None else receipt.lr_scale
             scale = 1.0 if scale is None else scale
@@ -237,14 +237,14 @@ def _honours_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> fro
     name = checkpoint.path.name
     for entry in reversed(entries):
         if entry.kind in GUARDED_SAVES and entry.step == checkpoint.step:
-            path = Path(Checkpoint.view(entry.data).path or name)
+            path = Path(CheckpointSaved.view(entry.data).path or name)
             if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is listed as `opt_step-7`
                 return _honours_in(entry)
     return None
 
 
 def _honours_in(entry: Entry) -> frozenset[str]:
-    honours = Checkpoint.view(entry.data).honours
+    honours = CheckpointSaved.view(entry.data).honours
     return frozenset(map(str, honours)) if isinstance(honours, list | tuple) else frozenset()
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from chronicle.errors import Refusal
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import Autopilot, Kind, LaunchEnd, Proposed
+from chronicle.journal.events import Autopilot, EntryKind, LaunchEnd, Proposed
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
@@ -81,9 +81,9 @@ def require_note_after_halt(entries: Sequence[Entry]) -> None:
     """Raise Refusal when the autopilot halted and no person has written a note since."""
     halted: Entry | None = None
     for entry in entries:
-        if entry.kind == Kind.AUTOPILOT and Autopilot.of(entry).step == Step.HALT:
+        if entry.kind == EntryKind.AUTOPILOT and Autopilot.of(entry).step == Step.HALT:
             halted = entry
-        elif entry.kind == Kind.NOTE:
+        elif entry.kind == EntryKind.NOTE:
             halted = None
     if halted is not None:
         raise Refusal(f"the autopilot halted ({halted.title}) and there is no note since", WAY_OUT)
@@ -92,7 +92,7 @@ def require_note_after_halt(entries: Sequence[Entry]) -> None:
 def latest_proposal(entries: Sequence[Entry], launch: int) -> Proposed | None:
     """Return the last proposal that this launch left in the journal."""
     for entry in reversed(entries):
-        if entry.kind == Kind.PROPOSAL and entry.launch == launch:
+        if entry.kind == EntryKind.PROPOSAL and entry.launch == launch:
             return Proposed.of(entry)
     return None
 

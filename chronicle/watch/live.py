@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from chronicle.journal.events import Incident, Kind
+from chronicle.journal.events import EntryKind, Incident
 from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
@@ -122,7 +122,7 @@ class LiveWatch:
         self._promise = promise_of(contract, first_step)
         entries = read_journal(self.paths).entries
         kept = kept_before(self.paths, entries, self.launch)
-        verdict = next((e for e in reversed(entries) if e.kind == Kind.GUARD_VERDICT and e.launch == self.launch), None)
+        verdict = next((e for e in reversed(entries) if e.kind == EntryKind.GUARD_VERDICT and e.launch == self.launch), None)
         told = verdict.step if verdict is not None else None
         self._restart.begin(
             last_rows(self.paths, kept, told if told is not None else first_step - 1),

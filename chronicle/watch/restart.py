@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import Kind, LogVerdict
+from chronicle.journal.events import EntryKind, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
@@ -334,7 +334,7 @@ class SnapshotKeeper:
         """Write the states of new checkpoints; those at steps that have not been folded yet wait."""
         for entry in entries:
             step = entry.step
-            if entry.kind != Kind.CHECKPOINT or step is None or step in self._written:
+            if entry.kind != EntryKind.CHECKPOINT or step is None or step in self._written:
                 continue
             if not self._taken or self._taken[-1][0] < step - TAKE_EVERY:
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
 from experiments.files import StudyPaths
@@ -68,7 +68,7 @@ def test_the_report_passes_its_own_gates_and_is_not_empty(paths: StudyPaths, tmp
 @pytest.mark.sample
 def test_the_killed_runner_left_nothing_counted_twice(paths: StudyPaths) -> None:
     plan, history = read_registered(paths)
-    done = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG)]
+    done = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_LEG)]
     assert len(done) == len(set(done)) == plan.num_launches == 17
     assert not list(list_ready(plan, history))
 

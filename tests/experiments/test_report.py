@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chronicle.journal import read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from chronicle.journal.objects import object_path
 from chronicle.report.study_panels import contrast_reach
 from experiments.definition import Study, find_study
@@ -142,14 +142,14 @@ def test_the_same_data_give_the_same_bytes_and_one_entry(finished: StudyPaths, b
     build_report(finished, tmp_path)
     one, two = ({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in d.iterdir()} for d in (built, tmp_path))
     assert one == two
-    entries = list(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))
+    entries = list(read_journal(finished.journal).of_kind(EntryKind.EXPERIMENT_REPORT))
     assert [dict(entry.data["files"]) for entry in entries] == [one]
     assert entries[0].data["verdicts"]["repetition"] == "difference"
 
 
 def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPaths, built: Path) -> None:
     """docs/studies.md: words in the entry, curves in one JSON object, plots as objects; nothing of `experiments` needed."""
-    entry = next(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))
+    entry = next(read_journal(finished.journal).of_kind(EntryKind.EXPERIMENT_REPORT))
     arms = {row["id"]: row for row in entry.data["arms"]}
     assert (arms["B"]["restarts"], arms["B"]["data"], arms["C0"]["data"]) == (3, "1 2 3 4", "1 1 1 1")
     assert {row["q"] for row in entry.data["questions"]} >= {"B vs C: is it the repetition of data?"}
@@ -175,7 +175,7 @@ def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPath
 def test_a_file_that_lies_in_the_folder_already_is_no_part_of_the_report(finished: StudyPaths, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     build_report(finished, tmp_path)
-    assert len(list(read_journal(finished.journal).of_kind(Kind.EXPERIMENT_REPORT))) == 1
+    assert len(list(read_journal(finished.journal).of_kind(EntryKind.EXPERIMENT_REPORT))) == 1
 
 
 def test_all_controls_hold_on_the_planted_study(plan: StudyPlan, finished: StudyPaths) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import NotRegistered
@@ -63,8 +63,8 @@ def no_sleep(seconds: float) -> None:
 def test_the_registration_comes_before_the_first_launch(plan: StudyPlan, paths: StudyPaths) -> None:
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     kinds = [entry.kind for entry in read_journal(paths.journal).entries]
-    assert kinds[:2] == [Kind.EXPERIMENT_REGISTER, Kind.EXPERIMENT_LAUNCH]
-    entry = next(read_journal(paths.journal).of_kind(Kind.EXPERIMENT_REGISTER))
+    assert kinds[:2] == [EntryKind.EXPERIMENT_REGISTER, EntryKind.EXPERIMENT_LAUNCH]
+    entry = next(read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_REGISTER))
     assert entry.data["margin_bpb"] == 0.02
     assert entry.data["plan_hash"] == plan.plan_hash
     assert read_registered(paths)[0].plan_hash == plan.plan_hash
@@ -111,9 +111,9 @@ def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) ->
     """Two runners at the same time (a SLURM array started twice): the first result of a leg is the result."""
     run_study(plan, paths, FakeLauncher(paths), sleep=no_sleep)
     before = read_history(read_journal(paths.journal).entries)
-    entry = list(read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG))[3]
+    entry = list(read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_LEG))[3]
     with JournalWriter(paths.journal) as writer:
-        writer.append(Kind.EXPERIMENT_LEG, data={**entry.data, "launch": 99})
+        writer.append(EntryKind.EXPERIMENT_LEG, data={**entry.data, "launch": 99})
     after = read_history(read_journal(paths.journal).entries)
     assert after == before
     data = read_study(plan, after, paths)
@@ -171,7 +171,7 @@ def test_a_launch_that_leaves_no_result_is_not_counted(plan: StudyPlan, paths: S
 
     outcome = run_study(plan, paths, Silent(paths), sleep=no_sleep)
     assert outcome.stopped == {"X-s1": "no usable result"}
-    assert [entry.data["run"] for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_STOP)] == ["X-s1"]
+    assert [entry.data["run"] for entry in read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_STOP)] == ["X-s1"]
 
 
 def test_a_start_that_fails_leaves_everything_open(plan: StudyPlan, paths: StudyPaths) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from experiments.command import format_slurm
 from experiments.definition import find_study
 from experiments.design import plan_study
@@ -35,6 +35,6 @@ def test_an_array_carries_out_the_plan(slurm: dict[str, str], tmp_path: Path) ->
     registered, history = read_registered(paths)
     assert registered.plan_hash == plan.plan_hash
     assert all(history.is_complete(run) for run in plan.runs)
-    legs = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(Kind.EXPERIMENT_LEG)]
+    legs = [(entry.data["run"], entry.data["leg"]) for entry in read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_LEG)]
     assert len(legs) == len(set(legs)) == plan.num_launches
 

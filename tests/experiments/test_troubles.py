@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import read_journal
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from experiments.definition import parse_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.files import StudyPaths
@@ -103,8 +103,8 @@ def test_a_killed_launch_a_full_disk_and_a_run_without_data_stop_their_runs_alon
     again = run_study(plan, paths, launcher, jobs=2, retry_stopped=True)
     assert set(again.stopped) == {"starved-s0"}  # the text has not become longer
     entries = read_journal(paths.journal)
-    stopped = Counter(entry.data["run"] for entry in entries.of_kind(Kind.EXPERIMENT_STOP))
-    legs = Counter((entry.data["run"], entry.data["leg"]) for entry in entries.of_kind(Kind.EXPERIMENT_LEG))
+    stopped = Counter(entry.data["run"] for entry in entries.of_kind(EntryKind.EXPERIMENT_STOP))
+    legs = Counter((entry.data["run"], entry.data["leg"]) for entry in entries.of_kind(EntryKind.EXPERIMENT_LEG))
     assert stopped == {"killed-s0": 1, "full-s0": 1, "starved-s0": 2} and max(legs.values()) == 1
     data = read_study(*read_registered(paths), paths)
     losses = {run.run.arm: run.channel("loss").tolist() for run in data.runs.values()}

@@ -22,16 +22,16 @@ from chronicle.journal.events import (
     INTENTS,
     RECEIPTS,
     Close,
-    Event,
+    EntryKind,
     GuardVerdict,
     Incident,
-    Kind,
+    JournalEvent,
     LaunchEnd,
     Note,
     RecoverReceipt,
     RollbackReceipt,
     UndoReceipt,
-    Unknown,
+    UnknownKind,
     events_of,
     find_open_transaction,
     read,
@@ -39,8 +39,8 @@ from chronicle.journal.events import (
 from chronicle.paths import RunPaths
 
 FIXTURES = Path(__file__).parent / "fixtures"
-NAMED_BY_THE_RUN = {Kind.GATE, Kind.TELEMETRY_CONSTANT}  # their fields are channels
-ONLY_READ = {Kind.EVIDENCE_SEALED, Kind.LR_MISMATCH}
+NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels
+ONLY_READ = {EntryKind.EVIDENCE_SEALED, EntryKind.LR_MISMATCH}
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def entry(number: int, kind: str, *, refs: tuple[str, ...] = (), **data: Any) ->
 def test_old_journal_of_every_kind_is_read_and_written_back_unchanged(journal: Journal) -> None:
     """Every entry becomes a value of its kind; its JSON form is the data as it stands on disk."""
     assert journal.problems == ()
-    assert {entry.kind for entry in journal.entries} == {*Kind, "moon.phase"}
+    assert {entry.kind for entry in journal.entries} == {*EntryKind, "moon.phase"}
     for one in journal.entries:
         event = read(one)
-        assert type(event) is EVENTS.get(one.kind, Unknown)
+        assert type(event) is EVENTS.get(one.kind, UnknownKind)
         assert event.to_json() == one.data
         assert type(event).from_json(json.loads(json.dumps(event.to_json()))) == event
 
@@ -97,8 +97,8 @@ def test_every_field_stands_in_the_old_journal_where_it_must(journal: Journal) -
 
 
 def test_each_kind_has_one_class() -> None:
-    """`Kind` and the classes are the same list."""
-    assert set(EVENTS) == set(Kind)
+    """`EntryKind` and the classes are the same list."""
+    assert set(EVENTS) == set(EntryKind)
     assert all(kind == event.KIND and event.__doc__ for kind, event in EVENTS.items())
     assert len({event.__name__ for event in EVENTS.values()}) == len(EVENTS)
 
@@ -107,12 +107,12 @@ def test_unknown_kind_keeps_all_it_says(journal: Journal) -> None:
     """A newer program may have written it: it is shown, not dropped."""
     (moon,) = [one for one in journal.entries if one.kind == "moon.phase"]
     event = read(moon)
-    assert isinstance(event, Unknown) and event.to_json() == moon.data
+    assert isinstance(event, UnknownKind) and event.to_json() == moon.data
 
 
 def test_unknown_version_is_refused_by_name() -> None:
     """The entry, the kind, the version found and the versions known; the way out is to update."""
-    newer = entry(1, Kind.ROLLBACK_RECEIPT, v=3, intent="E0")
+    newer = entry(1, EntryKind.ROLLBACK_RECEIPT, v=3, intent="E0")
     with pytest.raises(JournalError, match=r"entry E1: `rollback.receipt` in version 3: expected version 1") as problem:
         RollbackReceipt.of(newer)
     assert "update chronicle" in str(problem.value.remedy)
@@ -168,8 +168,8 @@ def test_written_event_is_read_again(tmp_path: Path) -> None:
 
 # --- open transactions -------------------------------------------------------------------------------------------------
 
-ROLLBACK = entry(1, Kind.ROLLBACK_INTENT)
-UNDO = entry(2, Kind.UNDO_INTENT)
+ROLLBACK = entry(1, EntryKind.ROLLBACK_INTENT)
+UNDO = entry(2, EntryKind.UNDO_INTENT)
 
 
 @pytest.mark.parametrize(
@@ -177,20 +177,20 @@ UNDO = entry(2, Kind.UNDO_INTENT)
     [
         ([], None),
         ([ROLLBACK], "E1"),
-        ([ROLLBACK, entry(3, Kind.ROLLBACK_RECEIPT, intent="E1")], None),
-        ([ROLLBACK, entry(3, Kind.RECOVER_RECEIPT, intent="E1", outcome="reverted")], None),
-        ([entry(3, Kind.ROLLBACK_RECEIPT, intent="E1"), ROLLBACK], None),  # hosts' clocks differ
-        ([ROLLBACK, entry(3, Kind.ROLLBACK_RECEIPT, refs=("E1",))], None),  # older journals name it in `refs` alone
-        ([ROLLBACK, entry(3, Kind.ROLLBACK_RECEIPT, refs=("E1",), intent="E9")], "E1"),  # it says whose receipt it is
-        ([ROLLBACK, entry(3, Kind.ROLLBACK_RECEIPT, imported=True)], "E1"),
-        ([ROLLBACK, entry(3, Kind.UNDO_RECEIPT, intent="E1")], "E1"),  # an undo ends no rollback that is open
-        ([UNDO, entry(3, Kind.ROLLBACK_RECEIPT, intent="E2")], "E2"),
-        ([UNDO, entry(3, Kind.UNDO_RECEIPT, refs=("E0", "E2"), undoes="E0", intent="E2")], None),
-        ([UNDO, entry(3, Kind.RECOVER_RECEIPT, intent="E2", outcome="finished")], None),
+        ([ROLLBACK, entry(3, EntryKind.ROLLBACK_RECEIPT, intent="E1")], None),
+        ([ROLLBACK, entry(3, EntryKind.RECOVER_RECEIPT, intent="E1", outcome="reverted")], None),
+        ([entry(3, EntryKind.ROLLBACK_RECEIPT, intent="E1"), ROLLBACK], None),  # hosts' clocks differ
+        ([ROLLBACK, entry(3, EntryKind.ROLLBACK_RECEIPT, refs=("E1",))], None),  # older journals name it in `refs` alone
+        ([ROLLBACK, entry(3, EntryKind.ROLLBACK_RECEIPT, refs=("E1",), intent="E9")], "E1"),  # it says whose receipt it is
+        ([ROLLBACK, entry(3, EntryKind.ROLLBACK_RECEIPT, imported=True)], "E1"),
+        ([ROLLBACK, entry(3, EntryKind.UNDO_RECEIPT, intent="E1")], "E1"),  # an undo ends no rollback that is open
+        ([UNDO, entry(3, EntryKind.ROLLBACK_RECEIPT, intent="E2")], "E2"),
+        ([UNDO, entry(3, EntryKind.UNDO_RECEIPT, refs=("E0", "E2"), undoes="E0", intent="E2")], None),
+        ([UNDO, entry(3, EntryKind.RECOVER_RECEIPT, intent="E2", outcome="finished")], None),
         ([ROLLBACK, UNDO], "E1"),  # the oldest: it has to be recovered first
-        ([ROLLBACK, UNDO, entry(3, Kind.RECOVER_RECEIPT, intent="E1", outcome="reverted")], "E2"),
-        ([ROLLBACK, entry(3, "note", refs=("E1",)), entry(4, Kind.CLOSE, refs=("E1",), outcome="failed")], "E1"),
-        ([ROLLBACK, entry(3, Kind.ROLLBACK_RECEIPT, id="E1")], "E1"),  # a field that no version wrote
+        ([ROLLBACK, UNDO, entry(3, EntryKind.RECOVER_RECEIPT, intent="E1", outcome="reverted")], "E2"),
+        ([ROLLBACK, entry(3, "note", refs=("E1",)), entry(4, EntryKind.CLOSE, refs=("E1",), outcome="failed")], "E1"),
+        ([ROLLBACK, entry(3, EntryKind.ROLLBACK_RECEIPT, id="E1")], "E1"),  # a field that no version wrote
     ],
 )
 def test_transaction_is_open_until_its_own_receipt_or_a_recovery(entries: list[Entry], open_id: str | None) -> None:
@@ -201,7 +201,7 @@ def test_transaction_is_open_until_its_own_receipt_or_a_recovery(entries: list[E
 
 def test_receipt_of_an_unknown_version_is_not_taken_for_an_answer() -> None:
     """What it closes is not known, so whether a transaction is open is not known either."""
-    receipt = entry(3, Kind.ROLLBACK_RECEIPT, intent="E1")
+    receipt = entry(3, EntryKind.ROLLBACK_RECEIPT, intent="E1")
     with pytest.raises(JournalError, match="version 2"):
         find_open_transaction([ROLLBACK, replace(receipt, data={**receipt.data, "v": 2})])
 
@@ -211,4 +211,4 @@ def test_receipts_and_intents_name_their_transaction(journal: Journal) -> None:
     intents = [one.id for one in journal.entries if one.kind in INTENTS]
     named = [read(one) for one in journal.entries if one.kind in RECEIPTS]
     assert all(isinstance(event, RollbackReceipt | UndoReceipt | RecoverReceipt) and event.intent for event in named)
-    assert intents and all(isinstance(event, Event) for event in named)
+    assert intents and all(isinstance(event, JournalEvent) for event in named)

@@ -17,7 +17,7 @@ import pytest
 
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import Close, Kind, Note
+from chronicle.journal.events import Close, EntryKind, Note
 from chronicle.paths import RunPaths
 
 
@@ -126,7 +126,7 @@ def test_typed_event_is_written_under_its_kind(paths: RunPaths) -> None:
         first = writer.write(Note(text="seen", tags=("hardware",)), step=3, title="t")
         writer.write(Close(outcome="worked"), refs=(first.id,))
     note, close = read_journal(paths).entries
-    assert (note.kind, note.step, note.data) == (Kind.NOTE, 3, {"text": "seen", "tags": ["hardware"]})
+    assert (note.kind, note.step, note.data) == (EntryKind.NOTE, 3, {"text": "seen", "tags": ["hardware"]})
     assert (close.kind, close.refs, close.data) == ("close", (first.id,), {"outcome": "worked"})
 
 
