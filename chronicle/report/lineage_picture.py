@@ -14,7 +14,7 @@ from typing import Any
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.series import Curve, LaunchSeries, shown_range, smooth, thin
+from chronicle.story.series import ChannelCurve, LaunchSeries, shown_range, smooth, thin
 from rollback.channels import Role, find_channel, role_of
 
 __all__ = ["PALETTE", "draw_lineage"]
@@ -125,7 +125,7 @@ def _curves(panels: _Panels, story: Story, series: Sequence[LaunchSeries]) -> No
     strokes.draw()
 
 
-def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: Curve, buckets: int, *, dots: bool) -> None:
+def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: ChannelCurve, buckets: int, *, dots: bool) -> None:
     """The kept part in the launch's colour, the abandoned part behind it in grey; a single point is a dot."""
     limit = FOREVER if launch.span.abandoned_after is None else launch.span.abandoned_after
     for kept, part in ((True, curve.between(0, limit)), (False, curve.between(limit + 1, FOREVER))):
@@ -134,7 +134,7 @@ def _curve(strokes: _Strokes, axes: Any, launch: LaunchStory, curve: Curve, buck
         thinned = thin(part, buckets)
         style = {"color": _colour(launch) if kept else GREY, "linewidth": 1.3 if kept else 1.0, "zorder": 3 if kept else 2}
         marker = {"marker": "o", "markersize": 2.6} if dots or len(part.steps) == 1 else {}
-        drift = smooth(part, SMOOTH_BINS, SMOOTHED_POINTS) if kept and axes.get_ylabel() == "loss" else Curve()
+        drift = smooth(part, SMOOTH_BINS, SMOOTHED_POINTS) if kept and axes.get_ylabel() == "loss" else ChannelCurve()
         look = {"solid_joinstyle": "round", "alpha": 0.35 if drift.steps else 1, **style, **marker}
         strokes.add(axes, thinned.steps, thinned.values, **look)
         if drift.steps:
@@ -151,7 +151,7 @@ def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | 
         return
     parts: tuple[list[float], list[float]] = ([], [])  # kept, abandoned
     for launch in series:
-        told, curve = story.launch(launch.launch), launch.channels.get(name, Curve())
+        told, curve = story.launch(launch.launch), launch.channels.get(name, ChannelCurve())
         limit = FOREVER if told is None or told.span.abandoned_after is None else told.span.abandoned_after
         for step, value in zip(curve.steps, curve.values, strict=True):
             parts[step > limit].append(value)
@@ -164,7 +164,7 @@ def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | 
     axes.set_ylim(low, high)
     width, beyond = _hundredth(story), []
     for launch in series:
-        curve = launch.channels.get(name, Curve())
+        curve = launch.channels.get(name, ChannelCurve())
         beyond += _sparse([s for s, v in zip(curve.steps, curve.values, strict=True) if not v <= high], width)
     look = {"linestyle": "none", "marker": "^", "markersize": 4, "color": GREY, "zorder": 4}
     axes.plot(beyond, [0.988] * len(beyond), transform=axes.get_xaxis_transform(), **look)

@@ -18,8 +18,8 @@ from chronicle.story.learning import Progress, ResumeWindow, resume_windows, tel
 from chronicle.story.matters import Matter, event_of
 from chronicle.story.plain import format_factor, plain
 from chronicle.story.series import (
+    ChannelCurve,
     Clock,
-    Curve,
     LaunchSeries,
     flops_are_estimated,
     shown_range,
@@ -72,7 +72,7 @@ def incident_cards(story: Story, series: Sequence[LaunchSeries]) -> list[dict[st
     return [card for card in cards if card is not None]
 
 
-def _card(story: Story, matter: Matter, channels: Mapping[str, Curve]) -> dict[str, Any] | None:
+def _card(story: Story, matter: Matter, channels: Mapping[str, ChannelCurve]) -> dict[str, Any] | None:
     onset, launch, name = matter.onset, story.launch(matter.entry.launch), _channel(matter, channels)
     if name is None or launch is None or onset is None:
         return None
@@ -87,7 +87,7 @@ def _card(story: Story, matter: Matter, channels: Mapping[str, Curve]) -> dict[s
     return {**incident_row(matter), "channel": plain(name), "curve": curve, "checkpoints": near, "chosen": chosen}
 
 
-def _channel(matter: Matter, channels: Mapping[str, Curve]) -> str | None:
+def _channel(matter: Matter, channels: Mapping[str, ChannelCurve]) -> str | None:
     """The first of the incident's channels that was logged, else the loss."""
     named = next((name for name in event_of(matter.entry).channels if name in channels), None)
     return find_channel(channels, Role.LOSS) if named is None else named
@@ -108,7 +108,7 @@ def incident_row(matter: Matter) -> dict[str, Any]:
     }
 
 
-def packed(curve: Curve) -> dict[str, Any]:
+def packed(curve: ChannelCurve) -> dict[str, Any]:
     """Steps and shortened values."""
     return {"s": curve.steps, "v": [short(value) for value in curve.values]}
 
@@ -140,7 +140,7 @@ def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> l
     return rows
 
 
-def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tuple[Curve, Curve]]:
+def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tuple[ChannelCurve, ChannelCurve]]:
     """The kept and the abandoned part of a channel, by launch."""
     parts = {}
     for launch in series:
@@ -151,16 +151,16 @@ def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tu
     return parts
 
 
-def _thinned(curves: Mapping[int, Curve], total: int) -> dict[int, Curve]:
+def _thinned(curves: Mapping[int, ChannelCurve], total: int) -> dict[int, ChannelCurve]:
     if len(curves) <= MANY:
         return {n: thin(curve, max(LEAST_BUCKETS, POINTS // 4 * len(curve.steps) // total)) for n, curve in curves.items()}
     rows = [(n, i) for n, curve in curves.items() for i in range(len(curve.steps))]
     values = [value for curve in curves.values() for value in curve.values]
-    line = thin(Curve(list(range(len(rows))), [None] * len(rows), values), max(1, MANY_POINTS // 4 * len(rows) // total))
-    found: dict[int, Curve] = {}
+    line = thin(ChannelCurve(list(range(len(rows))), [None] * len(rows), values), max(1, MANY_POINTS // 4 * len(rows) // total))
+    found: dict[int, ChannelCurve] = {}
     for place in line.steps:
         launch, i = rows[place]
-        into = found.setdefault(launch, Curve())
+        into = found.setdefault(launch, ChannelCurve())
         into.steps.append(curves[launch].steps[i])
         into.times.append(None)
         into.values.append(curves[launch].values[i])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from chronicle.story.assemble import LaunchStory, Story
-from chronicle.story.series import Curve, LaunchSeries
+from chronicle.story.series import ChannelCurve, LaunchSeries
 from rollback.channels import Role, find_channel
 
 __all__ = [
@@ -159,7 +159,9 @@ def resume_windows(story: Story, series: Sequence[LaunchSeries]) -> tuple[Resume
     return tuple(reversed(out))
 
 
-def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number: int, channel: str) -> list[tuple[int, float]]:
+def _history(
+    story: Story, by_launch: Mapping[int, Mapping[str, ChannelCurve]], number: int, channel: str
+) -> list[tuple[int, float]]:
     """The last `WINDOW_STEPS` steps before this launch, along its ancestors, in step order."""
     launch = story.launch(number)
     limit = None if launch is None else launch.span.start_step
@@ -171,7 +173,7 @@ def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number:
         parent = story.launch(launch.span.parent)
         if parent is None:
             break
-        curve = by_launch.get(parent.number, {}).get(channel, Curve()).between(oldest + 1, limit)
+        curve = by_launch.get(parent.number, {}).get(channel, ChannelCurve()).between(oldest + 1, limit)
         out = [*zip(curve.steps, curve.values, strict=True), *out]
         limit = min(limit, parent.span.start_step or 0)
         launch = parent
@@ -179,7 +181,7 @@ def _history(story: Story, by_launch: Mapping[int, Mapping[str, Curve]], number:
 
 
 def _window(
-    number: int, start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]]
+    number: int, start: int, own: Mapping[str, ChannelCurve], before: Mapping[str, list[tuple[int, float]]]
 ) -> ResumeWindow | None:
     name = find_channel(own, Role.LOSS)
     if name is None or len(before[name]) < LEAST_POINTS:
@@ -201,7 +203,7 @@ def _window(
     )
 
 
-def _finite(curve: Curve) -> list[tuple[int, float]]:
+def _finite(curve: ChannelCurve) -> list[tuple[int, float]]:
     return [(s, v) for s, v in zip(curve.steps, curve.values, strict=True) if math.isfinite(v)]
 
 
@@ -223,7 +225,7 @@ def _recovery(start: int, after: Sequence[tuple[int, float]], level: float, nois
 
 
 def _shifts(
-    start: int, own: Mapping[str, Curve], before: Mapping[str, list[tuple[int, float]]], loss: str
+    start: int, own: Mapping[str, ChannelCurve], before: Mapping[str, list[tuple[int, float]]], loss: str
 ) -> tuple[Shift, ...]:
     found = []
     for name, curve in own.items():

@@ -19,8 +19,8 @@ from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story
 
 __all__ = [
+    "ChannelCurve",
     "Clock",
-    "Curve",
     "LaunchSeries",
     "flops_are_estimated",
     "read_series",
@@ -35,17 +35,17 @@ ROOM_FOR_ABANDONED = 0.6  # of the kept range
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChannelCurve:
     """One channel of one launch. `steps`, `times` (seconds since the epoch or None) and `values` have one length."""
 
     steps: list[int] = field(default_factory=list)
     times: list[float | None] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def between(self, first: int, last: int) -> "Curve":
+    def between(self, first: int, last: int) -> "ChannelCurve":
         """The points with `first <= step <= last`."""
         rows = [i for i, step in enumerate(self.steps) if first <= step <= last]
-        return Curve([self.steps[i] for i in rows], [self.times[i] for i in rows], [self.values[i] for i in rows])
+        return ChannelCurve([self.steps[i] for i in rows], [self.times[i] for i in rows], [self.values[i] for i in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class LaunchSeries:
     """All channels of one launch."""
 
     launch: int
-    channels: dict[str, Curve]
+    channels: dict[str, ChannelCurve]
 
 
 def read_series(paths: RunPaths, launches: Iterable[int], only: Sequence[str] | None = None) -> list[LaunchSeries]:
@@ -61,8 +61,8 @@ def read_series(paths: RunPaths, launches: Iterable[int], only: Sequence[str] | 
     return [LaunchSeries(launch=n, channels=_read(paths.metrics_path(n), only)) for n in launches]
 
 
-def _read(path: Path, only: Sequence[str] | None) -> dict[str, Curve]:
-    channels: dict[str, Curve] = {}
+def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
+    channels: dict[str, ChannelCurve] = {}
     try:
         for point in read_metrics(path):
             for name, value in point.values.items():
@@ -70,7 +70,7 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, Curve]:
                     continue
                 curve = channels.get(name)
                 if curve is None:
-                    curve = channels[name] = Curve()
+                    curve = channels[name] = ChannelCurve()
                 curve.steps.append(point.step)
                 curve.times.append(point.time)
                 curve.values.append(value)
@@ -79,7 +79,7 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, Curve]:
     return channels
 
 
-def thin(curve: Curve, buckets: int) -> Curve:
+def thin(curve: ChannelCurve, buckets: int) -> ChannelCurve:
     """At most four points per bucket; non-finite values are kept as gaps."""
     count = len(curve.steps)
     if count <= 4 * buckets:
@@ -88,7 +88,7 @@ def thin(curve: Curve, buckets: int) -> Curve:
     for bucket in range(buckets):
         low, high = bucket * count // buckets, (bucket + 1) * count // buckets
         rows += _corners(curve.values, low, high)
-    return Curve([curve.steps[i] for i in rows], [curve.times[i] for i in rows], [curve.values[i] for i in rows])
+    return ChannelCurve([curve.steps[i] for i in rows], [curve.times[i] for i in rows], [curve.values[i] for i in rows])
 
 
 def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
@@ -100,14 +100,14 @@ def _corners(values: Sequence[float], low: int, high: int) -> list[int]:
     return sorted(chosen)
 
 
-def smooth(curve: Curve, bins: int, least_points: int) -> Curve:
+def smooth(curve: ChannelCurve, bins: int, least_points: int) -> ChannelCurve:
     """Medians of neighbouring points, so that noise does not hide a drift; empty for short or smooth curves."""
     if len(curve.steps) < least_points or bins < 1 or not _is_noisy(curve.values):
-        return Curve()
+        return ChannelCurve()
     width = max(8, len(curve.steps) // bins)
     rows = [slice(i, i + width) for i in range(0, len(curve.steps) - width + 1, width)]
     middles = [curve.steps[part.start + width // 2] for part in rows]
-    return Curve(middles, [None] * len(rows), [median(curve.values[part]) for part in rows])
+    return ChannelCurve(middles, [None] * len(rows), [median(curve.values[part]) for part in rows])
 
 
 def _is_noisy(values: Sequence[float]) -> bool:
@@ -190,8 +190,8 @@ def flops_are_estimated(series: Sequence[LaunchSeries]) -> bool:
     return not any(name in launch.channels for launch in series for name in FLOP_NAMES)
 
 
-def _longest(launch: LaunchSeries) -> Curve:
-    return max(launch.channels.values(), key=lambda c: len(c.steps), default=Curve())
+def _longest(launch: LaunchSeries) -> ChannelCurve:
+    return max(launch.channels.values(), key=lambda c: len(c.steps), default=ChannelCurve())
 
 
 def _times(launch: LaunchSeries) -> StepValues:
@@ -202,7 +202,7 @@ def _times(launch: LaunchSeries) -> StepValues:
 
 def _thinned(table: StepValues, buckets: int) -> StepValues:
     steps, values = table
-    curve = thin(Curve(steps, [None] * len(steps), values), buckets)
+    curve = thin(ChannelCurve(steps, [None] * len(steps), values), buckets)
     return curve.steps, curve.values
 
 

@@ -14,7 +14,7 @@ from chronicle.report.html import plotly_script, render_html
 from chronicle.report.page_data import build_page_data, drawn
 from chronicle.report.study_panels import read_panels
 from chronicle.story import read_story
-from chronicle.story.series import Curve, LaunchSeries, read_series
+from chronicle.story.series import ChannelCurve, LaunchSeries, read_series
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser, screenshot, visit
 from tests.report.devtools import browser
@@ -296,7 +296,7 @@ def test_a_thousand_launches_are_drawn_from_two_thousand_points(tmp_path: Path) 
         run.start(number, 10 * (number - 1))
         steps = list(range(10 * number - 9, 10 * number + 1))
         loss = [100.0 if (number, i) == (500, 4) else float(i % 3) for i in range(10)]
-        series.append(LaunchSeries(launch=number, channels={"loss": Curve(steps, [float(s) for s in steps], loss)}))
+        series.append(LaunchSeries(launch=number, channels={"loss": ChannelCurve(steps, [float(s) for s in steps], loss)}))
     data = build_page_data(read_story(run.paths), series, {})
     curves = data["curves"]["loss"]
     assert sum(len(part["s"]) for curve in curves for part in curve.values() if isinstance(part, dict)) <= 2_000
@@ -320,7 +320,7 @@ def test_half_a_million_steps_and_thirteen_launches_stay_below_five_megabytes(tm
         run.end(number, number * 38_500)
         steps = list(range((number - 1) * 38_000 + 1, number * 38_500 + 1, 25))
         times: list[float | None] = [float(s) for s in steps]
-        channels = {f"channel/{c}": Curve(steps, times, [math.sin(s * c) * 1.23456 for s in steps]) for c in range(1, 9)}
+        channels = {f"channel/{c}": ChannelCurve(steps, times, [math.sin(s * c) * 1.23456 for s in steps]) for c in range(1, 9)}
         channels |= {"loss": channels["channel/1"], "lr": channels["channel/2"]}
         series.append(LaunchSeries(launch=number, channels=channels))
     data = build_page_data(read_story(run.paths), series, {})

@@ -8,7 +8,7 @@ from chronicle.report.lineage_picture import GREY, _curve, _Strokes, draw_lineag
 from chronicle.report.page_data import build_page_data
 from chronicle.story import read_story
 from chronicle.story.learning import would_have_resumed_at
-from chronicle.story.series import Curve, read_series, robust_range, thin
+from chronicle.story.series import ChannelCurve, read_series, robust_range, thin
 from tests.builders.story_runs import StoryRun, toy_run
 
 pytest.importorskip("matplotlib")
@@ -61,7 +61,7 @@ def test_thinning_keeps_a_spike_of_one_step() -> None:
     steps = list(range(100_000))
     values = [1.0] * 100_000
     values[77_777] = 9.0
-    thinned = thin(Curve(steps, [None] * 100_000, values), 500)
+    thinned = thin(ChannelCurve(steps, [None] * 100_000, values), 500)
     assert len(thinned.steps) <= 2000
     assert 77_777 in thinned.steps and max(thinned.values) == 9.0
     assert thinned.steps == sorted(thinned.steps)
