@@ -194,6 +194,8 @@ def propose(
     if all(event.kind is Kind.LR_MISMATCH for event in cluster):
         limit = onset  # the first wrong step is known exactly: no margin
         older = [c for c in usable if c.step <= onset]
+        if not older:
+            reasons.append(_no_target(onset, onset))
     else:
         limit = _newest_target(onset, low, interval)
         older = _before_onset(usable, onset, low, interval, reasons)
@@ -279,11 +281,12 @@ def _before_onset(
         distance = onset - older[-1].step
         reasons.append(f"no checkpoint is {MARGIN} steps before the onset: this one is {distance} steps before it")
         return older
-    limit = max(0, _newest_target(onset, low, interval))
-    reasons.append(
-        f"no verified checkpoint at or before step {limit} (onset {onset}); look for an older one or restart from scratch"
-    )
+    reasons.append(_no_target(max(0, _newest_target(onset, low, interval)), onset))
     return []
+
+
+def _no_target(limit: int, onset: int) -> str:
+    return f"no verified checkpoint at or before step {limit} (onset {onset}); look for an older one or restart from scratch"
 
 
 def _relapses(history: History, onset: int) -> list[PastRollback]:
