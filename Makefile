@@ -1,4 +1,4 @@
-# make demo   the product's main job on a real trainer (about 5 minutes after the install)
+# make demo   a real two-process run diverges, is rolled back and recovers (5 minutes after the install)
 # make test   what the tests need, and the tests, on all cores
 # make test-fast   pure parts, command line, one real rollback: a minute
 # make check  lint, types, import contracts and the tests: what .ci/run runs

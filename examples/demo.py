@@ -1,9 +1,8 @@
-"""`make demo`: a real two-process run diverges, is rolled back and recovers, told through the real commands.
+"""`make demo`: a real run on two processes diverges, is rolled back and recovers; every step is a `chronicle` command.
 
-Nothing here writes a loss, an event or a proposal: this script only starts `chronicle` commands, shows how far the trainer
-is (it reads the trainer's own per-step log), and takes the step to go back to from `chronicle propose --json`. The cause is
-real too: the recipe `demo` raises its LR on purpose, as exp8 of the 80B run wanted. Ends with code 1 when the story does
-not come out as it should.
+The script starts commands, shows the trainer's progress from its per-step log, and takes the rollback target from
+`chronicle propose --json`. It writes no loss, event or proposal itself. The cause of the divergence is real: the recipe
+`demo` raises its LR on purpose, as exp8 of the 80B run did. Exit code 1 when a result is not the expected one.
 """
 
 import argparse
@@ -39,7 +38,7 @@ LAUNCHERS = {
 
 
 class Demo:
-    """The story's scenes, played in one directory."""
+    """The scenes of the demo, played in one directory."""
 
     def __init__(self, directory: Path, launcher: str, console: Console) -> None:
         self.directory = directory
@@ -52,27 +51,27 @@ class Demo:
         self.environment = keep | {"PATH": path, "OMP_NUM_THREADS": "1"}
 
     def play(self) -> None:
-        """All scenes; raises `SystemExit` with a sentence when one does not come out."""
-        self.scene("A run is set up")
+        """Play all scenes; raises `SystemExit` with a sentence when a result is not the expected one."""
+        self.scene("Set up a run")
         self.command("chronicle init --run demo --logs logs --checkpoints checkpoints")
         self.command(
             "chronicle note 'exp8 again: the LR will be raised on purpose, hoping for another descent track' "
             "--expect 'it may well be too much' --tag exp8"
         )
-        self.scene("It trains on two real processes, the raised LR makes it diverge, chronicle sees it and stops it")
+        self.scene("Train on two processes: a raised LR makes the loss diverge, chronicle detects it and stops the launch")
         code = self.launch(f"chronicle run --on-propose stop -- {LAUNCHERS[self.launcher]}", 1)
         self.command("chronicle status")
         target = self.proposed_step()
-        self.scene(f"Back to step {target}, with half the LR in every place where it lives")
+        self.scene(f"Roll back to step {target} with half the LR, in every file that holds it")
         self.command(f"chronicle rollback --to {target} --lr-scale 0.5 --yes")
-        self.scene("exp9's accident: a resume that does not restore the LR schedule is refused before its first step")
+        self.scene("A faulty resume that does not restore the LR schedule: the guard refuses it before its first step")
         code = self.launch(f"chronicle run -- {LAUNCHERS[self.launcher]} --accident schedule-restarts", 2)
         self.expect(code == REFUSED, f"the broken resume ended with code {code}, expected {REFUSED}")
         self.expect(not list(self.points(2)), "the broken resume took a step")
-        self.scene("The real resume passes the guard and recovers")
+        self.scene("A correct resume passes the guard, and the loss recovers")
         code = self.launch(f"chronicle run -- {LAUNCHERS[self.launcher]}", 3)
         self.expect(code == 0, f"the resumed launch ended with code {code}")
-        self.scene("The story")
+        self.scene("The history of the run")
         self.command("chronicle log --graph")
         self.command("chronicle render")
         self.conclude(target)
@@ -94,7 +93,7 @@ class Demo:
         return done.stdout
 
     def launch(self, line: str, number: int) -> int:
-        """Start a launch, draw its progress from the trainer's own log, keep its output in a file; returns its code."""
+        """Start a launch, show its progress from the trainer's log, keep its output in a file; returns its exit code."""
         self.console.print(f"[bold cyan]$[/bold cyan] {line}", highlight=False, soft_wrap=True)
         log = self.directory / f"launch-{number}.out"
         with log.open("wb") as out:
@@ -113,7 +112,7 @@ class Demo:
         return code
 
     def follow(self, process: "subprocess.Popen[bytes]", number: int) -> None:
-        """A bar on a terminal, a line every 100 steps elsewhere."""
+        """Show a bar on a terminal, a line every 100 steps elsewhere."""
         columns = (BarColumn(30), TextColumn("step {task.completed:>4.0f}  {task.description}"), TimeElapsedColumn())
         shown = 0
         with Progress(
@@ -134,12 +133,12 @@ class Demo:
                     print(f"  step {last.step:>4}  {text}", flush=True)
 
     def points(self, number: int) -> Any:
-        """The per-step log of a launch as far as it is written."""
+        """The points that a launch has logged so far."""
         path = self.paths.metrics_path(number)
         return read_metrics(path) if path.exists() else iter(())
 
     def proposed_step(self) -> int:
-        """What `chronicle propose` says; nothing else decides where to go back to."""
+        """The target step of `chronicle propose`."""
         self.console.print("[bold cyan]$[/bold cyan] chronicle propose --json", highlight=False)
         done = subprocess.run(
             ["chronicle", "propose", "--json"],
@@ -156,13 +155,14 @@ class Demo:
         return int(proposal["target_step"])
 
     def conclude(self, target: int) -> None:
-        """Compare what the two launches really logged."""
+        """Compare the losses that the two launches logged."""
         first = {p.step: p.values["loss"] for p in self.points(1) if p.values.get("loss") is not None}
         second = {p.step: p.values["loss"] for p in self.points(3) if p.values.get("loss") is not None}
         worst, before, after = tail_mean(first), mean_near(first, target), tail_mean(second)
         self.console.print()
         self.console.print(
-            f"loss where it went back to {before:.4f}, diverged {worst:.4f}, after the rollback {after:.4f} nats/bit"
+            f"loss in nats/bit: {before:.4f} at the rollback target, {worst:.4f} after the divergence, "
+            f"{after:.4f} after the rollback"
         )
         self.console.print(f"the story    {shown(self.paths.chronicle_md)}")
         for picture in sorted(self.paths.plots_dir.glob("*.png")):
@@ -171,7 +171,7 @@ class Demo:
         self.expect(worst > before and after < before, "the resumed run did not recover below the loss it went back to")
 
     def expect(self, holds: bool, sentence: str) -> None:
-        """End the demo with one sentence when the story is not what it should be."""
+        """End the demo with one sentence when a result is not the expected one."""
         if not holds:
             raise SystemExit(f"error: {sentence}")
 
@@ -180,7 +180,7 @@ TOTAL_STEPS = 600
 
 
 def told(lines: Iterable[str]) -> Iterator[str]:
-    """What chronicle itself said, the guard's table included."""
+    """The lines that chronicle printed, with the guard's table."""
     in_table = False
     for line in lines:
         said = RANK_PREFIX.sub("", line)
@@ -190,7 +190,7 @@ def told(lines: Iterable[str]) -> Iterator[str]:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """A path, relative to the current directory where it lies below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 

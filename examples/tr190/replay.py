@@ -1,11 +1,11 @@
-"""The 80B run of 2023 lived again with `chronicle`: its launches, rollbacks, LR factors, Xids, and the `.orig` accident.
+"""Replay the 80B run of 2023 with `chronicle`: its launches, rollbacks, LR factors, Xids, and the `.orig` accident.
 
     python examples/tr190/replay.py [DIRECTORY]
 
-Every line of the story goes through a real command on real (tiny) checkpoints. Steps, targets and factors are those of the
-chronicle that its authors published (huggingface/m4-logs, tr-190-80b/chronicles.md); how far each given-up launch had come
-is read off their plots. What chronicle adds is what they did not have: at exp8 and exp9 the guard refuses the resume
-before its first step. Then the guard is switched off, as if it did not exist, and the accident takes its course.
+Every event is a real command on real, tiny checkpoints. Steps, targets and factors are those that the authors of the run
+published (huggingface/m4-logs, tr-190-80b/chronicles.md); the last step of each abandoned launch is read off their plots.
+At exp8 and exp9 the guard refuses the resume before its first step, which the authors did not have. Then the guard is
+switched off, and the accident happens as it did in 2023.
 """
 
 import json
@@ -24,7 +24,7 @@ REFUSED, DO_NOT_REQUEUE, CANNOT_START = 3, 78, 125
 
 @dataclass(frozen=True)
 class Given:
-    """A launch that was given up: until `last`, going wrong from `poison` on."""
+    """A launch that was abandoned at step `last`; its data are noise from step `poison` on."""
 
     last: int
     poison: int | None = None
@@ -32,7 +32,7 @@ class Given:
 
 
 class Replay:
-    """The story in one directory."""
+    """The replay in one directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class Replay:
         self.here = 0
 
     def play(self) -> None:
-        """All nineteen entries, in their order."""
+        """Replay all nineteen entries in their order."""
         self.command("chronicle init --run tr-190 --logs logs --checkpoints checkpoints")
         self.note("Log lines arrive 10-20 min late", "chronicle run sets PYTHONUNBUFFERED", tag="infra")
         self.train(Given(last=2500, also_save=(1496,)))
@@ -83,7 +83,7 @@ class Replay:
             self.command("chronicle report", ok=(0, 1))
 
     def exp8_and_exp9(self) -> None:
-        """The LR is doubled; a backup lies beside the state; the LR restarts from zero and nobody sees it. Twice."""
+        """The LR is doubled, a backup lies beside the state, and the LR restarts from zero unnoticed. This happened twice."""
         self.rollback(29000, "--lr-scale 2")
         stray = self.checkpoints / "opt_step-29000" / "accelerator_state" / "custom_checkpoint_0.pkl.orig"
         shutil.copy(stray.with_suffix(""), stray)
@@ -99,7 +99,7 @@ class Replay:
         self.note("exp10: only now it was noticed that both last restarts had the LR issue", tag="replay")
 
     def exp10(self) -> None:
-        """Their own edit, by hand then, one command now, on the 30500 of exp8, which exp9's rollback had put aside."""
+        """The edit that the authors made by hand, as one command, on exp8's step 30500, which exp9's rollback had abandoned."""
         self.command("chronicle rollback --to 30500 --yes", ok=(REFUSED,))  # it exists twice
         (aside,) = self.directory.glob("abandoned/*/opt_step-30500")
         fields = "--set base_lrs=1.875e-05 --set last_epoch=30500 --set _step_count=30501 --set _last_lr=1.7677e-05"
@@ -145,7 +145,7 @@ class Replay:
         self.command(shlex.join(words))
 
     def close_incidents(self) -> None:
-        """Nobody may leave an incident open: all were answered by a rollback."""
+        """Check that no incident is open: a rollback answered each of them."""
         words = ["chronicle", "status", "--json"]
         done = subprocess.run(words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True)
         status = json.loads(done.stdout)
@@ -155,7 +155,7 @@ class Replay:
             self.command(f"chronicle close {rollback} 'the next one came' --outcome partly")
 
     def command(self, text: str, *, ok: tuple[int, ...] = (0,), environment: dict[str, str] | None = None) -> None:
-        """Run one command line, show it, and end the replay when it does not come out as the story says."""
+        """Run and show one command line; end the replay when its exit code is not the expected one."""
         print(f"\n$ {text}", flush=True)
         environ = self.environment | (environment or {})
         done = subprocess.run(
@@ -166,7 +166,7 @@ class Replay:
 
 
 def main() -> None:
-    """Play the story into a directory that does not exist yet."""
+    """Replay into a directory that does not exist yet."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "tr190-replay").resolve()
     if directory.exists():
         raise SystemExit(f"`{directory}` is there already: name another directory")
