@@ -1,7 +1,7 @@
-"""A study as data: arms, profiles, outcome, contrasts and margin, named by a hash.
+"""The definition of a study (arms, profiles, outcome, contrasts, margin), and how it is read from YAML.
 
-Lengths inside arms are in slices, so that one study fits every profile. How a file becomes a study is `reading`'s, what the
-arms mean in updates `design`'s.
+Lengths inside arms are in slices, so that one study fits every profile; `design.py` converts them to updates. Unknown,
+missing and malformed keys are errors that name the key's place.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 
 
 class Order(StrEnum):
-    """In which order a slice is read after a restart."""
+    """The order in which a slice is read after a restart."""
 
-    PLAN = "plan"  # the order the arm would have had without the restart
+    PLAN = "plan"  # the order that the arm would have without the restart
     RESHUFFLED = "reshuffled"  # another full shuffle of the slice
-    STOCK = "stock"  # stock WebDataset: shard list shuffled anew, samples through a cold buffer; entropy from the seed
+    STOCK = "stock"  # stock WebDataset: shuffled shard list, samples through an empty buffer; entropy from the seed
     STOCK_UNSEEDED = "stock-unseeded"  # the same with entropy from the machine, recorded with the launch
 
 
 class Loss(StrEnum):
-    """State that a restart throws away."""
+    """State that a restart loses on purpose."""
 
     MOMENTS = "moments"  # Adam's moments and step counts
-    SCHEDULE = "schedule"  # the LR schedule begins again at 0, warm-up included (the `.orig` accident of exp9)
+    SCHEDULE = "schedule"  # the LR schedule starts again at 0, warm-up included (exp9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """What happens between two launches. `at` counts slices from the start; empty: at every slice boundary."""
+    """What happens between two launches. `at` is in slices from the start; empty means every slice boundary."""
 
     at: tuple[float, ...] = ()
     order: Order = Order.PLAN
@@ -97,7 +97,7 @@ class Arm:
 class Contrast:
     """`plus` minus `minus`, paired by seed. Contrasts of the family `main` share Holm's adjustment.
 
-    Family `control`: an effect that must be there. A study that does not see it could not have seen the others.
+    The family `control` is an effect that must be there; where it is not seen, the study could not see others either.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRule:
-    """A question of the study and the contrasts that answer it: the first decides, the others stand beside it."""
+    """A question of the study and its contrasts: the first answers it, the others are shown beside."""
 
     name: str  # the question, in words
     by: tuple[str, ...]
@@ -202,12 +202,12 @@ class Study:
 
     @property
     def digest(self) -> str:
-        """Hex sha256 over the canonical form: what is registered before the first launch."""
+        """Hex sha256 over the canonical form, which is registered before the first launch."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @property
     def central_arms(self) -> frozenset[str]:
-        """Arms of the reference, the gate, the main contrasts and the factorial; all where no contrast is a main one."""
+        """The arms of the reference, the gate, the main contrasts and the factorial; all arms without a main contrast."""
         main = [arm for one in self.contrasts if one.family == "main" for arm in (one.plus, one.minus)]
         chosen = (self.reference, *self.gate, *main, *self.factorial.values())
         return frozenset(chosen if main else (arm.name for arm in self.arms))
@@ -312,7 +312,7 @@ def parse_study(text: str, *, where: str = "study") -> Study:
 
 
 def study_from_json(record: Mapping[str, Any], *, where: str = "study") -> Study:
-    """The inverse of `Study.to_json`, and the reading of a parsed file (named lists may be mappings by name)."""
+    """Build a study from `Study.to_json` or from a parsed file, in which named lists may be mappings by name."""
     parts = {key: value for key, value in record.items() if key != "v"}
     try:
         parts["arms"] = tuple(_arm(item) for item in _listed(parts.get("arms"), "arms"))
@@ -364,7 +364,7 @@ def _answers(value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _build(kind: type[T], record: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a mapping, with every key checked against the field's own type."""
+    """Build a dataclass from a mapping; every key is checked against the type of its field."""
     where = where or f"{kind.__name__.lower()} {record.get('name', '')}".rstrip()
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(set(record) - set(known), key=str)

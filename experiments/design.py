@@ -1,4 +1,4 @@
-"""From a study and a profile to launches in updates: legs of an arm, runs of the study. Pure: no clock, no disk, no dice.
+"""Turns a study and a profile into runs and launches, in updates. Pure: no clock, no disk, no random numbers.
 
 arm B, slices of 100:   leg 1  0 ── 100   leg 2  100 ── 200   leg 3 …      each leg is one launch
 arm B-skip:             leg 1  0 ── 250   leg 2  150 ──────── 400          rolled back by 100
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.definition import Arm, Profile, Restart, Study
+from experiments.definition import Arm, Profile, Restart, Study, study_from_json
 from experiments.errors import BadStudy
 
 __all__ = ["START", "Leg", "StudyPlan", "StudyRun", "legs_of", "plan_study"]
@@ -22,9 +22,9 @@ START = "start"  # name of the run that trains the common checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """One launch of an arm, in updates from the start checkpoint; resumes at `first`, ends after `last`.
+    """One launch of an arm in updates from the common checkpoint; it resumes at `first` and ends after `last`.
 
-    `saves` are the updates after which it saves: its end, and points that a later leg goes back to.
+    `saves` are the updates after which it saves: its end, and points to which a later leg goes back.
     """
 
     number: int
@@ -56,7 +56,7 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """What is registered: the definition, the profile with its seeds, and every run in the order they are started."""
+    """The registered plan: the definition, the profile with its seeds, and every run in starting order."""
 
     study: Study
     profile: Profile
@@ -64,12 +64,12 @@ class StudyPlan:
 
     @property
     def plan_hash(self) -> str:
-        """Hex sha256 of what decides the numbers: definition, profile, seeds and arms."""
+        """Hex sha256 of definition, profile, seeds and arms, which determine the numbers."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @property
     def sources(self) -> Mapping[str, int]:
-        """The mixture: the profile's own where it has one."""
+        """The mixture: the profile's where it has one, else the study's."""
         return self.profile.sources or self.study.sources
 
     @property
@@ -96,22 +96,20 @@ class StudyPlan:
         raise BadStudy(f"no run `{name}` in this plan", "`chronicle experiment plan` lists them")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, enough to rebuild the plan; other profiles decide nothing and are left out."""
+        """Return plain values from which the plan can be rebuilt; other profiles are left out."""
         runs = [[run.arm, run.seed] for run in self.runs if run.arm != START]
         return {"study": replace(self.study, profiles=(self.profile,)).to_json(), "profile": self.profile.name, "runs": runs}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> StudyPlan:
         """Rebuild a registered plan."""
-        from experiments.definition import study_from_json
-
         study = study_from_json(record["study"])
         profile = study.profile(record["profile"])
         return _assemble(study, profile, [(str(arm), int(seed)) for arm, seed in record["runs"]])
 
 
 def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tuple[str, ...] = ()) -> StudyPlan:
-    """Which runs a study makes. `arms` replaces the profile's choice (the reference and its gate always run)."""
+    """Return the plan of a study. `arms` replaces the arms of the profile; the reference and its gate always run."""
     sizes = study.profile(profile)
     if seeds is not None:
         if seeds < 1:
@@ -134,7 +132,7 @@ def plan_study(study: Study, profile: str, *, seeds: int | None = None, arms: tu
 def _assemble(study: Study, profile: Profile, pairs: list[tuple[str, int]]) -> StudyPlan:
     _check_sizes(study, profile)
     start = StudyRun(arm=START, seed=0, legs=(Leg(number=1, first=-profile.start_updates, last=0, saves=(0,)),))
-    # The gate first: it may end everything. Then, seed by seed, the arms of the main questions; the others last.
+    # The gate first, because it can end the study. Then the arms of the main questions by seed; the others last.
     ordered = sorted(pairs, key=lambda pair: (pair[0] not in study.central_arms, pair[1], pair[0] not in study.gate))
     runs = [StudyRun(arm=arm, seed=seed, legs=legs_of(study.arm(arm), profile)) for arm, seed in ordered]
     return StudyPlan(study=study, profile=profile, runs=(start, *runs))

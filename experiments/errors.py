@@ -1,11 +1,11 @@
-"""What goes wrong on purpose in a study.
+"""The errors of studies, with their exit codes.
 
 ChronicleError
 └── StudyError          1  base of everything raised here
-    ├── BadStudy        2  a study file says something impossible; the message names the key
-    ├── NoData          1  the sources do not hold what the slices of a seed need
+    ├── BadStudy        2  a study file is not usable; the message names the key
+    ├── NoData          1  the sources have fewer samples than the slices of a seed need
     ├── GateFailed      3  the control arm is not bit-identical, or data differ before the treatment: no report
-    └── NotRegistered   2  results are asked for before anything was registered, or under another plan
+    └── NotRegistered   2  the journal has no registration of this study, or one of another plan
 """
 
 from chronicle.errors import ChronicleError
@@ -14,7 +14,7 @@ __all__ = ["BadStudy", "GateFailed", "NoData", "NotRegistered", "StudyError"]
 
 
 class StudyError(ChronicleError):
-    """Base of everything raised on purpose here; `remedy` is shown as `hint:`."""
+    """Base of the errors of studies; `remedy` is shown as `hint:`."""
 
 
 class BadStudy(StudyError):
@@ -28,7 +28,7 @@ class NoData(StudyError):
 
 
 class GateFailed(StudyError):
-    """The study's own controls failed, so its contrasts mean nothing and are not reported."""
+    """The controls of the study failed, so its contrasts are not reported."""
 
     exit_code = 3
 

@@ -50,7 +50,7 @@ class StudyPaths:
         return self.study_dir / "checkpoints" / name
 
     def output_path(self, name: str, leg: int) -> Path:
-        """What one launch said, `chronicle run` included."""
+        """The output of one launch, with that of `chronicle run`."""
         return self.study_dir / "output" / f"{name}-leg{leg}.txt"
 
     @property
@@ -67,7 +67,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegResult:
-    """Digests are sha256 of state at the end; `final` holds the outcomes of the last leg, in bits per byte."""
+    """The result of one launch. Digests are sha256 of state at the end; `final` is in bits per byte, for a last leg."""
 
     plan_hash: str
     run: str
@@ -89,7 +89,7 @@ class LegResult:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> LegResult:
-        """Read what `to_json` wrote; raises `StudyError` for another version."""
+        """Read the output of `to_json`. Raises `StudyError` for another version."""
         parts = dict(record)
         if parts.pop("v", None) != VERSION:
             raise StudyError(f"result of a launch has version {record.get('v')!r}: this program reads {VERSION}")
@@ -97,12 +97,12 @@ class LegResult:
 
 
 def write_result(path: Path, result: LegResult) -> None:
-    """Write the file whole or not at all, on disk when this returns."""
+    """Write the file atomically and durably."""
     write_atomic(path, json.dumps(result.to_json(), indent=1, sort_keys=True))
 
 
 def read_result(path: Path) -> LegResult:
-    """Read a result; raises `StudyError` where there is none or it is damaged."""
+    """Read a result. Raises `StudyError` where it is missing or damaged."""
     try:
         return LegResult.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as problem:

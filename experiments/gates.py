@@ -14,7 +14,7 @@ import numpy as np
 from chronicle.data import step_digest
 from experiments.definition import Arm, Loss, Order
 from experiments.design import Leg, StudyPlan
-from experiments.order import DataShape, Ids, leg_order
+from experiments.order import DataShape, Ids, leg_order, slice_samples
 from experiments.outcomes import RunData, StudyData
 
 __all__ = ["GateCheck", "Ledger", "Treatment", "check_gates", "count_ledger", "find_treatment", "planned_order"]
@@ -46,7 +46,7 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """What one run read: samples drawn, drawn again, and samples of the slices that were never read."""
+    """The samples of one run: drawn, drawn again, and those of the slices that were never read."""
 
     run: str
     drawn: int
@@ -57,12 +57,12 @@ class Ledger:
 
 
 def check_gates(data: StudyData, ledgers: Sequence[Ledger]) -> tuple[GateCheck, ...]:
-    """Every control that the complete runs allow; one that fails is the reason to refuse the report."""
+    """Return every control that the complete runs allow; a failed one refuses the report."""
     return (*_check_exact(data), *_check_shared(data), *_check_rates(data), *_check_read(ledgers))
 
 
 def find_treatment(plan: StudyPlan, arm: Arm, legs: tuple[Leg, ...]) -> Treatment:
-    """Where an arm leaves the reference, from the plan alone."""
+    """Return after how many updates an arm differs from the reference, from the plan alone."""
     reference, size = plan.study.arm(plan.study.reference), plan.profile.slice_updates
     if arm.merged != reference.merged:
         return Treatment(data_after=0, state_after=None)
@@ -145,7 +145,7 @@ def _equal_length(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _check_rates(data: StudyData) -> Iterator[GateCheck]:
-    """One line: the LR of every arm equals the reference's at every update, where no schedule is lost on purpose."""
+    """Check that the LR of every arm equals the reference's at every update, unless the schedule is lost on purpose."""
     reference = data.plan.study.reference
     unequal, compared = [], 0
     for (arm, seed), run in data.runs.items():
@@ -168,7 +168,7 @@ def _check_read(ledgers: Sequence[Ledger]) -> Iterator[GateCheck]:
 
 
 def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
-    """The batches of a run's lineage, from the plan (and the recorded entropy of unseeded orders)."""
+    """Return the planned batches of a run's lineage; unseeded orders use the recorded entropy."""
     arm = data.plan.study.arm(run.run.arm)
     rows: list[Ids] = []
     for leg, done in zip(run.run.legs, run.finished, strict=True):
@@ -178,7 +178,7 @@ def planned_order(data: StudyData, shape: DataShape, run: RunData) -> Ids:
 
 
 def count_ledger(data: StudyData, shape: DataShape) -> tuple[Ledger, ...]:
-    """Repeats and samples left out, per run, and whether the log shows the planned data."""
+    """Return the ledger of every run: repeats, unread samples, and whether the log shows the planned data."""
     return tuple(_ledger(data, shape, run) for run in data.runs.values())
 
 
@@ -198,7 +198,5 @@ def _ledger(data: StudyData, shape: DataShape, run: RunData) -> Ledger:
 
 
 def _slices(shape: DataShape, seed: int) -> set[tuple[int, int]]:
-    from experiments.order import slice_samples
-
     return {(source, int(window)) for source in range(len(shape.sources)) for logical in range(1, shape.num_slices + 1)
             for window in slice_samples(shape, source, seed, logical).ravel()}  # fmt: skip

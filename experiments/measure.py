@@ -1,8 +1,7 @@
-"""What is measured at a model and never trained on: averaged weights, held-out text, slices seen and unseen, copying.
+"""Measurements of a study's model: averaged weights, held-out text, and two k-shot tasks.
 
-The copy task is the small model's analogue of k-shot evaluation: a random string repeated; how many bits does its last
-copy cost when it stood there k times before? Position and length are the same for every k. No gain at the start
-checkpoint means "not measurable at this size", not "no effect".
+The copy task is a small analogue of k-shot evaluation: the bits of the last copy of a random string after k earlier copies,
+with equal position and length for every k. No gain at the common checkpoint means "not measurable at this size".
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
 
 
 class AveragedWeights:
-    """Exponential moving average of the weights: a measuring device, carried exactly over every restart."""
+    """An exponential moving average of the weights, restored exactly at every restart."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -37,7 +36,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take one step towards the model."""
+        """Add the weights after a step to the average."""
         for name, value in model.named_parameters():
             self.values[name].lerp_(value.detach(), 1 - self.decay)
 
@@ -49,11 +48,11 @@ class AveragedWeights:
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {"decay": self.decay, "values": self.values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From the checkpoint, on this device."""
+        """Restore the state of the checkpoint on this device."""
         self.values = {name: state["values"][name].to(value.device).clone() for name, value in self.values.items()}
 
 

@@ -1,10 +1,10 @@
-"""Which samples an arm reads at which update: the whole order of one arm at one seed, as arrays. All chance comes from the seed.
+"""The samples that an arm reads at each update, as arrays: the whole order of one arm at one seed. All randomness is seeded.
 
-A data shard is a run of `shard_samples` neighbouring windows, as a tar is one of neighbouring documents: were its samples
-drawn at random, a cold buffer could not be told from a full shuffle. Shards of a source are permuted once per study; the
-first are the start's. A block of as many seeds as there are slices shares one shuffled shard list and rotates it (a Latin
-square), so that every slice is once the repeated one. Lines beyond the last slice are the reserve of skipped and
-over-drawn data. Stock orders follow webdataset 1.0.2: shards shuffled, then a sample buffer that starts cold.
+A data shard is a run of `shard_samples` neighbouring windows, as a tar holds neighbouring documents; with random samples in
+a shard, an empty buffer would equal a full shuffle. The shards of a source are permuted once per study, and the first belong
+to the common start. A block of as many seeds as there are slices shares one shuffled shard list and rotates it (a Latin
+square), so that every slice is the repeated one once. Lines beyond the last slice are the reserve for skipped and over-drawn
+data. Stock orders follow webdataset 1.0.2: shuffled shards, then a sample buffer that starts empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataShape:
-    """The sources of a study with their sizes, and the profile that cuts them."""
+    """The sources of a study with their sizes, and the profile that divides them."""
 
     sources: Mapping[str, int]  # weight by name
     num_windows: tuple[int, ...]
@@ -65,10 +65,10 @@ class DataShape:
         return self.profile.slice_updates * self.profile.batch_size * weights[source] // sum(weights)
 
     def pool(self, source: int) -> tuple[Ids, Ids]:
-        """Windows of the start phase, and the data shards left for slices (rows), both in the study's fixed order.
+        """Return the windows of the start phase, and the data shards for slices (rows), both in the study's fixed order.
 
-        The start takes what it needs, but leaves the slices and a reserve as large (or half of what the slices leave):
-        a start longer than its share reads it again, in a new order each time.
+        The start takes what it needs but leaves the slices and an equal reserve (or half of what the slices leave). A
+        start longer than its share reads it again in a new order.
         """
         name, per_shard = tuple(self.sources)[source], self.profile.shard_samples
         shards = _study_order(self.num_windows[source] // per_shard, per_shard, name)
@@ -151,7 +151,7 @@ def _parts(first: int, last: int, size: int) -> Iterator[range]:
 
 
 def _counts_of_slice(shape: DataShape, begins: int, leg: Leg) -> Ids:
-    """Samples per source and batch over one slice; a dip replaces the mixture for the first updates after a restart."""
+    """Return samples per source and batch over one slice; after a restart another mixture may apply for some updates."""
     counts, restart = shape.counts(shape.profile.slice_updates), leg.restart
     if restart is None or not restart.ratio:
         return counts
@@ -192,10 +192,10 @@ def _slice_stream(
 def shuffle_through_buffer(
     samples: Iterator[int], buffer_size: int, initial: int, dice: random.Random
 ) -> Iterator[int]:
-    """Shuffle a stream as webdataset's `.shuffle` does: two in, one out, beginning when `initial` are buffered.
+    """Shuffle a stream as webdataset's `.shuffle` does: two in, one out, starting when `initial` are buffered.
 
-    Cold start: the first samples come from the first `initial` of the stream, so after every start they are nearly in
-    the order of the shards. The same dice give the same order as webdataset 1.0.2.
+    After every start the first samples come from the first `initial` of the stream, so they are nearly in the order of
+    the shards. The same random numbers give the same order as webdataset 1.0.2.
     """
     initial, held = min(initial, buffer_size), []
     for sample in samples:
@@ -219,7 +219,7 @@ def _shuffled(windows: Ids, key: int) -> Ids:
 
 
 def _reserve(shape: DataShape, source: int, seed: int, part: int) -> Iterator[int]:
-    """This launch's own part of the lines that no slice holds: launches of one arm never draw the same from it."""
+    """Return this launch's part of the lines outside all slices; launches of one arm get disjoint parts."""
     lines = slice_samples(shape, source, seed, shape.num_slices + 1).ravel()[
         part % shape.num_slices :: shape.num_slices
     ]

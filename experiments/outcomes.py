@@ -1,6 +1,7 @@
-"""What the launches of a study measured, read back from journals and per-step logs: one `RunData` per arm and seed.
+"""The measurements of a study, read from journals and per-step logs: one `RunData` per arm and seed.
 
-A run's series follows its lineage: the updates of a leg that was rolled back are not in it, and a leg counts once.
+A run's series follows its lineage: updates of a leg that was rolled back are not in it, and a leg counts once. The excess
+loss after a restart is relative to the reference: on identical batches at each update, else to its local mean.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RunData:
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """Updates after which a new launch took over."""
+        """Updates after which a new launch started."""
         return tuple(leg.first for leg in self.run.legs[1:])
 
     def channel(self, name: str) -> Curve:
@@ -62,7 +63,7 @@ class RunData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
-    """All complete runs of a study by (arm, seed), the start, and what was stopped with its reason."""
+    """All complete runs of a study by (arm, seed), the common start, and the stopped runs with their reasons."""
 
     plan: StudyPlan
     runs: Mapping[tuple[str, int], RunData]
@@ -109,7 +110,7 @@ def outcome_of(run: RunData, name: str) -> float:
 
 
 def bounce(evals: Curve) -> float:
-    """Standard deviation of the evaluations along a run around their straight line; NaN below four of them."""
+    """Return the standard deviation of a run's evaluations around their line of regression; NaN below four of them."""
     where = np.flatnonzero(np.isfinite(evals))
     if len(where) < 4:
         return float("nan")

@@ -53,7 +53,7 @@ class ConfidenceInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedResult:
-    """Everything said about one contrast. Units are those of the differences; p values are two-sided, unadjusted."""
+    """The statistics of one contrast, in the units of the differences; p values are two-sided and unadjusted."""
 
     num_pairs: int
     mean: float

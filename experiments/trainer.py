@@ -1,8 +1,7 @@
-"""One launch of a study: `python -m experiments.trainer --plan plan.json --run B-s3 --leg 2`. Read it from top to bottom.
+"""Trains one launch of a study: `python -m experiments.trainer --plan plan.json --run B-s3 --leg 2`.
 
-A thin trainer of bit_transformer's parts: the loop is short, because a study needs exact orders, planted losses of
-state and measurements, and none of the rest. Saving and loading are Accelerate's, under the guard: what is compared is
-what people run. A leg that loses state on purpose runs with the guard on `warn`, so that its verdict is on record.
+A small trainer made of bit_transformer's parts; read `train_leg` from top to bottom. Accelerate saves and loads under the
+guard, as in ordinary training. A leg that loses state on purpose runs with the guard on `warn`, which records its verdict.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from bit_transformer.model.transformer import BitTransformer, ModelConfig, next_
 from bit_transformer.training.report import open_output
 from bit_transformer.training.resume import checkpoint_path
 from bit_transformer.training.schedule import ScheduleConfig, plan_schedule
+from bit_transformer.training.setup import parameter_groups
 from chronicle.data import step_digest
 from chronicle.errors import ChronicleError
 from chronicle.metrics.log import MetricsWriter
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, checkpoints: Path) -> None:
-    """Train the updates of one leg, save where the plan says, and write the result as the last act."""
+    """Train the updates of one leg, save where the plan says, and write the result last."""
     profile, weights = plan.profile, plan.sources
     began = time.perf_counter()
     torch.set_num_threads(1)
@@ -99,14 +99,14 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
         Accelerator(cpu=profile.device == "cpu" or not torch.cuda.is_available(), mixed_precision=profile.mixed_precision),
         step=lambda: profile.start_updates + position[0],
         data_state=lambda: {"run": run.name, "batch": position[0] + (leg.data_offset if position[0] > leg.first else 0)},
-        fresh_start=run.arm == START, honours=("skip",),  # the legs' data offsets are the plan's
+        fresh_start=run.arm == START, honours=("skip",),  # the plan sets the data offsets of legs
         accept_change=accepted(run, leg),
         mode="warn" if loses & GUARDED else "enforce")  # fmt: skip
     set_seed(0)
     if accelerator.device.type == "cuda":
         torch.use_deterministic_algorithms(True)  # the gate asks for equal bits
     model: Any = BitTransformer(model_config(profile))
-    optimizer: Any = AdamW(optimizer_groups(model), lr=profile.lr, betas=(0.9, 0.95))
+    optimizer: Any = AdamW(parameter_groups(model, weight_decay=0.1), lr=profile.lr, betas=(0.9, 0.95))
     model, optimizer = accelerator.prepare(model, optimizer)
     scheduler = LambdaLR(optimizer.optimizer, plan_schedule(schedule_config(plan)))
     average = AveragedWeights(model, profile.ema_decay)
@@ -149,7 +149,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
                 saved.append(checkpoint_path(checkpoints, profile.start_updates + position[0]))
                 save(accelerator, saved[-1])
 
-    # The result: written last, whole or not at all ---------------------------------------------------------------------
+    # The result, written last ---------------------------------------------------------------------
     done = leg is run.legs[-1]
     final = measure_leg(plan, run, model, average, large, shape, stores) if done else {}
     write_result(launch_dir() / LEG_RESULT, LegResult(
@@ -161,7 +161,7 @@ def train_leg(plan: StudyPlan, run: StudyRun, leg: Leg, resume: Path | None, che
 
 
 def save(accelerator: Accelerator, path: Path) -> None:
-    """Save a checkpoint. torch says `unexpected pos` where a disk is full, so a failure is told with the room there."""
+    """Save a checkpoint. On a full disk torch only reports `unexpected pos`, so the error names the free bytes."""
     try:
         accelerator.save_state(str(path))
     except ChronicleError:
@@ -195,7 +195,7 @@ def measure_leg(
 def slice_windows(
     plan: StudyPlan, shape: DataShape, stores: Sequence[Windows], seed: int, logical: int
 ) -> dict[str, Tensor]:
-    """Evenly spaced windows of a slice of this seed, by source: text that an arm may have been trained on."""
+    """Return evenly spaced windows of a slice of this seed by source; an arm may have been trained on them."""
     found = {}
     for source, name in enumerate(plan.sources):
         samples = slice_samples(shape, source, seed, logical).ravel()
@@ -227,7 +227,7 @@ def read_batch(stores: Sequence[Windows], batch: Ids, device: torch.device) -> t
 
 
 def held_out(weights: Mapping[str, int], profile: Profile, count: int) -> dict[str, Tensor]:
-    """The same evenly spaced held-out windows for every arm, so that differences are paired per item; at most `count`."""
+    """Return at most `count` evenly spaced held-out windows by source, the same for every arm."""
     found = {}
     for name in weights:
         windows = cut_windows(read_corpus(name).held_out, profile.window_bytes, name)
@@ -241,7 +241,7 @@ def to_bits(windows: Windows) -> Tensor:
 
 
 def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:
-    """What may differ from the checkpoint by design, with the reason the guard records."""
+    """Return what may differ from the checkpoint by design, with the reason that the guard records."""
     if run.arm != START and leg.number == 1:
         return {"data": "the arm's slices begin here, after the common start"}
     if leg.data_offset:
@@ -250,7 +250,7 @@ def accepted(run: StudyRun, leg: Leg) -> dict[str, str]:
 
 
 def restart_schedule(optimizer: AdamW, scheduler: LambdaLR) -> None:
-    """The accident of exp9: the LR trajectory begins again as if this were a new training."""
+    """Start the LR schedule again, as in exp9."""
     scheduler.last_epoch, scheduler._step_count = 0, 1
     for group, base, factor in zip(optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
         group["lr"] = base * factor(0)
@@ -265,7 +265,7 @@ def model_config(profile: Profile) -> ModelConfig:
 
 
 def schedule_config(plan: StudyPlan) -> ScheduleConfig:
-    """Warm-up, constant, linear fall to a tenth at the end of the last slice."""
+    """Return the schedule: warm-up, constant, linear decay to a tenth at the end of the last slice."""
     profile = plan.profile
     size = profile.slice_updates
     return ScheduleConfig(
@@ -283,13 +283,6 @@ def by_source(losses_BT: Tensor, sources_B: Tensor, names: tuple[str, ...], prof
         if found[f"ratio/{name}"]:
             found[f"bpb/{name}"] = float(rows[mine].mean())
     return found
-
-
-def optimizer_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Matrices with weight decay, vectors without."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    return [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def launch_dir() -> Path:

@@ -1,8 +1,8 @@
-"""From paired differences to verdicts: difference, equivalent or inconclusive.
+"""Verdicts on paired differences (difference, equivalent, inconclusive), and their sentences. Pure.
 
-A difference is claimed only where the paired t test and the exact sign-flip test agree (after Holm in the main family);
-equivalence only where TOST passes at the registered margin; neither below four
-pairs. Both: the difference is real and too small to matter.
+A difference is claimed only where the paired t test and the exact sign-flip test agree (after Holm in the main family),
+equivalence only where TOST passes at the registered margin, neither below four pairs. Where both hold, the difference is
+real but smaller than the margin.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEAST_PAIRS = 4  # below that a t interval rests on the assumption of normality 
 
 
 class EffectVerdict(StrEnum):
-    """What may be said about a contrast."""
+    """The verdict on a contrast."""
 
     DIFFERENCE = "difference"
     EQUIVALENT = "equivalent"
@@ -55,7 +55,7 @@ class EffectVerdict(StrEnum):
 
 
 class Question(NamedTuple):
-    """What is asked of one set of paired differences."""
+    """The question on one set of paired differences."""
 
     name: str
     formula: str
@@ -119,7 +119,7 @@ def judge_factorial(data: StudyData) -> tuple[Judged, ...]:
 
 
 def judge(asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float) -> tuple[Judged, ...]:
-    """A verdict on the paired differences (by seed) of each question; those of the family `main` are adjusted together."""
+    """Return a verdict on the paired differences (by seed) of each question; the family `main` is adjusted together."""
     judged = [_compare(question, differences, margin, alpha) for question, differences in asked]
     main = [(one.name, one.result) for one in judged if one.family == "main" and one.result is not None]
     names = [name for name, _ in main]
@@ -170,7 +170,7 @@ def format_p(p: float | None) -> str:
 
 
 def answer(one: Judged, margin: float, alpha: float) -> str:
-    """One contrast in words: the question, the numbers, the verdict, and what would settle it."""
+    """Return one contrast in words: the question, the verdict, the numbers, and how many seeds would settle it."""
     if one.result is None:
         return f"**{one.question}** Not tested: {len(one.differences)} paired seed{'s' * (len(one.differences) != 1)} " \
                f"({_one_seed(one)}), two are the least."  # fmt: skip
@@ -217,7 +217,7 @@ def _interval(one: Judged) -> str:
 
 
 def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
-    """How many seeds would settle an inconclusive contrast; empty where it is settled."""
+    """Return how many seeds would settle an inconclusive contrast; empty where it is settled."""
     if one.verdict is not EffectVerdict.INCONCLUSIVE or one.result is None:
         return ""
     parts, r = [], one.result
@@ -239,7 +239,7 @@ def what_would_settle(one: Judged, margin: float, alpha: float) -> str:
 
 
 def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
-    """The study's questions with their answers; a study that names none is asked its main contrasts."""
+    """Return the questions of the study with their answers; a study without questions gets its main contrasts."""
     by_name = {one.name: one for one in judged}
     asked = [(one.name, one.by) for one in study.answers]
     asked = asked or [(one.question or one.name, (one.name,)) for one in study.contrasts if one.family == "main"]
@@ -254,7 +254,7 @@ def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, 
 
 
 def describe_errors(study: Study, judged: Sequence[Judged]) -> str:
-    """Which claims share an error of 5 %, and which do not."""
+    """Return the sentence that says which claims share an error of 5 % and which do not."""
     main = [one.name for one in judged if one.family == "main"]
     rest = f"every contrast, and every equivalence, is judged at {study.alpha:.0%} by itself."
     if not main:
@@ -293,7 +293,7 @@ def _one_seed(one: Judged) -> str:
 
 
 def limits(data: StudyData) -> list[str]:
-    """What the study does not show, from its own facts."""
+    """Return sentences on what the study does not show."""
     profile = data.plan.profile
     start = data.start.result.final if data.start else {}
     lines = [
