@@ -28,7 +28,7 @@ FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics test
 	tests/rollback/test_rollback_command.py tests/rollback/test_torch_file.py tests/rollback/test_transaction.py \
 	tests/watch/test_commands.py
 
-.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep picture clean
+.PHONY: help demo test test-fast test-all check lint types imports install install-dev bench-detector planted-bugs crash-sweep mutants picture clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -70,6 +70,9 @@ bench-detector: install
 
 planted-bugs: install
 	$(BIN)/python -m benchmarks.planted_bugs
+
+mutants: install
+	$(BIN)/python -m benchmarks.mutants
 
 crash-sweep: install
 	$(BIN)/python -m benchmarks.crash_sweep

@@ -160,7 +160,7 @@ def find(mutant: Mutant, root: Path) -> tuple[Path, int, int]:
     found = []
     for path in sorted((root / mutant.package).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if mutant.name.rpartition(".")[2].lstrip("_") not in text:
+        if not pattern.search(text):
             continue
         for first, last in _spans(text, mutant.name):
             found += [(path, first + match.start(), first + match.end()) for match in pattern.finditer(text[first:last])]
