@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,10 +22,11 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
 from chronicle.journal.events import read as read_event
-from chronicle.journal.objects import store_file
 from chronicle.paths import RunPaths
-from chronicle.story import Story, read_story
 from chronicle.story.plain import plain
+
+if TYPE_CHECKING:
+    from chronicle.story import Story
 
 __all__ = [
     "CloseOutcome",
@@ -132,7 +133,11 @@ def _change(words: str) -> dict[str, str]:
 
 
 def _attachments(paths: RunPaths, files: Sequence[Path]) -> dict[str, Any]:
-    return {"evidence": [store_file(paths, path) for path in files]} if files else {}
+    if not files:
+        return {}
+    from chronicle.journal.objects import store_file
+
+    return {"evidence": [store_file(paths, path) for path in files]}
 
 
 def _from_editor(run: str) -> str:
@@ -168,7 +173,10 @@ class CloseOutcome(StrEnum):
 
 ONLY_OPEN = "open"  # no id ends like this: their alphabet has no O
 NOT_CLOSABLE = frozenset(
-    (EntryKind.CLOSE, EntryKind.AMEND, EntryKind.RUN_INIT, EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT)
+    (
+        *(EntryKind.CLOSE, EntryKind.AMEND, EntryKind.RUN_INIT, EntryKind.CHECKPOINT),
+        *(EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END),
+    )
 )
 
 
@@ -199,6 +207,8 @@ def close(
         )
     settings = need_run(settings_from(run, logs))
     journal = read_journal(settings.paths)
+    from chronicle.story import read_story  # `note` starts without it
+
     story = read_story(settings.paths, journal=journal)
     entry = journal.find(_only_open(story) if entry_id == ONLY_OPEN else entry_id)
     if entry.kind in NOT_CLOSABLE:
@@ -215,7 +225,7 @@ def close(
     return CommandResult(text=f"{written.id}  {plain(written.title)}", data=result, talk=talk)
 
 
-def _only_open(story: Story) -> str:
+def _only_open(story: "Story") -> str:
     ids = [matter.first_id for matter in story.open_matters] + [x.entry.id for x in story.interventions if x.open]
     if len(ids) == 1:
         return ids[0]
