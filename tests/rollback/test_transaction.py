@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollback.disk.durable import Disk
-from rollback.errors import Refused, RollbackError
+from rollback.errors import Refused, RollbackError, StoppedPartWay
 from rollback.transaction.change import Patch
 from rollback.transaction.protocol import Change, Receipt, apply_change, recover_change, undo_change
 from rollback.transaction.staging import StagedFile
@@ -483,3 +484,109 @@ def test_config_that_was_changed_after_the_rollback_is_not_overwritten_by_undo(t
     with pytest.raises(Refused, match=r"ds\.json.* was changed after the rollback"):
         take_back(root, receipt, journal)
     assert picture(tmp_path / "work") == after
+
+
+# --- what the disk or another program does while a transaction runs
+
+PATCHES = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+
+
+class Meddling(Disk):
+    """A disk on which `do` happens once, right after the root or the twin was renamed."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self.do: Callable[[], object] | None = do
+
+    def exchange(self, one: Path, other: Path) -> None:
+        super().exchange(one, other)
+        if one.is_dir() and other.name.startswith("opt_step"):  # not the probe for the call
+            self.meddle()
+
+    def move(self, source: Path, target: Path) -> None:
+        super().move(source, target)
+        if source.name == "checkpoints":
+            self.meddle()
+
+    def meddle(self) -> None:
+        do, self.do = self.do, None
+        if do is not None:
+            do()
+
+
+def test_bytes_that_read_back_wrong_give_no_receipt(tmp_path: Path) -> None:
+    """The disk returns other bytes than were written: the transaction stops before its receipt."""
+    root, journal = make_world(tmp_path), Journal()
+    edited = root / "opt_step-500" / "accelerator_state" / "scheduler.bin"
+    disk = Meddling(lambda: edited.write_bytes(b"lr=0.7"))
+    with pytest.raises(StoppedPartWay, match="reads back with digest"):
+        apply(root, change_to(root, 500), journal, disk)
+    assert [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+
+
+def test_patch_that_does_not_reach_the_disk_gives_no_receipt(tmp_path: Path) -> None:
+    class Deaf(Disk):
+        def overwrite(self, path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
+            pass
+
+    root, journal = make_world(tmp_path), Journal()
+    with pytest.raises(StoppedPartWay, match="does not read back as patched"):
+        apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Deaf())
+    assert [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+
+
+def test_foreign_bytes_in_a_file_to_be_patched_are_not_overwritten(tmp_path: Path) -> None:
+    """Another program wrote to the file after the plan was made: neither the old bytes nor the new ones are there."""
+    root, journal = make_world(tmp_path), Journal()
+    hidden = root.with_name("checkpoints.chronicle-E000") / "opt_step-500" / "accelerator_state" / "optimizer.bin"
+    foreign = b"group lr=9.9 at 500"
+    with pytest.raises(StoppedPartWay, match="unexpected bytes at offset 9"):
+        apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Meddling(lambda: hidden.write_bytes(foreign)))
+    assert hidden.read_bytes() == foreign and [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+    hidden.write_bytes(b"group lr=1.0 at 500")
+    assert recover_change("E000", journal.entries[0][2], record=journal.record) is not None
+    assert (root / "opt_step-500" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 500"
+
+
+def test_undo_refuses_a_patched_file_that_was_written_to_since(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500, {}, patches=PATCHES), journal)
+    (root / "opt_step-500" / "accelerator_state" / "optimizer.bin").write_bytes(b"group lr=9.9 at 500")
+    with pytest.raises(Refused, match="was changed after the rollback"):
+        take_back(root, receipt, journal)
+    assert (root / "opt_step-500").is_dir()
+
+
+def test_error_while_the_root_is_renamed_is_finished_never_reverted(tmp_path: Path) -> None:
+    """Nothing is patched or moved yet, but the root has another name: reverting would leave it there."""
+    root, journal = make_world(tmp_path), Journal()
+
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(root))
+
+    with pytest.raises(StoppedPartWay):
+        apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Meddling(fail))
+    assert not root.exists() and [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+    assert recover_change("E000", journal.entries[0][2], record=journal.record) is not None
+    assert (root / "opt_step-500" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 500"
+
+
+def test_receipt_that_cannot_be_written_after_a_patch_alone_leaves_the_transaction_open(tmp_path: Path) -> None:
+    """No move tells that it was begun, the new bytes do: it is finished, never called reverted."""
+
+    class FullJournal(Journal):
+        def record(self, kind: str, data: dict[str, Any]) -> str:
+            if kind == "rollback.receipt" and not self.full:
+                self.full = True
+                raise RollbackError("no space left for the receipt")
+            return super().record(kind, data)
+
+        full = False
+
+    root, journal = make_world(tmp_path, pointer=False), FullJournal()
+    with pytest.raises(StoppedPartWay, match="no space left"):
+        apply(root, change_to(root, 1000, {}, patches=PATCHES, contract=None), journal)
+    assert [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
+    receipt = recover_change("E000", journal.entries[0][2], record=journal.record)
+    assert receipt is not None and journal.open_intents() == []
+    take_back(root, receipt, journal)
+    assert (root / "opt_step-1000" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=1.0 at 1000"
