@@ -1,7 +1,7 @@
-"""The flight recorder and time machine of training runs: journal, guard, launcher, detector's host, report, command line.
+"""Flight recorder and time machine for training runs: journal, guard, launcher, detector, report, command line.
 
-`chronicle` tells the story; `rollback` (a pure library) reads and edits checkpoints; `bit_transformer` is the trainer it is
-proven on. Importing this package imports no torch: `guard` and its friends load their library when they are first named.
+`rollback` reads and edits checkpoints; `bit_transformer` is the trainer that this package is tested on. `import chronicle`
+imports no torch: `guard`, `attach` and `ResumeRefused` are loaded when they are first used.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ _LAZY = {"guard": "chronicle.resume", "attach": "chronicle.resume", "ResumeRefus
 
 
 def __getattr__(name: str) -> Any:
-    """Load the guard on first use, so that `import chronicle` stays in the milliseconds."""
+    """Load the guard on first use, so that `import chronicle` stays fast."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'chronicle' has no attribute {name!r}")

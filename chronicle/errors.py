@@ -1,17 +1,19 @@
-"""What goes wrong on purpose in `chronicle`. `commands/main.py` turns each class into one sentence and an exit code.
+"""The exceptions of `chronicle`. `cli/main.py` turns each into one sentence and an exit code.
 
     ChronicleError                 1  something could not be done
-    ├── UsageProblem               2  the command needs another word (`--run`, `--yes`)
+    ├── UsageProblem               2  the command needs another argument (`--run`, `--yes`)
+    │   └── SettingsError          2  a settings file, variable or flag is wrong
     ├── Refusal                    3  refused, nothing changed
-    ├── JournalError               1  the journal cannot be read or written
-    └── SettingsError              2  a settings file or variable is wrong
+    └── JournalError               1  the journal cannot be read or written
+
+Packages define their own subclasses.
 """
 
 __all__ = ["ChronicleError", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
 
 
 class ChronicleError(Exception):
-    """Base of all errors raised on purpose here; `remedy` is shown as `hint:`."""
+    """Base of the errors that are raised on purpose; `remedy` is the way out, shown as `hint:`."""
 
     exit_code = 1
 
@@ -22,13 +24,13 @@ class ChronicleError(Exception):
 
 
 class UsageProblem(ChronicleError):
-    """The command as typed cannot be carried out; nothing changed."""
+    """The command cannot run with these arguments; nothing changed."""
 
     exit_code = 2
 
 
 class SettingsError(UsageProblem):
-    """A settings file, variable or flag holds something that makes no sense."""
+    """A settings file, variable or flag has a wrong value."""
 
 
 class Refusal(ChronicleError):

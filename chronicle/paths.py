@@ -1,4 +1,4 @@
-"""Where the parts of one run lie on disk (`docs/design.md` §3): path arithmetic, and the numbers of its launches."""
+"""The paths of a run's files (`docs/design.md` §3), and the numbers of its launches."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RunPaths:
 
     @property
     def journal_dir(self) -> Path:
-        """One append-only, hash-chained `<writer>.jsonl` per writer: the truth."""
+        """The journal: one append-only, hash-chained `<writer>.jsonl` per writer."""
         return self.run_dir / "journal"
 
     @property
@@ -32,7 +32,7 @@ class RunPaths:
 
     @property
     def launches_dir(self) -> Path:
-        """One directory a launch, named by its number."""
+        """One directory per launch, named by its number."""
         return self.run_dir / "launches"
 
     def launch_dir(self, launch: int) -> Path:
@@ -48,12 +48,12 @@ class RunPaths:
         return self.launch_dir(launch) / f"rank-{rank}.log"
 
     def supervisor_log(self, launch: int) -> Path:
-        """Everything the launcher and its ranks printed, as it came."""
+        """All output of the launcher and its ranks, in order of arrival."""
         return self.launch_dir(launch) / "supervisor.log"
 
     @property
     def observed_dir(self) -> Path:
-        """What foreign loaders yielded, a launch and rank at a time: counts and hashed keys."""
+        """What foreign loaders yielded, per launch and rank: counts and hashed keys."""
         return self.run_dir / "observed"
 
     @property
@@ -63,17 +63,17 @@ class RunPaths:
 
     @property
     def contract_path(self) -> Path:
-        """What the next launch must find in memory."""
+        """The contract: what the next launch must find in memory."""
         return self.run_dir / "contract.json"
 
     @property
     def lock_path(self) -> Path:
-        """Held by whoever changes checkpoints, and by a launch while it makes sure that it may start."""
+        """The lock that commands hold while they change checkpoints, and a launch while it checks that it may start."""
         return self.run_dir / "rollback.lock"
 
     @property
     def chronicle_md(self) -> Path:
-        """The rendered story; generated, never edited."""
+        """The rendered story of the run; generated."""
         return self.run_dir / "CHRONICLE.md"
 
     @property
@@ -83,7 +83,7 @@ class RunPaths:
 
     @property
     def report_html(self) -> Path:
-        """The self-contained page."""
+        """The HTML report."""
         return self.run_dir / "report.html"
 
 

@@ -1,7 +1,7 @@
-"""Settings with their origin: `chronicle.toml` or `[tool.chronicle]` < `CHRONICLE_*` < flags.
+"""The settings and their origin: a file (`chronicle.toml` or `[tool.chronicle]`), `CHRONICLE_*` variables, then flags.
 
-The file is found upward from the working directory, like `.git`; relative paths in it are relative to it. Nothing is
-guessed: which run is meant is an error with the candidates when it is not clear.
+Later ones override earlier ones. The file is searched upward from the working directory, like `.git`; its relative
+paths are relative to it. When several runs exist and none is named, that is an error which lists them.
 """
 
 import re
@@ -29,26 +29,26 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a command works on. `origin` maps each key to where its value came from."""
+    """The settings of a command. `origin` maps each key to where its value comes from."""
 
     logs_dir: Path
     run: str
     checkpoints_dir: Path | None
     mlflow_uri: str | None = None
-    deepspeed_config: Path | None = None  # of the next launch; its LRs change with a rollback
+    deepspeed_config: Path | None = None  # config of the next launch; a rollback edits its LRs too
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def paths(self) -> RunPaths:
-        """The run's files."""
+        """The paths of the run's files."""
         return RunPaths(self.logs_dir / self.run)
 
     def need_checkpoints(self) -> Path:
-        """The checkpoints directory; raises `UsageProblem` when none is known, with the ways to say it."""
+        """The checkpoints directory; raises `UsageProblem` when it is unknown or does not exist."""
         if self.checkpoints_dir is None:
             raise UsageProblem(
-                f"no checkpoints directory is known for run `{self.run}`{self._where_from()}",
+                f"the checkpoints directory of run `{self.run}` is unknown{self._where_from()}",
                 "name it with --checkpoints DIR, or `checkpoints = \"…\"` in chronicle.toml",
             )
         if not self.checkpoints_dir.is_dir():
@@ -58,7 +58,6 @@ class Settings:
                 "name the right one with --checkpoints DIR",
             )
         return self.checkpoints_dir
-
 
     def _where_from(self) -> str:
         origin = self.origin.get("checkpoints", "default")
@@ -73,7 +72,7 @@ def load_settings(
     logs: Path | None = None,
     checkpoints: Path | None = None,
 ) -> Settings:
-    """Settings for a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change."""
+    """The settings of a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change."""
     values: dict[str, Any] = {"logs": cwd / "logs"}
     origin = dict.fromkeys(KEYS, "default")
     _take(values, origin, *_read_file(cwd))
@@ -156,7 +155,7 @@ def _only_run(logs_dir: Path, cwd: Path) -> tuple[str, str]:
     runs = sorted(p.parent.name for p in logs_dir.glob("*/journal") if p.is_dir())
     if len(runs) > 1:
         listed = ", ".join(runs[:8]) + (f", … ({len(runs)} in all)" if len(runs) > 8 else "")
-        raise UsageProblem(f"several runs in `{logs_dir}`: {listed}", "say which with --run NAME")
+        raise UsageProblem(f"several runs in `{logs_dir}`: {listed}", "name one with --run NAME")
     if runs:
         return runs[0], "the only run"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", cwd.name).strip("-._") or "run"

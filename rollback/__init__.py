@@ -12,9 +12,9 @@ from rollback.errors import RollbackError
 from rollback.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from rollback.api import apply, plan_rollback, read_state, recover, undo, verify
+    from rollback.api import apply, plan_rollback, recover, undo, verify
     from rollback.checkpoint.layout import Checkpoint
-    from rollback.checkpoint.listing import list_checkpoints
+    from rollback.checkpoint.listing import list_checkpoints, read_state
     from rollback.checkpoint.state import CheckpointState
     from rollback.plan.plan import Plan
     from rollback.transaction.change import Receipt
@@ -43,6 +43,7 @@ _PLACES = {
     "Plan": "rollback.plan.plan",
     "Receipt": "rollback.transaction.change",
     "list_checkpoints": "rollback.checkpoint.listing",
+    "read_state": "rollback.checkpoint.listing",
 }
 
 

@@ -17,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, refuse_strays, select_checkpoint
-from rollback.checkpoint.listing import read_state as read_checkpoint_state
+from rollback.checkpoint.listing import (
+    list_checkpoints,
+    open_checkpoint,
+    read_state,
+    refuse_strays,
+    select_checkpoint,
+)
 from rollback.checkpoint.manifest import read_manifest
-from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import check_names, refuse_unusable, verify_checkpoint
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock
@@ -32,17 +36,9 @@ from rollback.transaction.apply import apply_plan, newer_checkpoints, plan_from_
 from rollback.transaction.change import Receipt, Verb
 from rollback.transaction.protocol import recover_change, remove_leftovers, undo_change
 
-__all__ = ["apply", "plan_rollback", "read_state", "recover", "undo", "verify"]
+__all__ = ["apply", "plan_rollback", "recover", "undo", "verify"]
 
 RECORD_VERSION = 1
-
-
-def read_state(checkpoint: Checkpoint | Path | str) -> CheckpointState:
-    """The schedulers, optimizers, counters, RNG and data position that a checkpoint holds.
-
-    Raises `CheckpointNotFound`, `UnknownFormat`, `StrayFiles`, `Incomplete` or `UnreadableFile`.
-    """
-    return read_checkpoint_state(_opened(checkpoint))
 
 
 def verify(checkpoint: Checkpoint | Path | str, *, full: bool = True) -> list[Finding]:
@@ -80,7 +76,7 @@ def plan_rollback(
     refuse_unusable(chosen, check_names(chosen))
     refuse_unusable(chosen, verify_checkpoint(chosen, full=full))
     manifest = None if chosen.single_file else read_manifest(chosen.path)
-    state = read_checkpoint_state(chosen)
+    state = read_state(chosen)
     run = directory.name if manifest is None or manifest.run is None else manifest.run
     return plan_from_disk(request, chosen, listed, state, manifest, root=directory, run=run)
 

@@ -1,19 +1,19 @@
-"""The one exception tree of this package; every error raised on purpose is one of these.
+"""The exceptions of this package. `rollback.disk.lock` adds `Locked`, a `Refused`.
 
     RollbackError                   exit 1
     ├── CheckpointNotFound          no checkpoint of that step or path; names the nearest
     ├── UnreadableFile              a file is damaged, hostile or beyond the reader's limits
-    ├── UnknownFormat               intact perhaps, but of no writer this package knows; says what it saw
-    ├── Refused                     exit 3: nothing was changed, and nothing will be
-    │   ├── StrayFiles              something in the checkpoint could be taken for state
-    │   ├── Incomplete              a state file that must be there is not
-    │   ├── AmbiguousStep           two checkpoints of one step; lists them
-    │   ├── PlanRefused             the plan's effect is not what was asked
-    │   ├── RunAlive                a launch of this run is still going
+    ├── UnknownFormat               no known writer writes such files; names what was seen
+    ├── Refused                     exit 3: nothing was changed
+    │   ├── StrayFiles              a file in the checkpoint could be taken for state
+    │   ├── Incomplete              a required state file is missing or damaged
+    │   ├── AmbiguousStep           several checkpoints of one step; lists them
+    │   ├── PlanRefused             the plan would not have the requested effect
+    │   ├── RunAlive                a launch of this run is still running
     │   └── IntentOpen              an earlier transaction is not finished
     └── StoppedPartWay              exit 4: `chronicle recover` finishes or reverts it
 
-A message says what was found, where, and what was expected. The way out rides in `remedy` and is shown as `hint:`.
+A message says what was found, where, and what was expected. `remedy` is the way out; it is shown as `hint:`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import ClassVar
 
 
 def visible(text: str) -> str:
-    """`text` with control characters and undecodable bytes spelled out: names in files must not steer a terminal."""
+    """`text` with control characters and undecodable bytes escaped, so that a file name cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """As `visible`, for a name or message inside a line: its line breaks are spelled out too."""
+    """As `visible`, with line breaks escaped too."""
     return visible(text).replace("\n", "\\n")
 
 
 class RollbackError(Exception):
-    """Base of every deliberate error; `remedy` tells the reader the way out, or is None."""
+    """Base of the errors that are raised on purpose; `remedy` is the way out, or None."""
 
     exit_code: ClassVar[int] = 1
 
@@ -44,7 +44,7 @@ class RollbackError(Exception):
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[type[RollbackError], tuple[str, str | None]]:
-        # Errors cross process borders when many files are read at once; the default would drop the remedy.
+        # Errors are pickled when many files are read in several processes; the default would drop the remedy.
         return type(self), (self.message, self.remedy)
 
 
@@ -53,11 +53,11 @@ class CheckpointNotFound(RollbackError):
 
 
 class UnreadableFile(RollbackError):
-    """A file is truncated, damaged, hostile, or larger than the reader's limits."""
+    """A file is truncated, damaged, hostile, or beyond the reader's limits."""
 
 
 class UnknownFormat(RollbackError):
-    """The bytes may be fine, but no known writer wrote them; the message says what was seen."""
+    """No known writer writes such files; the message names what was seen."""
 
 
 class Refused(RollbackError):
@@ -67,30 +67,30 @@ class Refused(RollbackError):
 
 
 class StrayFiles(Refused):
-    """A file or directory lies in the checkpoint that a loader could take for state."""
+    """The checkpoint holds a file or directory that a loader could take for state."""
 
 
 class Incomplete(Refused):
-    """A state file that the format requires is missing."""
+    """A state file that the format requires is missing or damaged."""
 
 
 class AmbiguousStep(Refused):
-    """More than one checkpoint has the step that was asked for."""
+    """Several checkpoints have the requested step."""
 
 
 class PlanRefused(Refused):
-    """The plan would not do what was asked."""
+    """The plan would not have the requested effect."""
 
 
 class RunAlive(Refused):
-    """A launch of the run is still going, or cannot be shown to have ended."""
+    """A launch of the run is still running, or is not known to have ended."""
 
 
 class IntentOpen(Refused):
-    """An earlier transaction on this run was neither finished nor reverted."""
+    """An earlier transaction is neither finished nor reverted."""
 
 
 class StoppedPartWay(RollbackError):
-    """A transaction was begun and could not be finished; `chronicle recover` ends it."""
+    """A transaction started and could not be finished; `chronicle recover` finishes or reverts it."""
 
     exit_code: ClassVar[int] = 4

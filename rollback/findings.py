@@ -1,4 +1,4 @@
-"""What a check has to say: a value, never an exception, so that one look returns everything there is to see."""
+"""Findings: what a check reports. They are values, so that one verification returns all of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 GO_BACK = "go back to another checkpoint"
-WRONG_FILE = f"restore the right file, or {GO_BACK}"  # it is of another step or run: no edit of numbers mends that
+WRONG_FILE = f"restore the right file, or {GO_BACK}"  # a file of another step or run, which no edit can repair
 
 
 class Severity(Enum):
-    """How much a finding matters: an ERROR forbids resuming, a WARN deserves a look, an INFO explains."""
+    """How serious a finding is: an ERROR forbids resuming, a WARN should be looked at, an INFO explains."""
 
     ERROR = "error"
     WARN = "warn"
@@ -21,7 +21,7 @@ class Severity(Enum):
 class Finding:
     """One observation of one check.
 
-    `check` is its code ("F1" … "F10"); `path` is relative to the checkpoint (or the checkpoint itself);
+    `check` is its code ("F1" … "F10"); `path` is relative to the checkpoint, or the checkpoint itself;
     `message` says what was found and what was expected; `remedy` is the way out, or None.
     """
 

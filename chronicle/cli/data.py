@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 
 @app.command("build")
-def build(
+def build_shards(
     out: Annotated[Path, typer.Argument(help="Directory for the built sources.", metavar="DIR")],
     corpus: Annotated[list[str], typer.Option("--corpus", metavar="[NAME=]CORPUS", help="code, reference, "
                                               "dict-gcide, python3-doc, a .deb, or a folder of text (repeatable).")],
@@ -44,7 +44,7 @@ def build(
 
 
 @app.command("verify")
-def verify(
+def verify_shards(
     location: Annotated[str, typer.Argument(help="A built source, or a directory with several.", metavar="DIR")],
     json: JsonOption = False,
 ) -> CommandResult:

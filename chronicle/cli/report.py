@@ -20,11 +20,11 @@ from chronicle.story.series import read_series
 
 __all__ = [
     "render",
-    "report",
     "serve",
+    "write_report",
 ]
 
-def report(
+def write_report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
     run: RunOption = None,
     logs: LogsOption = None,

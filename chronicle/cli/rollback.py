@@ -42,7 +42,7 @@ from rollback.plan.plan import COMMENTS, VERSION, Plan, format_plan, plan_digest
 from rollback.plan.request import RollbackRequest
 
 __all__ = [
-    "apply",
+    "apply_written_plan",
     "rollback",
 ]
 
@@ -182,7 +182,7 @@ def _write_plan(plan: Plan, path: Path) -> None:
 MAX_PLAN_BYTES = 256 * 2**20  # a plan for 512 ranks with a hundred groups each has about 50 MB
 
 
-def apply(
+def apply_written_plan(
     file: Annotated[Path, typer.Argument(help="File with the plan.", metavar="FILE")],
     force: ForceOption = None,
     yes: YesOption = False,

@@ -24,13 +24,13 @@ from chronicle.errors import UsageProblem
 from chronicle.integrations.mlflow_process import MLFLOW_OFF, MlflowProcess, start_mlflow_process
 from chronicle.settings import Settings
 
-__all__ = ["run"]
+__all__ = ["run_launcher"]
 
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 
-def run(
+def run_launcher(
     launcher: Annotated[list[str] | None, typer.Argument(help="The launcher and its arguments, after `--`.")] = None,
     on_propose: Annotated[
         str, typer.Option(help="What to do when the detector proposes a rollback: `stop` or `continue`.", metavar="ACTION")
@@ -207,4 +207,4 @@ def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
     return functools.partial(watch.LiveWatch, hooks=hooks, options=options)
 
 
-run.context_settings = CONTEXT  # type: ignore[attr-defined]  # options after the launcher's name belong to the launcher
+run_launcher.context_settings = CONTEXT  # type: ignore[attr-defined]  # options after the launcher's name belong to the launcher

@@ -24,7 +24,7 @@ from rollback.detect import Event, Status, Tier
 from rollback.propose import Proposal
 
 __all__ = [
-    "propose",
+    "propose_rollback",
     "spikes",
 ]
 
@@ -149,7 +149,7 @@ def marks(scan: Scan) -> str:
 # --- chronicle propose
 
 
-def propose(
+def propose_rollback(
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,

@@ -22,12 +22,12 @@ from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
 
-__all__ = ["status"]
+__all__ = ["show_status"]
 
 SHOWN = 3  # open entries that are listed; the others are counted
 
 
-def status(
+def show_status(
     run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
 ) -> CommandResult:
     """Show where the run is, what is open and what to do next.

@@ -21,11 +21,11 @@ from rollback.transaction.apply import newer_checkpoints
 from rollback.transaction.protocol import Receipt, recover_change, undo_change
 
 __all__ = [
-    "recover",
-    "undo",
+    "recover_transaction",
+    "undo_rollback",
 ]
 
-def undo(
+def undo_rollback(
     rollback: Annotated[
         str | None, typer.Argument(help="Id of the rollback. Without it, the last one.", show_default=False)
     ] = None,
@@ -75,7 +75,7 @@ def _describe(entry: Entry, receipt: RollbackReceipt, newer: tuple[str, ...]) ->
 # --- chronicle recover
 
 
-def recover(
+def recover_transaction(
     run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
 ) -> CommandResult:
     """Finish or revert an interrupted rollback or undo.

@@ -59,13 +59,13 @@ __all__ = [
     "read_every_byte",
     "remember",
     "stamp_or_none",
-    "verify",
+    "verify_checkpoints",
 ]
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
 
 
-def verify(
+def verify_checkpoints(
     checkpoint: Annotated[
         str | None,
         typer.Argument(

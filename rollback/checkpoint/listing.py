@@ -288,11 +288,13 @@ def _what_is_there(path: Path) -> tuple[str, str | None]:
 # --- The state of a checkpoint
 
 
-def read_state(checkpoint: Checkpoint, *, allow_strays: bool = False) -> CheckpointState:
-    """The counters, schedulers and optimizers of `checkpoint`.
+def read_state(checkpoint: Checkpoint | Path | str, *, allow_strays: bool = False) -> CheckpointState:
+    """The schedulers, optimizers, counters, RNG and data position of a checkpoint, given as such or by its path.
 
-    Raises StrayFiles before anything is read, UnreadableFile, Incomplete. `allow_strays` is for looking only.
+    Raises `StrayFiles` before anything is read unless `allow_strays`, `UnreadableFile`, `Incomplete`, `UnknownFormat`, and
+    `CheckpointNotFound` for a path.
     """
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else open_checkpoint(checkpoint)
     if not allow_strays:
         refuse_strays(checkpoint)
     known = format_named(checkpoint.format)

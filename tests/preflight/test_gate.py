@@ -118,12 +118,12 @@ def test_run_refuses_on_a_failed_check_and_skip_is_journalled(tmp_path, monkeypa
         taken.bind(("", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        from chronicle.cli.run import _look_before
+        from chronicle.cli.run import _check_before
         from chronicle.settings import load_settings
 
         settings = load_settings(tmp_path, {}, run="demo")
         with pytest.raises(LaunchRefused, match="PF09"):
-            _look_before(settings, (sys.executable,), None, ())
-        _, recorded = _look_before(settings, (sys.executable,), None, ("PF09",))
+            _check_before(settings, (sys.executable,), None, ())
+        _, recorded = _check_before(settings, (sys.executable,), None, ("PF09",))
         assert recorded["skipped"] == ["PF09"]
         assert recorded["preflight"]["PF09"] == "skipped"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.spikes import propose
+from chronicle.cli.spikes import propose_rollback as propose
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
 from chronicle.watch.follow import Tail
