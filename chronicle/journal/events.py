@@ -33,6 +33,9 @@ class EntryKind(StrEnum):
     LAUNCH_END = "launch.end"
     PREFLIGHT = "preflight"
     PLAN = "plan"
+    RUN_PLACE = "run.place"
+    RUN_FORK = "run.fork"
+    GUARD_ATTACHED = "guard.attached"
     GUARD_VERDICT = "guard.verdict"
     GUARD_SAVED = "guard.saved"
     GUARD_BATCHES = "guard.batches"
@@ -79,7 +82,7 @@ class EntryKind(StrEnum):
 INTENTS = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT))  # a transaction begins
 RECEIPTS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.RECOVER_RECEIPT))  # one is over
 LAUNCHES = frozenset(
-    (EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END, EntryKind.GUARD_VERDICT)
+    (EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END, EntryKind.GUARD_ATTACHED, EntryKind.GUARD_VERDICT)
 )  # say where a launch was
 GUARDED_SAVES = frozenset(
     (EntryKind.CHECKPOINT, EntryKind.GUARD_SAVED)
@@ -278,6 +281,23 @@ class RunInit(JournalEvent, kind=EntryKind.RUN_INIT):
     checkpoints: str | None
 
 
+class RunPlace(JournalEvent, kind=EntryKind.RUN_PLACE):
+    """Where the run lies from here on: first written with its id, again whenever its directory has moved."""
+
+    run_id: str
+    host: str = ""
+    path: str = ""  # of the run directory, absolute: a remark
+    checkpoints: str = ""  # the checkpoint root, absolute: a remark
+
+
+class RunFork(JournalEvent, kind=EntryKind.RUN_FORK):
+    """The run began from a checkpoint of another one, or from a copy of it; earlier entries are the parent's."""
+
+    run_id: str
+    parent: Mapping[str, Any] = NOTHING  # run_id, run, step, launch, path of the parent
+    copied: bool = False  # the parent's journal was copied with it
+
+
 class ImportedSource(JournalEvent, kind=EntryKind.IMPORT):
     """An older journal, table or log was imported; its digest prevents a second import."""
 
@@ -391,6 +411,12 @@ class PlanDeclared(JournalEvent, kind=EntryKind.PLAN):
 # --- the guard ---------------------------------------------------------------------------------------------------------
 
 
+class GuardAttached(JournalEvent, kind=EntryKind.GUARD_ATTACHED):
+    """The launch is guarded: its first optimizer step is preceded by a `guard.verdict`."""
+
+    run_id: str = ""
+
+
 class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     """What the guard found before the first step: `passed`, `warned`, `refused` or `off`."""
 
@@ -401,6 +427,8 @@ class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     verified: bool | None = None
     checks: tuple[Mapping[str, Any], ...]
     checkpoint: str | None = None  # the directory or file that was loaded
+    run_id: str = ""
+    loaded: Mapping[str, Any] = NOTHING  # identity of what was loaded: id, run_id, run, launch, step
     contract: str | None = None  # the rollback whose contract this launch met
     accepted: Mapping[str, Any] = NOTHING
     fresh_start: bool = False
@@ -412,6 +440,7 @@ class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     """The guard of a plain loop saw the optimizer's state being taken; where it was saved is not known."""
 
     step: int | None
+    identity: str = ""
     path: str = ""
     honours: Any = None
 
@@ -453,6 +482,7 @@ class CheckpointSaved(JournalEvent, kind=EntryKind.CHECKPOINT):
     """A checkpoint was saved; the entry's `step` and `launch` say when."""
 
     path: str
+    identity: str = ""  # the id that the checkpoint itself carries
     step: int | None = None
     save_seconds: float | None = None
     honours: Any = None  # what the trainer said that it carries out; None = it said nothing
@@ -564,6 +594,7 @@ class RollbackFacts(JournalEvent):
     step: int | None = None
     launch: int | None = None
     parent_launch: int | None = None  # named by the person: beats inference
+    identity: Mapping[str, Any] = NOTHING  # of the target, as it carries it: id, run_id, run, launch, step
     plan: str | None = None  # digest of the plan
     lr_ratio: float | None = None
     lr_scale: float | None = None  # the ratio, as earlier versions wrote it

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, VERSION, Entry
 from chronicle.journal.events import EntryKind
-from chronicle.journal.reader import Journal, JournalProblem, in_order
+from chronicle.journal.place import names_of
+from chronicle.journal.reader import Journal, JournalProblem, in_order, with_paths
 from chronicle.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class JournalIndex:
         )
 
     def _rows(self, path: Path, state: "_State") -> Iterator[tuple[Any, ...]]:
-        run, sha256, loads = self.paths.run, hashlib.sha256, json.loads
+        names, sha256, loads = names_of(self.paths), hashlib.sha256, json.loads
         with path.open("rb") as file:
             file.seek(state.consumed)
             for raw in file:
@@ -154,7 +155,7 @@ class JournalIndex:
                 try:
                     record = loads(line)
                     identity, kind, seq = record["id"], record["kind"], record["seq"]
-                    fine = record["v"] == VERSION and type(identity) is str and type(seq) is int and record["run"] == run
+                    fine = record["v"] == VERSION and type(identity) is str and type(seq) is int and record["run"] in names
                 except (ValueError, KeyError, TypeError, RecursionError):
                     fine = False
                 if not fine or record["prev"] != state.head or seq != state.seq:
@@ -174,7 +175,7 @@ class JournalIndex:
         from chronicle.journal.reader import check_line
 
         path = self.paths.journal_dir / "unnamed"
-        entry, problems = check_line(line, state.head, state.seq, state.broken, self.paths.run, path, state.lines)
+        entry, problems = check_line(line, state.head, state.seq, state.broken, names_of(self.paths), path, state.lines)
         for problem in problems:
             self._problem(state.file, problem.check, problem.line, problem.message)
         if entry is None:
@@ -259,7 +260,7 @@ class JournalIndex:
         finally:
             if handle >= 0:
                 os.close(handle)
-        return entries
+        return list(with_paths(self.paths, entries))
 
 
 class _State:

@@ -1,8 +1,12 @@
 """The lineage: which steps of which launches the present weights descend from. All other steps are abandoned.
 
-Computed from entries. A launch that starts at step r cuts *all* earlier intervals to steps <= r. An explicit parent
-(`rollback --to N@LAUNCH`) takes that launch's own history instead (`docs/design.md` §5.2). Cutting only the launch before is
-wrong: exp2 of seed 003 goes back before the *start* of its predecessor (journal_and_interface §1.5).
+A checkpoint carries its identity: run, launch and step. The guard records which one was loaded, and the launch's history is
+that launch's history up to that step, whatever lies between them in the journal. A guarded launch that was refused, or
+that ended before its first optimizer step, owns no step.
+
+Where no guard said what was loaded, the parent is *inferred*: a launch that starts at step r cuts all earlier intervals to
+steps <= r. Cutting only the launch before is wrong: exp2 of seed 003 goes back before the *start* of its predecessor
+(journal_and_interface §1.5). What was inferred is marked so.
 
     launch 1  1 ────────── 10          kept   1..5
     launch 2        └ 6 ── 8           kept   6..8       headline: step 8 of launch 2
@@ -15,11 +19,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
     LAUNCHES,
     EntryKind,
+    GuardAttached,
     GuardVerdict,
     LaunchEnd,
     LaunchStart,
@@ -31,6 +37,7 @@ from chronicle.journal.events import (
 __all__ = ["Interval", "LaunchSpan", "Lineage", "RollbackMark", "compute_lineage"]
 
 ABANDONED = re.compile(r"/abandoned/([0-9A-Z]{26})/")  # where a rollback puts later checkpoints, by the id of its intent
+FIRST_STEP = "before the first step"  # the moment of a verdict after which training begins
 APPLIED = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
 
 
@@ -53,6 +60,10 @@ class LaunchSpan:
     parent: int | None = None  # the launch whose weights it continues, None for a start from scratch
     abandoned_after: int | None = None  # steps above this are no longer part of the lineage
     ended: bool = False
+    inferred: bool = True  # its parent follows from step numbers: no guard said what was loaded
+    refused: bool = False  # the guard refused it
+    loaded: tuple[int, int] | None = None  # (launch, step) of the checkpoint of this run that was loaded
+    parent_run: str | None = None  # id of the other run whose checkpoint was loaded
 
     @property
     def has_steps(self) -> bool:
@@ -83,6 +94,7 @@ class Lineage:
     kept: tuple[Interval, ...] = ()
     launches: tuple[LaunchSpan, ...] = ()
     rollbacks: tuple[RollbackMark, ...] = ()
+    inferred: bool = False  # a parent in it follows from step numbers alone
 
     @property
     def head_step(self) -> int:
@@ -138,12 +150,42 @@ def compute_lineage(
     return fold.result()
 
 
+@dataclass(slots=True)
+class _Guarding:
+    """What the guard of one launch recorded."""
+
+    attached: bool = False
+    refused: bool = False
+    stepped: bool = False  # a verdict stands before its first optimizer step
+    off: bool = False
+    start_step: int | None = None
+    run_id: str = ""
+    loaded: Mapping[str, Any] | None = None
+    fresh: bool = False
+
+    def take(self, event: GuardVerdict, step: int | None) -> None:
+        """One verdict more."""
+        self.attached = True
+        self.run_id = event.run_id or self.run_id
+        if event.loaded:
+            self.loaded = event.loaded
+        if event.verdict == "refused":
+            self.refused = True
+            return
+        if self.start_step is None:
+            self.start_step = step
+        if event.moment in ("", FIRST_STEP):
+            self.stepped = True
+            self.off = event.verdict == "off"
+            self.fresh = event.basis == "fresh"
+
+
 def _launch_facts(
     entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]], reached: Mapping[int, int]
 ) -> dict[int, LaunchSpan]:
     """First and last step of each launch, from all entries and the per-step log together."""
     spans: dict[int, LaunchSpan] = {}
-    guarded: dict[int, int] = {}
+    guards: dict[int, _Guarding] = {}
     for entry in entries:
         if entry.launch is None or entry.kind not in LAUNCHES:
             continue
@@ -151,23 +193,43 @@ def _launch_facts(
         start = event.start_step if isinstance(event, LaunchStart | LaunchStep | LaunchEnd | GuardVerdict) else None
         if start is not None and span.start_step is None:
             span = replace(span, start_step=start)
-        if isinstance(event, GuardVerdict) and entry.step is not None and event.verdict != "refused":
-            guarded.setdefault(entry.launch, entry.step)
+        if isinstance(event, GuardVerdict):
+            guards.setdefault(entry.launch, _Guarding()).take(event, entry.step)
+        elif isinstance(event, GuardAttached):
+            guards.setdefault(entry.launch, _Guarding()).attached = True
         if isinstance(event, LaunchEnd):
             span = replace(span, ended=True, last_step=event.last_step)
         spans[entry.launch] = span
-    return {n: _observe(span, guarded.get(n), seen.get(n), reached.get(n)) for n, span in spans.items()}
+    return {n: _observe(span, guards.get(n), seen.get(n), reached.get(n)) for n, span in spans.items()}
 
 
 def _observe(
-    span: LaunchSpan, guarded: int | None, seen: tuple[int, int] | None, saved: int | None
+    span: LaunchSpan, guard: _Guarding | None, seen: tuple[int, int] | None, saved: int | None
 ) -> LaunchSpan:
     """An explicit start beats the guard's step, which beats the first logged step; the furthest last step counts."""
     first, last = seen if seen is not None else (None, None)
     if span.start_step is None:
-        span = replace(span, start_step=guarded if guarded is not None else None if first is None else first - 1)
+        known = None if guard is None else guard.start_step
+        span = replace(span, start_step=known if known is not None else None if first is None else first - 1)
     lasts = [step for step in (span.last_step, last, saved) if step is not None]
-    return replace(span, last_step=max(lasts) if lasts else None)
+    span = replace(span, last_step=max(lasts) if lasts else None)
+    return span if guard is None else _as_guarded(span, guard, saved)
+
+
+def _as_guarded(span: LaunchSpan, guard: _Guarding, saved: int | None) -> LaunchSpan:
+    """What the guard recorded decides: which checkpoint was loaded, and whether a step was taken."""
+    span = replace(span, refused=guard.refused)
+    if not guard.stepped or (guard.refused and saved is None):  # its log may say otherwise: a row is written before the step
+        return replace(span, last_step=None, inferred=False)
+    if guard.off:
+        return span
+    if guard.loaded:
+        launch, step = guard.loaded.get("launch"), guard.loaded.get("step")
+        if guard.loaded.get("run_id") != guard.run_id:
+            return replace(span, inferred=False, parent_run=str(guard.loaded.get("run_id") or ""))
+        if isinstance(launch, int) and isinstance(step, int):
+            return replace(span, inferred=False, loaded=(launch, step))
+    return replace(span, inferred=not guard.fresh)
 
 
 class _Fold:
@@ -180,6 +242,7 @@ class _Fold:
         self.histories: dict[int, _Link | None] = {}  # what each launch's weights descend from, itself not included
         self.rollbacks: list[tuple[str, _Link | None]] = []  # what undo brings back: (receipt id, kept before)
         self.marks: list[RollbackMark] = []
+        self.doubt = False  # the lineage was set by a rollback whose target did not say which launch saved it
         self.aside: dict[str, _Link | None] = {}  # id of a rollback or its intent -> the lineage that it put aside
 
     def take(self, entry: Entry) -> None:
@@ -193,10 +256,18 @@ class _Fold:
     def _start(self, number: int) -> None:
         self._finish()
         span = self.spans[number]
-        base = self.kept if span.start_step is None else _truncate(self.kept, span.start_step)
+        base = self._parent_of(span)
         self.histories[number] = base
         self.spans[number] = replace(span, parent=None if base is None else base.launch)
         self.current = number
+
+    def _parent_of(self, span: LaunchSpan) -> _Link | None:
+        """What the launch's weights descend from: the checkpoint that was loaded, else what step numbers suggest."""
+        if span.loaded is not None and span.loaded[0] in self.histories:
+            return _truncate(self._through(span.loaded[0]), span.loaded[1])
+        if span.parent_run is not None or (not span.inferred and span.start_step == 0):
+            return None
+        return self.kept if span.start_step is None else _truncate(self.kept, span.start_step)
 
     def _rollback(self, entry: Entry) -> None:
         self._finish()
@@ -209,8 +280,12 @@ class _Fold:
             self.marks.append(_mark(entry.id, before, self.kept, entry.step))
 
     def _base(self, entry: Entry) -> _Link | None:
-        """What the target's weights descend from: a named launch, the history of an abandoned checkpoint, or the lineage."""
+        """What the target's weights descend from: the launch that the target itself names, a named one, or the lineage."""
         receipt = RollbackReceipt.of(entry)
+        saved_by = receipt.identity.get("launch")
+        self.doubt = not (isinstance(saved_by, int) and saved_by in self.histories)
+        if isinstance(saved_by, int) and not self.doubt:
+            return self._through(saved_by)
         if receipt.parent_launch is not None and receipt.parent_launch in self.histories:
             return self._through(receipt.parent_launch)
         brought_back = ABANDONED.search(receipt.source)
@@ -238,7 +313,7 @@ class _Fold:
     def _finish(self) -> None:
         """The current launch is over: its steps join the lineage."""
         if self.current is not None and self.spans[self.current].has_steps:
-            self.kept = self._through(self.current)
+            self.kept, self.doubt = self._through(self.current), False
         self.current = None
 
     def _through(self, number: int) -> _Link | None:
@@ -250,15 +325,30 @@ class _Fold:
 
     def result(self) -> Lineage:
         kept = self.kept
-        if self.current is not None and (self.spans[self.current].has_steps or not self.spans[self.current].ended):
-            kept = self._through(self.current)  # alive: its weights are what it loaded, even before its first step
+        if self.current is not None and self._counts(self.spans[self.current]):
+            kept, self.doubt = self._through(self.current), False
         intervals: list[Interval] = []
         while kept is not None:
             intervals.append(Interval(launch=kept.launch, first=kept.first, last=kept.last))
             kept = kept.older
         intervals.reverse()
         launches = tuple(_mark_abandoned(self.spans, intervals))
-        return Lineage(kept=tuple(intervals), launches=launches, rollbacks=tuple(self.marks))
+        return Lineage(
+            kept=tuple(intervals),
+            launches=launches,
+            rollbacks=tuple(self.marks),
+            inferred=self.doubt or self._is_inferred(intervals),
+        )
+
+    def _counts(self, span: LaunchSpan) -> bool:
+        """Whether the newest launch's weights are the present ones: alive, they are what it loaded, even before a step."""
+        return span.has_steps or (not span.ended and span.inferred)
+
+    def _is_inferred(self, kept: Iterable[Interval]) -> bool:
+        """Whether a kept launch, or one after them, has no guard that said what it loaded."""
+        launches = {interval.launch for interval in kept}
+        newest = max(launches, default=0)
+        return any(span.inferred for number, span in self.spans.items() if number in launches or number > newest)
 
 
 def _mark(entry_id: str, before: _Link | None, after: _Link | None, step: int) -> RollbackMark:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.journal.events import Claim, LaunchStart, events_of
+from chronicle.journal.place import Anchors, anchors_of, names_of
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -72,14 +74,34 @@ def read_journal(paths: RunPaths) -> Journal:
     writers: list[list[Entry]] = []
     problems: list[JournalProblem] = []
     heads: list[tuple[str, str]] = []
+    names = names_of(paths)
     for path in _writer_files(paths.journal_dir, problems):
-        entries, head = _read_file(path, paths.run, problems)
+        entries, head = _read_file(path, names, problems)
         if entries:
             writers.append(entries)
             heads.append((path.stem, head))
-    entries = in_order(entry for entries in writers for entry in entries)
+    entries = in_order(with_paths(paths, (entry for entries in writers for entry in entries)))
     problems += _duplicates(entries, paths.journal_dir)
     return Journal(run=paths.run, entries=tuple(entries), problems=tuple(problems), heads=tuple(heads))
+
+
+def with_paths(paths: RunPaths, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Entries with the paths that were stored relative to the run's anchors (`place`) made absolute where those are now."""
+    anchors: Anchors | None = None
+    for entry in entries:
+        if not _has_stored_path(entry.data):
+            yield entry
+            continue
+        anchors = anchors or anchors_of(paths)
+        yield replace(entry, data=anchors.resolve(entry.data))
+
+
+def _has_stored_path(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("@")
+    if isinstance(value, Mapping):
+        return any(_has_stored_path(item) for item in value.values())
+    return isinstance(value, list) and any(_has_stored_path(item) for item in value)
 
 
 def _writer_files(directory: Path, problems: list[JournalProblem]) -> list[Path]:
@@ -104,7 +126,9 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     return _causal([entry for *_, entry in placed])
 
 
-def _read_file(path: Path, run: str, problems: list[JournalProblem], *, again: bool = True) -> tuple[list[Entry], str]:
+def _read_file(
+    path: Path, names: Container[str], problems: list[JournalProblem], *, again: bool = True
+) -> tuple[list[Entry], str]:
     """The entries of one file and the hash of its last line. A stale NFS handle is cured by opening the file once more."""
     before = len(problems)
     entries: list[Entry] = []
@@ -117,7 +141,7 @@ def _read_file(path: Path, run: str, problems: list[JournalProblem], *, again: b
                     problems.append(JournalProblem(check="torn-line", path=path, line=number, message=text))
                     break
                 line = raw[:-1]
-                entry, found = check_line(line, prev, seq, broken, run, path, number)
+                entry, found = check_line(line, prev, seq, broken, names, path, number)
                 problems += found
                 prev, broken = hashlib.sha256(line).hexdigest(), entry is None
                 if entry is not None:
@@ -126,24 +150,24 @@ def _read_file(path: Path, run: str, problems: list[JournalProblem], *, again: b
     except OSError as problem:
         if problem.errno == errno.ESTALE and again:
             del problems[before:]
-            return _read_file(path, run, problems, again=False)
+            return _read_file(path, names, problems, again=False)
         problems.append(JournalProblem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
     return entries, prev
 
 
 def check_line(
-    line: bytes, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, number: int
+    line: bytes, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, number: int
 ) -> tuple[Entry | None, list[JournalProblem]]:
     """The entry of one line (None when it cannot be parsed) and all problems of the line."""
     try:
         entry = Entry.from_json(line.decode("utf-8", "strict"))
     except (JournalError, UnicodeDecodeError) as problem:
         return None, [JournalProblem(check="bad-line", path=path, line=number, message=str(problem))]
-    return entry, list(_chain_problems(entry, prev, seq, after_bad_line, run, path, number))
+    return entry, list(_chain_problems(entry, prev, seq, after_bad_line, names, path, number))
 
 
 def _chain_problems(
-    entry: Entry, prev: str, seq: int, after_bad_line: bool, run: str, path: Path, line: int
+    entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, line: int
 ) -> Iterator[JournalProblem]:
     if entry.prev != prev and not (after_bad_line and entry.seq == seq):
         text = f"entry {entry.seq} says prev {entry.prev[:12]}…, the line before hashes to {prev[:12]}…"
@@ -151,8 +175,8 @@ def _chain_problems(
     if entry.seq != seq and not after_bad_line:
         text = f"entry number {entry.seq} where {seq} was expected"
         yield JournalProblem(check="gap", path=path, line=line, message=text)
-    if entry.run != run:
-        text = f"entry belongs to run `{entry.run}`, this is `{run}`"
+    if entry.run not in names:
+        text = f"entry belongs to run `{entry.run}`, which this run was never called"
         yield JournalProblem(check="foreign-run", path=path, line=line, message=text)
 
 

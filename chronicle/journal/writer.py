@@ -15,13 +15,17 @@ import heapq
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
+from chronicle.journal.events import EntryKind
+from chronicle.journal.place import Anchors, Place, settle
 from chronicle.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -67,8 +71,12 @@ class JournalWriter:
         host: str | None = None,
         pid: int | None = None,
         randomness: Callable[[int], int] = _random_bits,
+        checkpoints: Path | None = None,
     ) -> None:
         self.paths = paths
+        self._checkpoints = checkpoints
+        self._place: Place | None = None
+        self._anchors: Anchors | None = None
         self._clock = clock
         self._host = (host or os.uname().nodename).split(".")[0]
         self._pid = os.getpid() if pid is None else pid
@@ -82,6 +90,14 @@ class JournalWriter:
         self._lock = threading.RLock()
         self.writer = ""
 
+    @property
+    def place(self) -> Place:
+        """Who this run is and where it lies; raises as `append`."""
+        if self._place is None:
+            self._settle()
+        assert self._place is not None
+        return self._place
+
     def append(
         self,
         kind: str,
@@ -92,12 +108,16 @@ class JournalWriter:
         refs: Sequence[str] = (),
         data: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """Write one entry, fsync it and return it; raises `JournalError` when that fails.
+        """Write one entry, fsync it and return it; raises `JournalError` when that fails, `Refusal` in a copy of the run.
 
         For imported entries of any kind; everything else writes typed events (`write`).
         """
         self._leave_parent()
         with self._lock:
+            if self._anchors is None and self._settle():
+                place = {"run_id": self.place.run_id, "host": self.place.host, "path": self.place.path}
+                self.append(EntryKind.RUN_PLACE, title=f"run lies at {self.place.path} now", data=place)
+            assert self._anchors is not None
             moment = self._clock()
             try:
                 fd = self._open(moment)
@@ -116,7 +136,8 @@ class JournalWriter:
                     refs=tuple(refs),
                     data=data or {},
                 )
-                line = entry.to_json().encode("utf-8")
+                stored = replace(entry, data=self._anchors.store(entry.data)) if entry.data else entry
+                line = stored.to_json().encode("utf-8")
                 self._write(fd, line)
             except OSError as problem:
                 raise JournalError(
@@ -153,6 +174,20 @@ class JournalWriter:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _settle(self) -> bool:
+        """Find out whether this directory is the run; returns whether it has moved since it was last written to."""
+        try:
+            self.paths.journal_dir.mkdir(parents=True, exist_ok=True)
+            run_id = new_id(int(time.time() * 1000), _random_bits(80))
+            self._place, moved = settle(self.paths, run_id, self._checkpoints)
+        except OSError as problem:
+            raise JournalError(
+                f"cannot write to the run `{self.paths.run_dir}`: {problem.strerror or problem}",
+                "free space or fix the permissions, then repeat the command",
+            ) from problem
+        self._anchors = self._place.anchors(self.paths.run_dir)
+        return moved
 
     def _open(self, moment: datetime) -> int:
         if self._fd is not None:

@@ -6,9 +6,11 @@ once on stderr and training goes on. The state itself is protected by the checkp
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, JournalWriter, read_journal
@@ -23,6 +25,8 @@ from chronicle.journal.events import (
     StateSaved,
     find_open_transaction,
 )
+from chronicle.journal.place import Standing, look
+from chronicle.journal.writer import new_id
 from chronicle.paths import RunPaths
 
 __all__ = ["GuardHistory", "GuardJournal", "find_run_dir", "fold_history"]
@@ -57,7 +61,32 @@ class GuardJournal:
         self.launch = launch
         self._is_main = is_main
         self._writer: JournalWriter | None = None
+        self._run_id: str | None = None
         self._said: set[str] = set()
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; "" when there is no run directory, or it is a copy that nobody has claimed."""
+        if self.paths is None:
+            return ""
+        if self._run_id is None:
+            try:
+                place, standing = look(self.paths)
+                if place is None:
+                    place = JournalWriter(self.paths).place
+                self._run_id = place.run_id if standing in (Standing.HERE, Standing.MOVED) else ""
+            except (ChronicleError, OSError, ValueError) as problem:
+                self.say("run-id", f"the run's id could not be read ({problem}); checkpoints are saved without identity")
+                self._run_id = ""
+        return self._run_id
+
+    def new_identity(self, step: int | None) -> dict[str, Any]:
+        """What a checkpoint saved now carries: an id of its own, run, launch and step; empty without a run."""
+        if not self.run_id or self.paths is None:
+            return {}
+        milliseconds = int(time.time() * 1000)
+        own = new_id(milliseconds, int.from_bytes(os.urandom(10)))
+        return {"id": own, "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
 
     def write(self, event: JournalEvent, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
         """Append one entry if this is the main process and there is a run, and return its id; never raises."""

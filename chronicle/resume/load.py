@@ -60,6 +60,7 @@ class Loads:
         """Files and journal, before any state is replaced. `memory`: what the adapter read inside the checkpoint."""
         self._objects_before = object_digests(live)
         contract, memory = self.contract(), memory or read_memory(root)
+        self.start.identity = {} if memory is None else memory.identity
         self.start.expectation = self._expect(root, memory, contract)
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
@@ -93,6 +94,7 @@ class Loads:
     def state_loaded(self, memory: Memory | None, live: LiveState) -> None:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         self.start.state_loaded = True
+        self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.expectation = self.expectation(memory, bound)

@@ -69,9 +69,11 @@ class Sealer:
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
 
-    def seal_file(self, path: Path, *, step: int | None, honours: Sequence[str] = ()) -> None:
+    def seal_file(self, path: Path, *, step: int | None, honours: Sequence[str] = (), identity: str = "") -> None:
         """Record a checkpoint that is one file: its entry now, its digest later. No file is written beside it."""
-        event = CheckpointSaved(path=str(path), step=step, digests="pending", honours=list(honours) or None)
+        event = CheckpointSaved(
+            path=str(path), identity=identity, step=step, digests="pending", honours=list(honours) or None
+        )
         saved = self.journal.write(event, step=step, title=f"checkpoint {path.name}")
         if saved is not None:
             self._start(lambda: self._write_digest(path, step, saved))
@@ -108,6 +110,7 @@ class Sealer:
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch)
         event = CheckpointSaved(
             path=str(root),
+            identity=str(memory.identity.get("id") or ""),
             step=memory.step,
             honours=list(memory.honours) or None,
             save_seconds=None if save_seconds is None else round(save_seconds, 3),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
+from chronicle.journal.events import GuardAttached
 from chronicle.resume.batches import DataWatch
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import shares_parameters
@@ -51,6 +52,8 @@ class GuardSession:
         if run_dir is None:
             self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
         self.sealer = Sealer(self.ranks, self.journal)
+        if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
+            self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start)
         self.data = DataWatch(
@@ -63,6 +66,7 @@ class GuardSession:
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
         self._loading = False
+        self._identity: Mapping[str, Any] = {}  # of the state that was described last
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -111,7 +115,15 @@ class GuardSession:
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
         step = self.step if memory.step is None else memory.step
-        return self.honours.add_to(replace(memory, step=step, training=self._modes), live)
+        if not self._identity or self._identity["step"] != step:
+            self._identity = self.journal.new_identity(step)
+        found = replace(memory, step=step, training=self._modes, identity=self._identity)
+        return self.honours.add_to(found, live)
+
+    @property
+    def identity(self) -> str:
+        """Id of the state that was described last: what the newest checkpoint carries."""
+        return str(self._identity.get("id") or "")
 
     # ---- load ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +148,7 @@ class GuardSession:
         """
         if self.off:
             return
-        self._loading = False
+        self._loading, self._identity = False, {}
         self.start.loaded_from = checkpoint_root(directory)
         self._decide_after_load(lambda: self.loads.check_after(self._live()))
         if generators:
@@ -160,6 +172,7 @@ class GuardSession:
     def state_loaded(self, memory: Memory | None) -> None:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         if not self.off:
+            self._identity = {}
             self.loads.state_loaded(memory, self._observe())
 
     def prepared(self) -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class StartingPoint:
 
     expectation: Expectation | None = None
     loaded_from: Path | None = None  # the checkpoint
+    identity: Mapping[str, Any] = field(default_factory=dict)  # of the state that was loaded, as it carries it itself
     state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
     start_step: int | None = None  # optimizer steps completed when the first step of this launch began
     carried: tuple[Carried, ...] = ()  # options of rollbacks that the guard applies in this launch
@@ -91,6 +92,8 @@ class Verdicts:
             verified=verdict == "passed" and basis != "none",
             checks=tuple(check.to_json() for check in checks),
             checkpoint=None if self._start.loaded_from is None else str(self._start.loaded_from),
+            run_id=self._journal.run_id,
+            loaded=dict(self._start.identity),
             contract=None if contract is None else contract.rollback,
             accepted=dict(expectation.accepted) if expectation else {},
             fresh_start=self._options.fresh_start,

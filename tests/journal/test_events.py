@@ -38,6 +38,7 @@ from chronicle.journal.events import (
 )
 from chronicle.paths import RunPaths
 
+LATER = {EntryKind.RUN_PLACE, EntryKind.RUN_FORK, EntryKind.GUARD_ATTACHED}  # kinds that came after the fixture was written
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels
 ONLY_READ = {EntryKind.EVIDENCE_SEALED, EntryKind.LR_MISMATCH}
@@ -68,7 +69,7 @@ def entry(number: int, kind: str, *, refs: tuple[str, ...] = (), **data: Any) ->
 def test_old_journal_of_every_kind_is_read_and_written_back_unchanged(journal: Journal) -> None:
     """Every entry becomes a value of its kind; its JSON form is the data as it stands on disk."""
     assert journal.problems == ()
-    assert {entry.kind for entry in journal.entries} == {*EntryKind, "moon.phase"}
+    assert {entry.kind for entry in journal.entries} == {*EntryKind, "moon.phase"} - LATER
     for one in journal.entries:
         event = read(one)
         assert type(event) is EVENTS.get(one.kind, UnknownKind)

@@ -104,7 +104,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         session = self._session
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
-            session.sealer.seal_file(path.absolute(), step=step, honours=self._honours)
+            session.sealer.seal_file(path.absolute(), step=step, honours=self._honours, identity=session.identity)
             session.batches.after_save(str(path.absolute()))
 
     def _observe(self) -> LiveState:

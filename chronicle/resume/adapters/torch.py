@@ -94,7 +94,8 @@ class AttachedRun:
             self.session.after_save(target)
         else:
             memory = self.session.describe()
-            self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours)
+            identity = self.session.identity
+            self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours, identity=identity)
 
     def log(self, **values: Any) -> None:
         """Write one line to the launch's per-step log; the step is the guard's own count."""
@@ -109,7 +110,7 @@ class AttachedRun:
         memory = session.describe()
         if session.waits_for_first_step:
             return {**state, KEY: memory.to_json()}  # a load will overwrite it: nothing has been trained yet
-        saved = StateSaved(step=memory.step, honours=list(memory.honours) or None)
+        saved = StateSaved(step=memory.step, identity=session.identity, honours=list(memory.honours) or None)
         session.journal.write(saved, step=memory.step, title="state taken")
         session.batches.after_save(f"step {memory.step}")
         return {**state, KEY: memory.to_json()}

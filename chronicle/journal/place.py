@@ -1,0 +1,329 @@
+"""The identity of a run, where it lies, and whether this directory is the run, the run moved, or a copy of it.
+
+`run.json` in the run directory holds the run's id and where that directory was when it was last written to: host, path,
+inodes. Inodes survive `mv`, bind mounts, other mount points and symbolic links, and no copy has them. So a copy is
+recognised before anything is written into it. A moved run is not asked about.
+
+Paths below one of the run's anchors are kept relative to it in the journal (`@checkpoints/opt_step-20`), so that they stay
+true after a move. The anchors' absolute paths stand in `run.json` and in the `run.place` entries, as a remark.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import JournalError, Refusal
+from chronicle.journal.events import EntryKind
+from chronicle.paths import RunPaths
+from rollback.disk.durable import write_atomic
+
+__all__ = [
+    "Anchors",
+    "Parent",
+    "Place",
+    "Standing",
+    "anchors_of",
+    "judge",
+    "look",
+    "names_of",
+    "read_place",
+    "refuse_copy",
+    "settle",
+    "write_place",
+]
+
+VERSION = 1
+NAMES_RUN = frozenset(
+    (EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.RUN_FORK, EntryKind.LAUNCH_START, EntryKind.GUARD_ATTACHED)
+)
+RUN, CHECKPOINTS, ABANDONED, PROJECT = "@run", "@checkpoints", "@abandoned", "@project"
+
+
+class Standing(StrEnum):
+    """What a run directory is, compared with what its `run.json` says."""
+
+    HERE = "here"
+    MOVED = "moved"  # the same directory under another path
+    COPIED = "copied"  # the first one still lies at its recorded path
+    UNCERTAIN = "uncertain"  # other inodes, and the first one is not to be seen: moved across filesystems, or copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """The run that a fork began from."""
+
+    run_id: str
+    run: str
+    step: int | None = None
+    launch: int | None = None
+    path: str = ""  # its run directory when the fork was made: a remark
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in `run.json` and in the `run.fork` entry."""
+        return {"run_id": self.run_id, "run": self.run, "step": self.step, "launch": self.launch, "path": self.path}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Parent":
+        """Parse the persisted form."""
+        return cls(
+            run_id=str(record["run_id"]),
+            run=str(record.get("run") or ""),
+            step=record.get("step"),
+            launch=record.get("launch"),
+            path=str(record.get("path") or ""),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchors:
+    """The directories that stored paths are relative to, as absolute paths; "" where one is not known."""
+
+    run: str
+    checkpoints: str = ""
+
+    @property
+    def _places(self) -> tuple[tuple[str, str], ...]:
+        """(name, directory), the deepest directory first."""
+        found = [(RUN, self.run)]
+        if self.checkpoints:
+            abandoned = os.path.join(os.path.dirname(self.checkpoints), "abandoned")
+            found += [(CHECKPOINTS, self.checkpoints), (ABANDONED, abandoned)]
+        project = os.path.dirname(os.path.dirname(self.run))
+        if project.count("/") > 1:  # `/` or `/home` would make a project of everything
+            found.append((PROJECT, project))
+        return tuple(sorted(found, key=lambda item: -len(item[1])))
+
+    def store(self, value: Any) -> Any:
+        """The value with each absolute path below an anchor made relative to it; lists and mappings throughout."""
+        if isinstance(value, str):
+            return self._store_text(value)
+        if isinstance(value, Mapping):
+            return {key: self.store(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.store(item) for item in value]
+        return value
+
+    def resolve(self, value: Any) -> Any:
+        """The value with each stored path made absolute again, at the place where the anchors are now."""
+        if isinstance(value, str):
+            return self._resolve_text(value) if value.startswith("@") else value
+        if isinstance(value, Mapping):
+            return {key: self.resolve(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.resolve(item) for item in value]
+        return value
+
+    def _store_text(self, text: str) -> str:
+        if text.startswith("/"):
+            for name, directory in self._places:
+                if text == directory or text.startswith(directory + "/"):
+                    return name + text[len(directory) :]
+        return "@" + text if _is_stored(text) else text
+
+    def _resolve_text(self, text: str) -> str:
+        if text.startswith("@@"):
+            return text[1:]
+        for name, directory in self._places:
+            if text == name or text.startswith(name + "/"):
+                return directory + text[len(name) :]
+        return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """`run.json`: who this run is, and where its directory was last written to."""
+
+    run_id: str
+    host: str = ""
+    path: str = ""  # of the run directory, absolute
+    inode: int = 0
+    journal_inode: int = 0
+    checkpoints: str = ""  # the checkpoint root, absolute
+    checkpoints_from_run: str = ""  # the same, relative to the run directory
+    names: tuple[str, ...] = ()  # of the run directory, past ones included: entries carry the name of their time
+    parent: Parent | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The persisted form."""
+        return {
+            "v": VERSION,
+            "run_id": self.run_id,
+            "host": self.host,
+            "path": self.path,
+            "inode": self.inode,
+            "journal_inode": self.journal_inode,
+            "checkpoints": self.checkpoints,
+            "checkpoints_from_run": self.checkpoints_from_run,
+            "names": list(self.names),
+            **({"parent": self.parent.to_json()} if self.parent else {}),
+            **self.more,
+        }
+
+    def anchors(self, run_dir: Path) -> Anchors:
+        """Where the anchors are now: the checkpoint root beside the run first, then at its recorded path."""
+        run = os.path.abspath(run_dir)
+        beside = os.path.normpath(os.path.join(run, self.checkpoints_from_run)) if self.checkpoints_from_run else ""
+        if beside and (os.path.isdir(beside) or not os.path.isdir(self.checkpoints)):
+            return Anchors(run=run, checkpoints=beside)
+        return Anchors(run=run, checkpoints=self.checkpoints)
+
+    def at(self, run_dir: Path, checkpoints: Path | None = None) -> "Place":
+        """This run as it lies now; `checkpoints` names the checkpoint root where it is known better."""
+        run = os.path.abspath(run_dir)
+        root = os.path.abspath(checkpoints) if checkpoints is not None else self.anchors(run_dir).checkpoints
+        return replace(
+            self,
+            host=os.uname().nodename,
+            path=run,
+            inode=_inode(run),
+            journal_inode=_inode(os.path.join(run, "journal")),
+            checkpoints=root,
+            checkpoints_from_run=os.path.relpath(root, run) if root else "",
+            names=tuple(dict.fromkeys((*self.names, os.path.basename(run)))),
+        )
+
+
+def read_place(paths: RunPaths) -> Place | None:
+    """The run's `run.json`; None when there is none. Raises `JournalError` when it cannot be understood."""
+    path = paths.run_dir / "run.json"
+    try:
+        record = json.loads(path.read_bytes())
+        if record["v"] != VERSION:
+            raise JournalError(f"`{path}` has version {record['v']!r}: expected {VERSION}", "use a newer chronicle")
+        return Place(
+            run_id=str(record["run_id"]),
+            host=str(record.get("host") or ""),
+            path=str(record.get("path") or ""),
+            inode=int(record.get("inode") or 0),
+            journal_inode=int(record.get("journal_inode") or 0),
+            checkpoints=str(record.get("checkpoints") or ""),
+            checkpoints_from_run=str(record.get("checkpoints_from_run") or ""),
+            names=tuple(str(name) for name in record.get("names") or ()),
+            parent=Parent.from_json(record["parent"]) if record.get("parent") else None,
+            more={key: value for key, value in record.items() if key not in KNOWN},
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        raise JournalError(f"cannot read `{path}`: {problem.strerror}", "make it readable") from problem
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        text = "it holds the run's id: restore it, or say `chronicle init --moved` when this is the run itself"
+        raise JournalError(f"`{path}` is damaged: {problem}", text) from problem
+
+
+KNOWN = frozenset(Place(run_id="", parent=Parent(run_id="", run="")).to_json())
+
+
+def write_place(paths: RunPaths, place: Place, *, may_replace: bool = True) -> None:
+    """Write `run.json` durably; with `may_replace` False an existing one is left alone and FileExistsError raised."""
+    text = json.dumps(place.to_json(), indent=1) + "\n"
+    write_atomic(paths.run_dir / "run.json", text, may_replace=may_replace)
+
+
+def judge(place: Place, paths: RunPaths) -> Standing:
+    """Whether the run directory at hand is the one that `place` describes."""
+    run = os.path.abspath(paths.run_dir)
+    journal = _inode(os.path.join(run, "journal"))
+    if _is(place.inode, _inode(run)) and place.journal_inode in (0, journal):  # two, because small ones occur twice
+        return Standing.HERE if run == place.path else Standing.MOVED
+    if run == place.path:
+        return Standing.MOVED  # restored from a backup, or a filesystem that was made anew: the same place
+    return Standing.COPIED if _is(place.inode, _inode(place.path)) else Standing.UNCERTAIN
+
+
+def look(paths: RunPaths) -> tuple[Place | None, Standing]:
+    """The recorded place and how this directory stands to it; a run without `run.json` is HERE."""
+    place = read_place(paths)
+    return place, Standing.HERE if place is None else judge(place, paths)
+
+
+def anchors_of(paths: RunPaths) -> Anchors:
+    """Where the run's anchors are now; without a readable `run.json` only the run directory is known."""
+    try:
+        place = read_place(paths)
+    except JournalError:
+        place = None
+    run = os.path.abspath(paths.run_dir)
+    return Anchors(run=run) if place is None else place.anchors(paths.run_dir)
+
+
+def names_of(paths: RunPaths) -> frozenset[str]:
+    """The names that the run's directory has had."""
+    try:
+        place = read_place(paths)
+    except JournalError:
+        place = None
+    return frozenset((paths.run, *(() if place is None else place.names)))
+
+
+def settle(paths: RunPaths, new_run_id: str, checkpoints: Path | None = None) -> tuple[Place, bool]:
+    """The run's place before something is written, and whether it is new or has moved; `run.json` follows.
+
+    Raises `Refusal` for a copy. `new_run_id` is taken when the run has none yet. The journal directory must exist.
+    """
+    place, standing = look(paths)
+    if place is None:
+        place = Place(run_id=_recorded_id(paths) or new_run_id).at(paths.run_dir, checkpoints)
+        try:
+            write_place(paths, place, may_replace=False)
+        except FileExistsError:  # another writer was first
+            return settle(paths, new_run_id, checkpoints)
+        return place, False
+    refuse_copy(place, standing, paths)
+    known = os.path.abspath(checkpoints) if checkpoints is not None else place.anchors(paths.run_dir).checkpoints
+    if standing is Standing.HERE and known == place.checkpoints:
+        return place, False
+    place = place.at(paths.run_dir, checkpoints)
+    write_place(paths, place)
+    return place, standing is Standing.MOVED
+
+
+def _recorded_id(paths: RunPaths) -> str:
+    """The id in the journal, for a run whose `run.json` is gone; "" for a run that never had one."""
+    found = ""
+    for path in sorted(paths.journal_dir.glob("*.jsonl")):
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError:
+            continue
+        for line in lines:
+            if b'"run_id"' in line and line.startswith(b"{"):
+                try:
+                    record = json.loads(line)
+                    found = str(record["data"]["run_id"]) if record["kind"] in NAMES_RUN else found
+                except (ValueError, KeyError, TypeError):
+                    continue
+    return found
+
+
+def refuse_copy(place: Place, standing: Standing, paths: RunPaths) -> None:
+    """Raise `Refusal` (exit 3) when nothing may be written here before a person has said what this directory is."""
+    if standing not in (Standing.COPIED, Standing.UNCERTAIN):
+        return
+    run = os.path.abspath(paths.run_dir)
+    what = "is a copy of" if standing is Standing.COPIED else "was copied, or moved to another filesystem, from"
+    raise Refusal(
+        f"`{run}` {what} run {place.run_id} at `{place.path}` ({place.host}): nothing is written before you say which it is",
+        f"the same run, moved: `chronicle init --moved --run {paths.run}`; "
+        f"a run of its own from here on: `chronicle init --fork-of {place.path} --run {paths.run}`",
+    )
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def _is(recorded: int, found: int) -> bool:
+    return recorded != 0 and recorded == found
+
+
+def _is_stored(text: str) -> bool:
+    return text.startswith("@") and (text.startswith("@@") or text.split("/", 1)[0] in (RUN, CHECKPOINTS, ABANDONED, PROJECT))
