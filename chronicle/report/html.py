@@ -81,10 +81,10 @@ def _chapter(chapter: Chapter) -> str:
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
     parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
     if chapter.action:
-        parts += _words("Did", _action(chapter))
+        parts += _words("Action", _action(chapter))
     parts += _words("Expected", words.expect)
     if chapter.outcome:
-        parts += _words("Came out", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
+        parts += _words("Outcome", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
     parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
     parts += _checks(GuardVerdict.view(chapter.data).checks)
     parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
@@ -175,14 +175,14 @@ def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
     keys = ("number", "start", "last", "keptTo", "lr", "why", "guard", "outcome")
     rows = [[*(x[key] for key in keys), format_when(x["started"])] for x in data["launches"]]
     words = (
-        '<p class="soft">LR on top, loss by launch, below which launch came out of which. '
-        "Grey: abandoned. Dashed: a rollback went here. Dotted: restart."
+        '<p class="soft">Top: LR. Middle: loss by launch. Bottom: which launch continues which. '
+        "Grey: abandoned. Dashed: target of a rollback. Dotted: restart."
     )
     if data["every"] > 1:
-        words += f" Of {len(rows)} launches one in {data['every']} is in the graph below; the table has all."
+        words += f" The graph shows one of {data['every']} launches; the table has all {len(rows)}."
     label = f"learning rate, loss and tree of {len(rows)} launches"
     listed = folded(html_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
-    yield section("lineage", "The life of the run", f"{words}</p>", plot("plot-lineage", label), listed)
+    yield section("lineage", "Lineage", f"{words}</p>", plot("plot-lineage", label), listed)
 
 
 def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
@@ -193,11 +193,11 @@ def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
         [Raw(f'<a href="#{html_text(x["id"])}">{html_text(x["title"])}</a>'), *(x[key] for key in keys)]
         for x in data["incidents"]
     ]
-    heads = ["incident", "kind", "tier", "launch", "onset at the earliest", "onset", "outcome"]
+    heads = ["incident", "kind", "tier", "launch", "earliest onset", "onset", "outcome"]
     listed = folded(html_table(heads, rows, numeric=(3, 4, 5)), f"all {len(rows)} incidents as a table")
     words = (
-        '<p class="soft">Red: onset, with its band back to the earliest. '
-        "Ticks: checkpoints. Dashed: where the run went back to.</p>"
+        '<p class="soft">Red: onset, with a band back to its lower bound. '
+        "Ticks: checkpoints. Dashed: target of the rollback.</p>"
     )
     yield section("incidents", "Incidents", words, '<div class="grid" id="cards"></div>', listed)
 
@@ -206,11 +206,11 @@ def _resumes(data: Mapping[str, Any]) -> Iterator[str]:
     if not data["resumes"]:
         return
     rows = [[x["launch"], x["step"], x["bump"], x["halfLife"], _shifts(x["shifts"])] for x in data["resumes"]]
-    heads = ["launch", "resumed at", "bump of the loss", "half of it gone after (steps)", "channels that moved most (σ)"]
+    heads = ["launch", "resumed at", "loss bump", "half-life (steps)", "largest jumps of channels (σ)"]
     listed = html_table(heads, rows, numeric=(0, 1, 2, 3))
     drawn = plot("plot-resumes", "loss around each resume, aligned at the resume")
     newest = f"<p class='soft'>The newest {len(rows)} restarts.</p>" if len(rows) == MOST_WINDOWS else ""
-    yield section("resumes", "What each restart did", newest, drawn, folded(listed))
+    yield section("resumes", "Restarts", newest, drawn, folded(listed))
 
 
 def _shifts(shifts: Sequence[Mapping[str, Any]]) -> str:
@@ -227,9 +227,9 @@ def _channels(data: Mapping[str, Any]) -> Iterator[str]:
         heads = ["launch", "channel", "before", "after", "jump (σ)"]
         listed = folded(html_table(heads, shifts[:60], numeric=(0, 2, 3, 4)), "jumps at resumes, largest first")
         drawn = plot("plot-channel", "one channel by launch")
-        yield section("channels", "What moved with it", chooser, drawn, listed if shifts else "")
+        yield section("channels", "Channels", chooser, drawn, listed if shifts else "")
     if data["groups"]["sources"]:
-        words = "<p class='soft'>Every source on its own scale: who moves the mean?</p>"
+        words = "<p class='soft'>Each data source on its own scale.</p>"
         yield section("by-source", "By data source", words, '<div class="grid" id="sources"></div>')
     if data["groups"]["health"]:
         yield section("gradients", "Gradient and optimizer health", '<div class="grid" id="health"></div>')

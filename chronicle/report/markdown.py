@@ -76,11 +76,11 @@ def _proposal(proposed: Proposed) -> Iterator[tuple[str, str]]:
         command = proposed.command.replace("`", "'")
         yield "Proposed", f"`{command}`{cost}"
     if proposed.reasons:
-        yield "Because", "; ".join(proposed.reasons)
+        yield "Reasons", "; ".join(proposed.reasons)
     others = proposed.alternatives
     if others:
         words = (f"to {x.get('step')} of launch {x.get('launch')} ({x.get('cost_steps')} steps)" for x in others)
-        yield "Or else", "; ".join(words)
+        yield "Alternatives", "; ".join(words)
 
 
 # --- one chapter --------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _paragraphs(chapter: Chapter, imported: Mapping[str, Chapter]) -> Iterator[s
     if words.expect:
         yield f"**Expected.** {markdown_text(words.expect)}"
     if chapter.outcome and chapter.launch is None:
-        yield f"**Came out.** {_came_out(chapter, imported)}"
+        yield f"**Outcome.** {_came_out(chapter, imported)}"
     for rule in chapter.rules:
         yield f"> Rule learnt: {markdown_line(rule)}"
     yield from _checks(GuardVerdict.view(chapter.data).checks)
@@ -154,7 +154,7 @@ def _did(chapter: Chapter) -> Iterator[str]:
     changes = "".join("; " + changed(*change) for change in chapter.changes)
     note = (chapter.words.action or {}).get("note")
     note = f" ({markdown_line(note)})" if note else ""
-    yield f"**Did.** {markdown_line(chapter.action)}{target}{changes}{note}"
+    yield f"**Action.** {markdown_line(chapter.action)}{target}{changes}{note}"
 
 
 def _launch_paragraphs(launch: LaunchStory) -> Iterator[str]:
