@@ -33,6 +33,14 @@ def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    """Paths in backticks that begin with one of our folders."""
+    folders = "rollback|chronicle|bit_transformer|experiments|tests|scripts|docs|benchmarks|examples"
+    for target in re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / target).exists(), target
+
+
 def test_the_readme_is_read_in_two_minutes() -> None:
     """80 to 120 lines; the tree has a page of its own."""
     assert 80 <= (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 120
