@@ -6,6 +6,7 @@ it on load), and so in whatever file the script writes. Torch's own hooks tell t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from chronicle.journal.events import StateSaved
 from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Mode, Options
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
-from chronicle.resume.learning_rate import BoundScheduler, raw_optimizer
+from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import Memory
 from chronicle.resume.session import GuardSession
 
@@ -56,34 +57,28 @@ def attach(
         accept_change=dict(accept_change or {}),
         mode=Mode(mode),
     )
-    kept = dict(averages or {})
-    return AttachedRun(_many(model), _many(optimizer), _many(scheduler), kept, scaler, options, data, accumulation)
+    live = LiveState(
+        models=_many(model),
+        optimizers=collect_optimizers(_many(optimizer)),
+        schedulers=tuple(BoundScheduler(scheduler=one) for one in _many(scheduler)),
+        scaler=scaler,
+        averages=dict(averages or {}),
+        loaders=() if data is None else (data,),
+        reading=data,
+    )
+    return AttachedRun(live, options, accumulation)
 
 
 class AttachedRun:
-    """The guard of one training loop; keep it alive as long as the loop."""
+    """The guard of one training loop; keep it alive as long as the loop. `live`: what the loop trains with."""
 
-    def __init__(
-        self,
-        models: tuple[Any, ...],
-        optimizers: tuple[Any, ...],
-        schedulers: tuple[Any, ...],
-        averages: Mapping[str, Any],
-        scaler: Any,
-        options: Options,
-        data: Any = None,
-        accumulation: int | None = None,
-    ) -> None:
-        self._data, self._accumulation = data, accumulation
-        self._models, self._schedulers = models, schedulers
-        self._optimizers = collect_optimizers(optimizers)
-        self._averages, self._scaler = averages, scaler
+    def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
+        self._live, self._accumulation = live, accumulation
         self._log = StepLog()
-        self._memories: list[Memory] = []
         self.session = GuardSession(self._observe, options)
         hook_optimizer_steps(self.session)
-        self.session.batches.watch(self._models[0])
-        first = raw_optimizer(self._optimizers[0])
+        self.session.batches.watch(live.models[0])
+        first = live.optimizers[0]
         first.register_state_dict_post_hook(self._on_save)
         first.register_load_state_dict_pre_hook(self._on_load)
 
@@ -122,20 +117,13 @@ class AttachedRun:
         return {key: value for key, value in state.items() if key != KEY}
 
     def _observe(self) -> LiveState:
-        return LiveState(
-            models=self._models,
-            optimizers=self._optimizers,
-            schedulers=tuple(BoundScheduler(scheduler=scheduler) for scheduler in self._schedulers),
-            scaler=self._scaler,
-            averages=self._averages,
-            topology={
-                "world_size": self.session.ranks.world_size,
-                "dtype": str(next(self._models[0].parameters()).dtype).removeprefix("torch."),
-                **({} if self._accumulation is None else {"accumulation": self._accumulation}),
-            },
-            loaders=() if self._data is None else (self._data,),
-            reading=self._data,
-        )
+        topology: dict[str, Any] = {
+            "world_size": self.session.ranks.world_size,
+            "dtype": str(next(self._live.models[0].parameters()).dtype).removeprefix("torch."),
+        }
+        if self._accumulation is not None:
+            topology["accumulation"] = self._accumulation
+        return replace(self._live, topology=topology)
 
 
 def _many(thing: Any) -> tuple[Any, ...]:
