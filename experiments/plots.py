@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chronicle.report.study_panels import contrast_reach
+from chronicle.report.page_data import contrast_reach
 from experiments.gates import Ledger, find_treatment
 from experiments.outcomes import Curve, RunData, StudyData, excess_over, to_bpb
 from experiments.statistics import compare_paired

@@ -13,7 +13,7 @@ from chronicle.paths import RunPaths
 from chronicle.report.html import plotly_script, render_html
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
-from chronicle.report.study_panels import read_panels
+from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
 from chronicle.story.series import read_series
@@ -134,7 +134,7 @@ def serve(
 
 def _page(paths: RunPaths, script: str) -> str:
     from chronicle.report.html import render_html
-    from chronicle.report.study_panels import read_panels
+    from chronicle.report.page_data import read_panels
     from chronicle.story import read_story
     from chronicle.story.read import lost_seconds
     from chronicle.story.series import read_series

@@ -1,16 +1,20 @@
-"""The data of the HTML page as one JSON value: incident cards, thinned curves, marks, clocks, tables.
+"""The data of the HTML page as one JSON value: incident cards, thinned curves, marks, clocks, tables, studies.
 
 Curves are thinned to a budget of points, so that a page stays small however many steps, launches and channels there are:
 500k steps × 13 launches × 8 channels stay below 5 MB. Values are rounded to five digits, steps are sent once per curve. Up to
 `MANY` launches each get a share of the points by their length; of more launches the kept parts are thinned together as one
-curve, and so are the abandoned parts.
+curve, and so are the abandoned parts. The curves of studies are read from the object store, in the form `panel.json` of
+docs/studies.md; parts of another form are left out.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
+from chronicle.journal.events import StudyReport, events_of
+from chronicle.paths import RunPaths
 from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LaunchStory, Story
@@ -33,11 +37,13 @@ __all__ = [
     "MANY",
     "build_page_data",
     "channel_curves",
+    "contrast_reach",
     "cut",
     "drawn",
     "incident_cards",
     "incident_row",
     "packed",
+    "read_panels",
     "short",
 ]
 
@@ -50,6 +56,11 @@ SMOOTHED_POINTS, SMOOTH_BINS = 120, 160
 FOREVER = 1 << 62
 CHANNELS = 40
 MOST_BRANCHES = 1_000  # of the launch graph, several per pixel; of more launches every nth is drawn
+PANEL_VERSION = 1
+MOST_PANEL_BYTES = 16 << 20
+MOST_PANEL_POINTS = 400  # of one curve
+MOST_PANEL_CURVES = 64
+CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "verdict")
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 # Of the rows in the tables, the fields that the script draws: with 10^4 launches the others are megabytes
 DRAWN: Mapping[str, Sequence[str]] = {
@@ -315,3 +326,77 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "plateau": progress.plateau,
         "distinct": progress.distinct_values,
     }
+
+
+# --- studies -------------------------------------------------------------------------------------------------------------
+
+
+def read_panels(story: Story, paths: RunPaths) -> list[dict[str, Any]]:
+    """One panel per study, from its newest report; plain values for the page."""
+    newest = {report.study or entry.title: (entry, report) for entry, report in events_of(story.entries, StudyReport)}
+    return [panel for entry, report in newest.values() if (panel := _panel(entry, report, paths)) is not None]
+
+
+def contrast_reach(intervals: Iterable[tuple[float, float]], margin: float) -> float:
+    """Half the length of the axis of contrasts. An arm that nearly diverged is cut, so that the others can be read."""
+    ends = [max(abs(low), abs(high)) for low, high in intervals]
+    return max([2 * margin, *(1.15 * end for end in ends if end <= 5 * margin)])
+
+
+def _panel(entry: Entry, report: StudyReport, paths: RunPaths) -> dict[str, Any] | None:
+    for row in report.evidence:
+        digest = row.get("sha256") if row.get("kind") == "panel" else None
+        if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+            found = _read(paths, digest)
+            if found is not None:
+                return {"anchor": anchor_of(entry.id), **found}
+    return None
+
+
+def _read(paths: RunPaths, digest: str) -> dict[str, Any] | None:
+    path = paths.objects_dir / digest[:2] / digest
+    try:
+        if path.stat().st_size > MOST_PANEL_BYTES:
+            return None
+        panel = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(panel, dict) or panel.get("v") != PANEL_VERSION:
+        return None
+    curves = [c for row in _rows(panel.get("curves")) if (c := _curve(row)) is not None]
+    contrasts = [{key: _value(row.get(key)) for key in CONTRAST_KEYS} for row in _rows(panel.get("contrasts"))]
+    words = {key: plain(panel.get(key) or "") for key in ("title", "unit", "outcome", "x")}
+    marks = [mark for mark in _numbers(panel.get("marks")) if mark is not None][:MOST_PANEL_CURVES]
+    margin = _number(panel.get("margin"))
+    ends = [(_number(c["low"]), _number(c["high"])) for c in contrasts]
+    known = [(low, high) for low, high in ends if low is not None and high is not None]
+    reach = contrast_reach(known, margin) if margin and known else None
+    return {**words, "margin": margin, "reach": reach, "marks": marks, "curves": curves, "contrasts": contrasts}
+
+
+def _curve(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    columns = {name: _numbers(row.get(name)) for name in ("x", "mean", "low", "high")}
+    count = len(columns["x"])
+    if not count or len(columns["mean"]) != count:
+        return None
+    step = math.ceil(count / MOST_PANEL_POINTS)
+    kept = {name: values[::step] if len(values) == count else [] for name, values in columns.items()}
+    return {"channel": plain(row.get("channel") or ""), "arm": plain(row.get("arm") or ""), **kept}
+
+
+def _rows(value: object) -> list[Mapping[str, Any]]:
+    rows = value[:MOST_PANEL_CURVES] if isinstance(value, list) else []
+    return [row for row in rows if isinstance(row, Mapping)]
+
+
+def _numbers(value: object) -> list[float | None]:
+    return [_number(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
+
+
+def _number(value: object) -> float | None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(f"{value:.6g}") if fine else None
+
+
+def _value(value: object) -> object:
+    return _number(value) if isinstance(value, int | float) else None if value is None else plain(value)

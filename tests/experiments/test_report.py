@@ -12,7 +12,7 @@ import pytest
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.journal.objects import object_path
-from chronicle.report.study_panels import contrast_reach
+from chronicle.report.page_data import contrast_reach
 from experiments.definition import Study, find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import GateFailed, NotRegistered, StudyError

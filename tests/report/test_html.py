@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from chronicle.report.html import plotly_script, render_html
-from chronicle.report.page_data import build_page_data, drawn
-from chronicle.report.study_panels import read_panels
+from chronicle.report.page_data import build_page_data, drawn, read_panels
 from chronicle.story import read_story
 from chronicle.story.series import ChannelCurve, LaunchSeries, read_series
 from tests.builders.story_runs import StoryRun, toy_run
