@@ -71,7 +71,7 @@ _propose = _of("rollback", "tests/detect/test_propose.py")
 _journal = _of("chronicle", "tests/journal/test_writer.py", "tests/journal/test_events.py")
 _lineage = _of("chronicle", "tests/journal/test_lineage.py", "tests/journal/test_lr_ledger.py")
 _guard = _of("chronicle", "tests/guard/test_checks.py", "tests/guard/test_log_tripwires.py",
-             "tests/guard/test_entry_checks.py")
+             "tests/guard/test_loaded_state.py")
 _launch = _of("chronicle", "tests/launch/test_admission.py", "tests/launch/test_nodes.py")
 _data = _of("chronicle", "tests/data/test_plan.py", "tests/data/test_order.py")
 _claims = _of("chronicle", "tests/evidence/test_claims.py", "tests/evidence/test_recheck.py")
