@@ -353,3 +353,17 @@ def test_config_show_names_each_origin(tmp_path: Path, chronicle: Cli, monkeypat
     shown = chronicle("config", "show", "--json").json
     assert shown["run"] == {"value": "from-file", "origin": str(tmp_path / "chronicle.toml")}
     assert shown["logs"]["origin"] == "CHRONICLE_LOGS"
+
+
+def test_entry_of_a_newer_chronicle_is_shown_and_its_kind_decides_nothing(tmp_path: Path, chronicle: Cli) -> None:
+    """An unknown kind changes nothing; an unknown version of a known kind is refused by name where it would be used."""
+    run = toy_run(tmp_path)
+    run.add("moon.phase", title="full moon", data={"v": 7, "phase": "full"})
+    assert chronicle("status").code == 0
+    assert "full moon" in chronicle("log", "--graph").out
+    newer = run.add("launch.end", launch=2, title="ended", data={"v": 9, "exit_code": "fine"})
+    refused = chronicle("status")
+    assert refused.code == 1
+    assert f"entry {newer.id}: `launch.end` in version 9: expected version 1" in refused.err
+    assert "update chronicle" in refused.err
+    assert "launch.end" in chronicle("log").out and "fine" in chronicle("show", newer.id).out
