@@ -55,6 +55,7 @@ class DirectoryEntry:
 
     @property
     def name(self) -> str:
+        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
 
@@ -94,6 +95,7 @@ class Checkpoint:
 
     @property
     def size_bytes(self) -> int:
+        """Total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
     @property

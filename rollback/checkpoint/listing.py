@@ -36,7 +36,7 @@ __all__ = [
     "select_checkpoint",
 ]
 
-ABANDONED_DIR = "abandoned"
+_ABANDONED_DIR = "abandoned"
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
 
 
@@ -66,7 +66,7 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
         return [open_checkpoint(root)]
     found = _checkpoints_in(root, None)
     if include_abandoned:
-        for folder in _directories(root.parent / ABANDONED_DIR):
+        for folder in _directories(root.parent / _ABANDONED_DIR):
             found += _checkpoints_in(folder, folder.name)
     found = [_with_counted_step(checkpoint) for checkpoint in found]
     found = [c for c in found if not c.single_file or c.step is not None]
@@ -231,7 +231,7 @@ def _directories(path: Path) -> list[Path]:
 
 def _abandoned_id(path: Path) -> str | None:
     parents = Path(os.path.abspath(path)).parents
-    return parents[0].name if len(parents) > 1 and parents[1].name == ABANDONED_DIR else None
+    return parents[0].name if len(parents) > 1 and parents[1].name == _ABANDONED_DIR else None
 
 
 def _one_line(checkpoint: Checkpoint) -> str:

@@ -24,10 +24,10 @@ from rollback.files.json_file import JsonPart, json_parts, put_part
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
-CHUNK_BYTES = 4 * 2**20
-MAX_MANIFEST_BYTES = 48 * 2**20
-MAX_MEMORY_BYTES = 32 * 2**20  # of everything in it but the files
-WRITE_ANEW = "when the checkpoint is what you want, write it anew with `chronicle manifest`"
+_CHUNK_BYTES = 4 * 2**20
+_MAX_MANIFEST_BYTES = 48 * 2**20
+_MAX_MEMORY_BYTES = 32 * 2**20  # of everything in it but the files
+_WRITE_ANEW = "when the checkpoint is what you want, write it anew with `chronicle manifest`"
 
 
 class OtherVersion(UnreadableFile):
@@ -44,6 +44,7 @@ class ManifestFile:
     crc32: str | None = None
 
     def to_json(self) -> dict[str, object]:
+        """The file as a JSON object."""
         return {"path": self.path, "size": self.size_bytes, "sha256": self.sha256, "crc32": self.crc32}
 
 
@@ -60,6 +61,7 @@ class Manifest:
     more: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
+        """The manifest as a JSON object, `more` included."""
         return {
             "v": VERSION,
             "step": self.step,
@@ -80,7 +82,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest in `directory`, None when there is none; UnreadableFile when it is damaged or of another version."""
     path = directory / MANIFEST_NAME
     try:
-        with open_bounded(path, MAX_MANIFEST_BYTES) as (fd, size_bytes):
+        with open_bounded(path, _MAX_MANIFEST_BYTES) as (fd, size_bytes):
             return _manifest(json_parts(fd, 0, size_bytes), str(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -89,37 +91,37 @@ def read_manifest(directory: Path) -> Manifest | None:
     except UnreadableFile as problem:
         if str(path) in problem.message:
             raise
-        raise UnreadableFile(f"`{path}`: {problem.message}", WRITE_ANEW) from None
+        raise UnreadableFile(f"`{path}`: {problem.message}", _WRITE_ANEW) from None
 
 
 def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
     """Put together from its JSON, the files one by one; UnreadableFile names what is wrong and where."""
     files: list[ManifestFile] | None = None
     found: dict[str | int, Any] = {}
-    left = MAX_MEMORY_BYTES
+    left = _MAX_MEMORY_BYTES
     for part in parts:
         if not part.keys or isinstance(part.keys[0], int):
-            raise UnreadableFile(f"`{where}` holds no object, which was expected", WRITE_ANEW)
+            raise UnreadableFile(f"`{where}` holds no object, which was expected", _WRITE_ANEW)
         if part.keys[0] == "files":
             files = files or []
             files += _listed_files(part, where)
             if len(files) > MAX_ENTRIES:
                 raise UnreadableFile(
-                    f"`{where}` lists more than {MAX_ENTRIES} files: no checkpoint has as many", WRITE_ANEW
+                    f"`{where}` lists more than {MAX_ENTRIES} files: no checkpoint has as many", _WRITE_ANEW
                 )
             continue
         left -= part.num_bytes
         if left < 0:
-            raise UnreadableFile(f"`{where}` would take more than {MAX_MEMORY_BYTES >> 20} MB of memory", WRITE_ANEW)
+            raise UnreadableFile(f"`{where}` would take more than {_MAX_MEMORY_BYTES >> 20} MB of memory", _WRITE_ANEW)
         put_part(found, part)
     if found.get("v") != VERSION:
         raise OtherVersion(
             f"`{where}` has version {found.get('v')!r}: version {VERSION} is known", "use a newer chronicle"
         )
     if files is None:
-        raise UnreadableFile(f"`{where}` has no list of files", WRITE_ANEW)
+        raise UnreadableFile(f"`{where}` has no list of files", _WRITE_ANEW)
     if found.get("memory") is not None and not _is_memory(found["memory"]):
-        raise UnreadableFile(f"`{where}`: `memory` has another shape than what a guard records at save", WRITE_ANEW)
+        raise UnreadableFile(f"`{where}`: `memory` has another shape than what a guard records at save", _WRITE_ANEW)
     known = {"v", "step", "files", "digests", "memory", "run", "launch"}
     step, memory, launch = found.get("step"), found.get("memory"), found.get("launch")
     return Manifest(
@@ -141,7 +143,7 @@ def _listed_files(part: JsonPart, where: str) -> Iterator[ManifestFile]:
         for record in [part.value] if len(part.keys) == 2 else part.value:
             yield _listed_file(record)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})", WRITE_ANEW) from None
+        raise UnreadableFile(f"`{where}`: its list of files cannot be read ({problem!r})", _WRITE_ANEW) from None
 
 
 def _listed_file(record: Mapping[str, object]) -> ManifestFile:
@@ -232,7 +234,7 @@ def digest_file(path: Path) -> tuple[str, str]:
     import hashlib  # 5 ms that no one else here needs
 
     sha, crc = hashlib.sha256(), 0
-    buffer = bytearray(CHUNK_BYTES)
+    buffer = bytearray(_CHUNK_BYTES)
     view = memoryview(buffer)
     try:
         # a link may lead to a pipe or a device, on which a plain open waits and a read never ends

@@ -1,9 +1,9 @@
-"""What a checkpoint says about how the run continues: schedulers, optimizers, counters, RNG, topology; and torch's state dicts.
+"""The state of a checkpoint that decides how the run continues: schedulers, optimizers, counters, RNG, topology.
 
-The values come first. Below them: an optimizer's state whose keys were flattened (torchtitan), and the state dicts of
-torch's own optimizers (`param_groups`, `state`) and LR schedulers (the scheduler's `__dict__` without the optimizer;
-torch/optim/optimizer.py and lr_scheduler.py). DeepSpeed's own schedulers hold `last_batch_iteration`. Pure; the formats
-in `rollback.checkpoint.formats` fill these values.
+The formats in `rollback.checkpoint.formats` fill these values with the functions below, which recognise the state dicts of
+torch's optimizers (`param_groups`, `state`; or with flattened keys, as torchtitan saves them) and LR schedulers (the
+scheduler's `__dict__` without the optimizer; torch/optim/optimizer.py and lr_scheduler.py). DeepSpeed's own schedulers
+hold `last_batch_iteration`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OptimizerState:
     flat_names: tuple[tuple[str, ...], ...] = ()  # where keys are flattened: the parameters of each group
 
     def group_keys(self, index: int, field: str) -> tuple[Prefix, ...]:
-        """Every key path at which a group's field is kept: one, or with flattened keys one a parameter."""
+        """The key paths at which a group's field is stored: one, or with flattened keys one per parameter."""
         if not self.flat_names:
             return ((*self.prefix, "param_groups", index, field),)
         return tuple((*self.prefix, f"param_groups.{name}.{field}") for name in self.flat_names[index])
@@ -66,12 +66,12 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Every number that decides how the run continues from a checkpoint.
+    """The numbers that decide how the run continues from a checkpoint.
 
     `scheduler_unit` is `last_epoch` per optimizer step (1, or the number of processes for a scheduler that went
     through `accelerator.prepare`), None when it cannot be told. `optimizer_step` is the optimizer's own count.
     `counters` are named by file and key path; `topology`, `config` and `data` hold what the writer recorded.
-    `findings` are what reading itself showed to be wrong (F2, F4, F9). `located` belongs to `file_holding`.
+    `findings` are problems that reading showed (F2, F4, F9). `located` is used by `file_holding`.
     """
 
     checkpoint: Checkpoint
@@ -91,7 +91,7 @@ class CheckpointState:
     located: Mapping[tuple[str, Prefix], str] = field(default_factory=dict)
 
     def file_holding(self, file: str, keys: Prefix) -> str:
-        """The file on disk that holds a field: `file` itself, or for an index of parts the part the field lies in."""
+        """The file on disk that holds a field: `file` itself, or the part that it lies in when `file` is an index."""
         for length in range(len(keys), 0, -1):
             part = self.located.get((file, keys[:length]))
             if part is not None:
@@ -119,7 +119,7 @@ def is_flat_optimizer(value: Mapping[object, object]) -> bool:
 
 
 def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
-    """Parameters put together again into groups, in their order."""
+    """Group the parameters whose values are equal, in their order."""
     values: dict[str, dict[str, object]] = {}
     states: dict[str, dict[str, object]] = {}
     for key, part in value.items():
@@ -137,15 +137,15 @@ def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
 
 _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
                    {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"})  # fmt: skip
-MAX_COUNTERS = 64
-MAX_SEARCHED = 200_000
+_MAX_COUNTERS = 64
+_MAX_SEARCHED = 200_000
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
-MAX_VALUES = 1_000_000  # of one state dict; a container counts as CONTAINER of them
-CONTAINER = 10
+_MAX_VALUES = 1_000_000  # of one state dict; a container counts as _CONTAINER of them
+_CONTAINER = 10
 
 
 def as_mapping(value: object) -> Mapping[object, object] | None:
-    """A dict, or the attributes of an object whose class is not known."""
+    """A dict, or the attributes of an object of an unknown class; None for anything else."""
     if isinstance(value, dict):
         return value
     if isinstance(value, Opaque):
@@ -175,7 +175,7 @@ def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, 
     seen: set[int] = set()
     while todo:
         prefix, value = todo.popleft()
-        if id(value) in seen or len(seen) > MAX_SEARCHED:
+        if id(value) in seen or len(seen) > _MAX_SEARCHED:
             continue
         seen.add(id(value))
         if is_optimizer(value):
@@ -205,23 +205,24 @@ def scheduler_state(
 def numbers_in(value: object, budget: Budget) -> dict[str, object]:
     """A copy with string keys in which readable 0-dim tensors are numbers, cut off below MAX_LEVELS.
 
-    The copy cannot contain itself, whatever the file did, and is bounded by the budget: UnreadableFile beyond.
+    The copy never contains itself and is bounded by the budget; raises `UnreadableFile` above it.
     """
     return {str(key): _number(part, MAX_LEVELS, budget) for key, part in (as_mapping(value) or {}).items()}
 
 
 class Budget:
-    """How many values the copies of one state dict in `file` may still have, all of its groups together."""
+    """How many more values may be copied out of one state dict of `file`, all groups together."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.left = MAX_VALUES
+        self.left = _MAX_VALUES
 
     def spend(self, count: int) -> None:
+        """Charge `count` values; raises `UnreadableFile` when there are too many."""
         self.left -= count
         if self.left < 0:
             raise UnreadableFile(
-                f"`{self.file}`: a state dict of more than {MAX_VALUES} values: no scheduler or optimizer is as large"
+                f"`{self.file}`: a state dict of more than {_MAX_VALUES} values: no scheduler or optimizer is as large"
             )
 
 
@@ -229,7 +230,7 @@ def _number(value: object, levels: int, budget: Budget) -> object:
     if not isinstance(value, (list, tuple, dict)):
         budget.spend(1)
         return plain_number(value)
-    budget.spend(CONTAINER + len(value) if levels else CONTAINER)
+    budget.spend(_CONTAINER + len(value) if levels else _CONTAINER)
     if levels == 0:
         return None
     if isinstance(value, dict):
@@ -264,7 +265,7 @@ def optimizer_state(
     listed = groups if isinstance(groups, list) else []
     for index, group in enumerate(listed):
         step = _count(group.get("step")) if isinstance(group, dict) else None
-        if step is not None:  # FusedAdam counts in the group
+        if step is not None:  # FusedAdam stores the counter in the group
             steps.append(step)
             keys.append((*prefix, "param_groups", index, "step"))
     budget = Budget(file)
@@ -290,10 +291,10 @@ def _count(value: object) -> int | None:
 
 
 def counters_in(file: str, value: object, *, levels: int = 2) -> dict[str, int | float]:
-    """Plain numbers near the top of a tree, named `file:key.path`, at most MAX_COUNTERS of them."""
+    """Plain numbers near the top of a tree, named `file:key.path`, at most _MAX_COUNTERS of them."""
     found: dict[str, int | float] = {}
     for name, number in _numbers_below(value, "", levels):
-        if len(found) >= MAX_COUNTERS:
+        if len(found) >= _MAX_COUNTERS:
             break
         found[f"{file}:{name}"] = number
     return found

@@ -20,8 +20,8 @@ from rollback.errors import UnreadableFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-SPAN_BYTES = 128 * 2**20
-BUFFER_BYTES = 2**20  # stays in the processor's cache between the read and the checksum
+_SPAN_BYTES = 128 * 2**20
+_BUFFER_BYTES = 2**20  # stays in the processor's cache between the read and the checksum
 
 ByteProgress = Callable[[int], None]
 
@@ -61,8 +61,8 @@ def wrong_checksums(
 
 
 def _spans(target: ChecksumTarget) -> list[_Span]:
-    starts = range(0, target.length, SPAN_BYTES)
-    return [_Span(target.path, target.offset + at, min(SPAN_BYTES, target.length - at)) for at in starts]
+    starts = range(0, target.length, _SPAN_BYTES)
+    return [_Span(target.path, target.offset + at, min(_SPAN_BYTES, target.length - at)) for at in starts]
 
 
 _local = threading.local()
@@ -71,7 +71,7 @@ _local = threading.local()
 def _buffer() -> bytearray:
     """One buffer a thread: allocating a new one for every read costs as much as the checksum."""
     if not hasattr(_local, "buffer"):
-        _local.buffer = bytearray(BUFFER_BYTES)
+        _local.buffer = bytearray(_BUFFER_BYTES)
     buffer: bytearray = _local.buffer
     return buffer
 
@@ -82,7 +82,7 @@ def _crc_of(span: _Span, progress: ByteProgress | None) -> int:
     try:
         at, left, crc = span.offset, span.length, 0
         while left:
-            count = os.preadv(fd, [view[: min(left, BUFFER_BYTES)]], at)
+            count = os.preadv(fd, [view[: min(left, _BUFFER_BYTES)]], at)
             if not count:
                 raise UnreadableFile(f"`{span.path}` ends at byte {at}: {left} more bytes were expected")
             crc = zlib.crc32(view[:count], crc)

@@ -31,7 +31,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributes:
-    """What `undo` gives back to a file or directory besides its bytes."""
+    """What `undo` restores of a file or directory besides its bytes."""
 
     mode: int
     uid: int
@@ -52,18 +52,20 @@ class Attributes:
         )
 
     def to_json(self) -> list[int]:
+        """A JSON list, in the order of the fields."""
         return [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns]
 
     @classmethod
     def from_json(cls, values: Any) -> Attributes:
+        """Read what `to_json` wrote."""
         mode, uid, gid, atime_ns, mtime_ns = values
         return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has that name, a dangling link included; raises OSError when that cannot be told.
+    """Whether `path` exists, a dangling link included; raises `OSError` when that is unknown.
 
-    `os.path.lexists` calls a disk that does not answer an absent file.
+    `os.path.lexists` returns False for a disk that does not answer.
     """
     try:
         path.lstat()
@@ -76,7 +78,7 @@ class Disk:
     """The real filesystem. Raises `OSError` as the kernel does; interrupted calls are repeated by Python (PEP 475)."""
 
     def point(self, operation: str, path: Path) -> None:
-        """Called before every operation that changes something; tests count, fail or stop here."""
+        """Called before each operation that changes something; tests count, fail or stop here."""
 
     def make_directory(self, path: Path) -> None:
         """Create `path` and its missing parents, each one durable."""
@@ -164,7 +166,7 @@ class Disk:
             os.fsync(writer.fileno())
 
     def sync_file(self, path: Path) -> None:
-        """Bring the bytes of an existing file to disk."""
+        """Flush the bytes of an existing file to disk."""
         self.point("fsync", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -173,7 +175,7 @@ class Disk:
             os.close(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """Bring the entries of a directory to disk; a filesystem without that notion is left alone."""
+        """Flush the entries of a directory to disk; nothing is done where the filesystem has no such operation."""
         self.point("fsync", path)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -185,17 +187,17 @@ class Disk:
             os.close(descriptor)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give an inode a second name; a link is not followed."""
+        """Create a hard link `target` to `source`; a symbolic link is not followed."""
         self.point("link", target)
         os.link(source, target, follow_symlinks=False)
 
     def symlink(self, target: str, path: Path) -> None:
-        """Create a symbolic link that says `target`."""
+        """Create a symbolic link `path` to `target`."""
         self.point("symlink", path)
         os.symlink(target, path)
 
     def move(self, source: Path, target: Path) -> None:
-        """Rename onto a name that is free; raises `FileExistsError` instead of replacing anything."""
+        """Rename to a free name; raises `FileExistsError` instead of replacing anything."""
         self.point("rename", target)
         if _renameat2(source, target, _RENAME_NOREPLACE) in _MISSING_CALL:
             if is_there(target):
@@ -203,7 +205,7 @@ class Disk:
             os.rename(source, target)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename over whatever file has the name; atomic."""
+        """Rename, replacing a file that has the name; atomic."""
         self.point("rename", target)
         os.replace(source, target)
 
@@ -215,11 +217,11 @@ class Disk:
             raise OSError(code, os.strerror(code), str(other))
 
     def can_exchange(self, directory: Path) -> bool:
-        """Whether the filesystem of `directory` knows RENAME_EXCHANGE; tried on two empty directories in it."""
+        """Whether the filesystem of `directory` supports RENAME_EXCHANGE; tried on two empty directories."""
         one, other = directory / "probe-1", directory / "probe-2"
         for probe in (one, other):
             self.point("mkdir", probe)
-            probe.mkdir(exist_ok=True)  # need not last
+            probe.mkdir(exist_ok=True)  # temporary
         try:
             self.exchange(one, other)
         except OSError as problem:
@@ -232,11 +234,11 @@ class Disk:
         return True
 
     def can_reflink(self, directory: Path) -> bool:
-        """Whether files in `directory` can share blocks, so that a copy of gigabytes costs nothing."""
+        """Whether files in `directory` can share blocks, so that copies cost nothing; tried on two small files."""
         one, other = directory / "probe-3", directory / "probe-4"
         for probe in (one, other):
             self.point("open", probe)
-            probe.write_bytes(b"\0" * 4096)  # need not last
+            probe.write_bytes(b"\0" * 4096)  # temporary
         try:
             with one.open("rb") as source, other.open("r+b") as target:
                 return reflink(source.fileno(), target.fileno())
@@ -245,7 +247,7 @@ class Disk:
             other.unlink()
 
     def set_attributes(self, path: Path, attributes: Attributes) -> None:
-        """Give a file or directory mode, times, and where permitted the owner."""
+        """Set mode, times and, where permitted, owner."""
         self.point("attributes", path)
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
@@ -293,7 +295,7 @@ def _libc_renameat2() -> Callable[..., int] | None:
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> int:
-    """0 when done, the error number where the call or the flag is unknown; raises for every other error."""
+    """0 when done, the error number where the call or flag is not supported; raises `OSError` otherwise."""
     function = _libc_renameat2()
     if function is None:
         return errno.ENOSYS
@@ -310,7 +312,7 @@ def _renameat2(source: Path, target: Path, flags: int) -> int:
 
 
 def _chown_if_permitted(path: Path, attributes: Attributes) -> None:
-    # only root gives files away; the bytes matter more than their owner
+    # only root may change the owner; the bytes matter more
     with contextlib.suppress(PermissionError):
         os.chown(path, attributes.uid, attributes.gid, follow_symlinks=False)
 
@@ -376,7 +378,7 @@ def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:
 
 # --- Mount points
 
-MOUNTINFO = "/proc/self/mountinfo"
+_MOUNTINFO = "/proc/self/mountinfo"
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -390,7 +392,7 @@ def is_mount_point(path: Path, known: frozenset[str] | None = None) -> bool:
 def mount_points() -> frozenset[str]:
     """Every mount point this process sees, by the kernel's own list; empty where there is none."""
     try:
-        with open(MOUNTINFO, "rb") as lines:
+        with open(_MOUNTINFO, "rb") as lines:
             fields = [line.split(b" ", 5)[4] for line in lines if line.count(b" ") > 5]
     except OSError:
         return frozenset()

@@ -1,7 +1,7 @@
-"""One writer at a time: a lock that dies with its owner, and says who holds it.
+"""A lock file: one process changes the checkpoints of a run at a time, and others are told which.
 
-`flock` where the filesystem has it: the kernel releases it with the process. Elsewhere a file created exclusively; it
-is taken over only when its owner was on this host, in this boot, and its process is gone. Never by a clock.
+`flock` is used where the filesystem supports it; the kernel releases it when the process ends. Elsewhere a file is
+created exclusively. Such a file is taken over if its owner ran on this host, in this boot, and is gone; its age is not used.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Owner:
 
     @classmethod
     def me(cls) -> Owner:
+        """This process."""
         pid = os.getpid()
         return cls(host=socket.gethostname(), boot_id=_boot_id(), pid=pid, start_ticks=_start_ticks(pid) or 0)
 
     def is_gone(self) -> bool:
-        """True only when it can be known: same host, same boot, and no such process."""
+        """Whether the owner is known to be gone: same host, same boot, and no such process."""
         mine = Owner.me()
         if (self.host, self.boot_id) != (mine.host, mine.boot_id) or not self.boot_id:
             return False
@@ -64,7 +65,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def _flock(descriptor: int, path: Path) -> bool:
-    """True when locked, False where the filesystem knows no flock."""
+    """True when locked, False where the filesystem does not support flock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
@@ -95,7 +96,7 @@ def _exclusive_file(path: Path) -> Iterator[None]:
 
 def _locked(owner: Owner | None, path: Path, *, breakable: bool) -> Locked:
     who = "another process" if owner is None else f"process {owner.pid} on {owner.host}"
-    way = f"when it is surely gone, remove `{path}`" if breakable else "wait for it to end"
+    way = f"if that process is gone, remove `{path}`" if breakable else "wait for it to end"
     return Locked(f"{who} is changing the checkpoints of this run (lock `{path}`)", remedy=way)
 
 

@@ -1,4 +1,4 @@
-"""The run's content-addressed store `objects/<aa>/<sha256>`: originals of edited files, written once."""
+"""The run's content-addressed object store, `objects/<aa>/<sha256>`: originals of edited files, attachments, plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
-    """Digest of a file's bytes, as lower-case hex; read without being held in memory."""
+    """SHA-256 of a file as lower-case hex, read in chunks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -24,17 +24,17 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """Files named by the sha256 of their bytes, below `directory`, outside every directory a loader lists."""
+    """Files below `directory`, named by the SHA-256 of their bytes. Each is written once, atomically and durably."""
 
     directory: Path
     disk: Disk = REAL_DISK
 
     def path(self, sha256: str) -> Path:
-        """Where the object lies, or would."""
+        """The path of the object with this digest, whether it exists or not."""
         return self.directory / sha256[:2] / sha256
 
     def add_file(self, source: Path, sha256: str) -> None:
-        """Keep the bytes of `source`, whose digest is `sha256`; on disk when this returns."""
+        """Store the bytes of `source`, whose digest is `sha256`; `UnreadableFile` when they changed meanwhile."""
         target = self.path(sha256)
         if self._holds(target, sha256):
             return
@@ -43,7 +43,7 @@ class ObjectStore:
         self._publish(temporary, target, sha256)
 
     def add_bytes(self, content: bytes) -> str:
-        """Keep `content`; returns its digest."""
+        """Store `content`; returns its digest."""
         sha256 = hashlib.sha256(content).hexdigest()
         target = self.path(sha256)
         if not self._holds(target, sha256):
@@ -53,7 +53,7 @@ class ObjectStore:
         return sha256
 
     def find(self, sha256: str) -> Path:
-        """The path of an object that is there and whole; raises `UnreadableFile` otherwise."""
+        """The path of an object that exists and has its digest; raises `UnreadableFile` otherwise."""
         target = self.path(sha256)
         if not target.is_file():
             raise UnreadableFile(

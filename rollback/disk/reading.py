@@ -17,14 +17,14 @@ from rollback.errors import UnreadableFile
 
 
 def disk_bytes(fd: int) -> int:
-    """What the file really takes on disk: a hole of a terabyte takes nothing. Its size where a filesystem does not say."""
+    """Bytes that the file occupies on disk, without holes; its size where the filesystem does not report blocks."""
     status = os.fstat(fd)
     return min(status.st_size, status.st_blocks * 512) if status.st_blocks else status.st_size
 
 
 @contextmanager
 def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """(descriptor, size) of a regular file (a link is followed) of at most `max_bytes`; raises UnreadableFile, or OSError."""
+    """(descriptor, size) of a regular file of at most `max_bytes`, links followed; raises `UnreadableFile` or `OSError`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(fd)
@@ -40,7 +40,7 @@ def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of such a file."""
+    """The bytes of a regular file of at most `max_bytes`; raises as `open_bounded`."""
     with open_bounded(path, max_bytes) as (fd, _), open(fd, "rb", buffering=0, closefd=False) as file:
         return file.read(max_bytes)
 
@@ -50,13 +50,13 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 T = TypeVar("T")
 R = TypeVar("R")
 
-ENOUGH_FILES = 48
+_ENOUGH_FILES = 48
 
 
 def map_files(read: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     """`[read(job) for job in jobs]`, on all cores when there are many; the first error is raised, none is lost."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    if len(jobs) < ENOUGH_FILES or cores < 2:
+    if len(jobs) < _ENOUGH_FILES or cores < 2:
         return [read(job) for job in jobs]
     from concurrent.futures import ProcessPoolExecutor
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from rollback.disk.reading import disk_bytes
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
 from rollback.files.pickle_machine import Limits
-from rollback.files.pickle_values import Opaque, TensorRef, item_size
+from rollback.files.pickle_values import Opaque, TensorRef
 from rollback.files.torch_file import naming, open_state_file, read_torch_file, read_zip_segment
 from rollback.files.torch_tree import Container, Key, Keys, PickleSegment, TorchFile
 from rollback.files.torch_zip import RECORD_BYTES
 
 METADATA_NAME = ".metadata"
-MAX_ENTRIES_READ = 20_000
-MAX_ENTRY_BYTES = 8 * 2**20
+_MAX_ENTRIES_READ = 20_000
+_MAX_ENTRY_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,14 +150,14 @@ def read_distcp_file(path: Path) -> TorchFile:
 def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Keys, tuple[object, PickleSegment]]]:
     """(path in the state, (value, segment)) of each small entry in one file; segment numbers count from 0."""
     here = [(entry, chunk) for entry in index if entry.is_small for chunk in entry.chunks if chunk.file == path.name]
-    if len(here) > MAX_ENTRIES_READ:
-        raise UnreadableFile(f"`{path}` holds {len(here)} small entries: at most {MAX_ENTRIES_READ} are read")
+    if len(here) > _MAX_ENTRIES_READ:
+        raise UnreadableFile(f"`{path}` holds {len(here)} small entries: at most {_MAX_ENTRIES_READ} are read")
     if not path.exists():
         raise Incomplete(f"`{path}` is missing: the metadata beside it names {len(here)} entries in it")
     with open_state_file(path) as (fd, size_bytes), naming(path):
         limits = Limits.for_file(8 * disk_bytes(fd))  # entries may overlap: together they get what one file gets
         for number, (entry, chunk) in enumerate(here):
-            if chunk.offset + chunk.length > size_bytes or chunk.length > MAX_ENTRY_BYTES:
+            if chunk.offset + chunk.length > size_bytes or chunk.length > _MAX_ENTRY_BYTES:
                 raise UnreadableFile(
                     f"entry `{entry.name}` ends at byte {chunk.offset + chunk.length}, the file at {size_bytes}: truncated"
                 )
@@ -190,11 +190,6 @@ def missing_chunks(directory: Path) -> list[tuple[str, str]]:
                 (name, f"has {path.stat().st_size} bytes, the metadata places entries up to byte {end} in it")
             )
     return problems
-
-
-def bytes_per_element(dtype: str | None) -> int | None:
-    """Size of one element of a DCP tensor, None when the type is not known."""
-    return item_size(dtype) if dtype else None
 
 
 def _put(tree: dict[Key, object], keys: Keys, value: object) -> None:

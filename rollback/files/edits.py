@@ -82,6 +82,7 @@ class NumberChange:
 
 
 def changes_of(file: TorchFile, edits: Edits) -> list[NumberChange]:
+    """The numbers to change in `file`, with their places; raises `PlanRefused` when one cannot be edited or is shared."""
     changes: list[NumberChange] = []
     for keys, value in edits.items():
         old = file.get(keys)
@@ -130,10 +131,12 @@ def _check_shared(file: TorchFile, changes: list[NumberChange]) -> None:
 
 
 def dotted(keys: Keys) -> str:
+    """A key path as text."""
     return ".".join(map(str, keys))
 
 
 def compare(file: TorchFile, before: bytes, after: bytes, changes: list[NumberChange], *, depth: int = 0) -> None:
+    """Read both pickles and compare every value; raises `PlanRefused` unless exactly `changes` differ."""
     start, limits = _main_pickle_start(file, before), file.limits
     old, new = (
         {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value)}

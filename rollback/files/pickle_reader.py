@@ -1,9 +1,9 @@
 """Pickles read opcode by opcode into plain values: a stack machine that can build, but cannot import or call.
 
 The opcodes and their arguments are those of Python's `pickletools` (protocols 0 to 5). Three things differ from an
-unpickler: a GLOBAL stays a name, a REDUCE stays a description (`rollback.files.pickle_values` knows the few that matter),
-and every number keeps the place of its bytes. Reading is bounded in memory, and so in time. Whatever breaks a rule
-raises UnreadableFile.
+unpickler: a GLOBAL stays a name, a REDUCE stays a description (`rollback.files.pickle_values` models the few calls that
+matter), and each number keeps the place of its bytes. Memory is bounded, and therefore time. Invalid pickles raise
+`UnreadableFile`.
 """
 
 from __future__ import annotations
@@ -37,80 +37,38 @@ from rollback.files.pickle_values import (
     storage_from_persistent_id,
 )
 
-__all__ = [
-    "CALL_OPCODES",
-    "CONTAINER_OPCODES",
-    "GLOBAL_BYTES",
-    "MAX_KEY_DEPTH",
-    "OPAQUE_BYTES",
-    "Frame",
-    "Limits",
-    "PickleContent",
-    "PickleEndsEarly",
-    "append",
-    "appends",
-    "binpersid",
-    "build",
-    "bytearray8",
-    "dict_",
-    "empty_dict",
-    "empty_list",
-    "empty_set",
-    "empty_tuple",
-    "ext1",
-    "ext2",
-    "ext4",
-    "frozenset_",
-    "global_",
-    "inst",
-    "list_",
-    "mark",
-    "newobj_ex",
-    "next_buffer",
-    "obj",
-    "persid",
-    "read_pickle",
-    "readonly_buffer",
-    "reduce",
-    "setitem",
-    "setitems",
-    "stack_global",
-    "tuple1",
-    "tuple2",
-    "tuple3",
-    "tuple_",
-]
+__all__ = ["Limits", "PickleContent", "PickleEndsEarly", "read_pickle"]
 
-MAX_KEY_DEPTH = 8  # hashing a tuple recurses in C, without a check of depth
-OPAQUE_BYTES = 256
+_MAX_KEY_DEPTH = 8  # hashing a tuple recurses in C, without a check of depth
+_OPAQUE_BYTES = 256
 _U64 = struct.Struct("<Q")
 
 
-def mark(m: Machine) -> None:
+def _op_mark(m: Machine) -> None:
     m.stack.append(MARK)
 
 
 # --- tuples
 
 
-def empty_tuple(m: Machine) -> None:
+def _op_empty_tuple(m: Machine) -> None:
     m.stack.append(())
 
 
-def tuple_(m: Machine) -> None:
+def _op_tuple_(m: Machine) -> None:
     m.stack.append(tuple(m.unplaced(m.pop_to_mark())))
 
 
-def tuple1(m: Machine) -> None:
+def _op_tuple1(m: Machine) -> None:
     m.stack.append(tuple(m.unplaced([m.pop()])))
 
 
-def tuple2(m: Machine) -> None:
+def _op_tuple2(m: Machine) -> None:
     last = m.pop()
     m.stack.append(tuple(m.unplaced([m.pop(), last])))
 
 
-def tuple3(m: Machine) -> None:
+def _op_tuple3(m: Machine) -> None:
     last, middle = m.pop(), m.pop()
     m.stack.append(tuple(m.unplaced([m.pop(), middle, last])))
 
@@ -118,20 +76,20 @@ def tuple3(m: Machine) -> None:
 # --- lists
 
 
-def empty_list(m: Machine) -> None:
+def _op_empty_list(m: Machine) -> None:
     m.stack.append([])
 
 
-def list_(m: Machine) -> None:
+def _op_list_(m: Machine) -> None:
     m.stack.append(m.pop_to_mark())
 
 
-def append(m: Machine) -> None:
+def _op_append(m: Machine) -> None:
     value = m.pop()
     _extend(m, [value])
 
 
-def appends(m: Machine) -> None:
+def _op_appends(m: Machine) -> None:
     _extend(m, m.pop_to_mark())
 
 
@@ -148,22 +106,22 @@ def _extend(m: Machine, values: list[object]) -> None:
 # --- dicts and sets
 
 
-def empty_dict(m: Machine) -> None:
+def _op_empty_dict(m: Machine) -> None:
     m.stack.append({})
 
 
-def dict_(m: Machine) -> None:
+def _op_dict_(m: Machine) -> None:
     target: dict[object, object] = {}
     _fill(m, target, m.pop_to_mark())
     m.stack.append(target)
 
 
-def setitem(m: Machine) -> None:
+def _op_setitem(m: Machine) -> None:
     value, key = m.pop(), m.pop()
     _set_items(m, [key, value])
 
 
-def setitems(m: Machine) -> None:
+def _op_setitems(m: Machine) -> None:
     _set_items(m, m.pop_to_mark())
 
 
@@ -194,8 +152,8 @@ def _key(m: Machine, value: object, depth: int = 0) -> object:
             m.left += PLACED_INT_BYTES
         return int(value)
     if isinstance(value, tuple):
-        if depth >= MAX_KEY_DEPTH:
-            raise m.damage(f"a dict key is a tuple nested deeper than {MAX_KEY_DEPTH}")
+        if depth >= _MAX_KEY_DEPTH:
+            raise m.damage(f"a dict key is a tuple nested deeper than {_MAX_KEY_DEPTH}")
         m.spend(64 * (len(value) + 1))
         return tuple(_key(m, item, depth + 1) for item in value)
     if value is None or isinstance(value, (bool, float, bytes, Global, Opaque, StorageRef, TensorRef)):
@@ -203,48 +161,48 @@ def _key(m: Machine, value: object, depth: int = 0) -> object:
     raise m.damage(f"a dict key is a {type(value).__name__}")
 
 
-def empty_set(m: Machine) -> None:
-    m.spend(OPAQUE_BYTES)
+def _op_empty_set(m: Machine) -> None:
+    m.spend(_OPAQUE_BYTES)
     m.stack.append(Opaque("builtins.set"))
 
 
-def frozenset_(m: Machine) -> None:
-    m.spend(OPAQUE_BYTES)
+def _op_frozenset_(m: Machine) -> None:
+    m.spend(_OPAQUE_BYTES)
     m.stack.append(Opaque("builtins.frozenset", elements=m.pop_to_mark()))
 
 
-def bytearray8(m: Machine) -> None:
+def _op_bytearray8(m: Machine) -> None:
     raw = m.take(m.number(_U64))
-    m.spend(OPAQUE_BYTES + len(raw))
+    m.spend(_OPAQUE_BYTES + len(raw))
     m.stack.append(Opaque("builtins.bytearray", (raw,)))
 
 
-CONTAINER_OPCODES: dict[str, Opcode] = {
-    "(": mark, ")": empty_tuple, "t": tuple_, "\x85": tuple1, "\x86": tuple2, "\x87": tuple3,
-    "]": empty_list, "l": list_, "a": append, "e": appends,
-    "}": empty_dict, "d": dict_, "s": setitem, "u": setitems,
-    "\x8f": empty_set, "\x90": appends, "\x91": frozenset_, "\x96": bytearray8,
+_CONTAINER_OPCODES: dict[str, Opcode] = {
+    "(": _op_mark, ")": _op_empty_tuple, "t": _op_tuple_, "\x85": _op_tuple1, "\x86": _op_tuple2,
+    "\x87": _op_tuple3, "]": _op_empty_list, "l": _op_list_, "a": _op_append, "e": _op_appends, "}": _op_empty_dict,
+    "d": _op_dict_, "s": _op_setitem, "u": _op_setitems, "\x8f": _op_empty_set, "\x90": _op_appends,
+    "\x91": _op_frozenset_, "\x96": _op_bytearray8,
 }  # fmt: skip
 
 
 # --- Opcodes: globals and calls
 
-GLOBAL_BYTES = 320
+_GLOBAL_BYTES = 320
 
 
-def global_(m: Machine) -> None:
+def _op_global_(m: Machine) -> None:
     _push_global(m, m.line().decode("utf-8"), m.line().decode("utf-8"))
 
 
-def stack_global(m: Machine) -> None:
+def _op_stack_global(m: Machine) -> None:
     name, module = m.pop(), m.pop()
     if not isinstance(name, str) or not isinstance(module, str) or len(name) + len(module) > MAX_LINE:
-        raise m.damage("a global is named by something else than two strings")
+        raise m.damage("the module and name of a global are not two strings")
     _push_global(m, module, name)
 
 
 def _push_global(m: Machine, module: str, name: str) -> None:
-    m.spend(GLOBAL_BYTES + 8 * (len(module) + len(name)))
+    m.spend(_GLOBAL_BYTES + 8 * (len(module) + len(name)))
     m.globals.add(f"{module}.{name}")
     m.stack.append(Global(module, name))
 
@@ -252,9 +210,9 @@ def _push_global(m: Machine, module: str, name: str) -> None:
 def _call(m: Machine, target: object, args: object) -> object:
     if not isinstance(args, tuple):
         raise m.damage(f"call arguments are a {type(args).__name__}")
-    m.spend(OPAQUE_BYTES)
+    m.spend(_OPAQUE_BYTES)
     if args and isinstance(args[0], (list, tuple, dict)):
-        m.spend(100 * len(args[0]))  # it may be copied, and a small pickle must not copy one long value a million times
+        m.spend(100 * len(args[0]))  # the call may copy it: a small pickle must not copy one long value a million times
     elif args and isinstance(args[0], str):
         m.spend(8 * len(args[0]))
     name = target.dotted if isinstance(target, Global) else f"<{type(target).__name__}>"
@@ -264,19 +222,19 @@ def _call(m: Machine, target: object, args: object) -> object:
     return value
 
 
-def reduce(m: Machine) -> None:
+def _op_reduce(m: Machine) -> None:
     args = m.pop()
     m.stack.append(_call(m, m.pop(), args))
 
 
-def newobj_ex(m: Machine) -> None:
+def _op_newobj_ex(m: Machine) -> None:
     kwargs, args = m.pop(), m.pop()
     value = _call(m, m.pop(), args)
     _build(m, value, kwargs)
     m.stack.append(value)
 
 
-def build(m: Machine) -> None:
+def _op_build(m: Machine) -> None:
     state = m.pop()
     _build(m, m.top(), state)
 
@@ -287,14 +245,14 @@ def _build(m: Machine, target: object, state: object) -> None:
     build_state(target, state)
 
 
-def inst(m: Machine) -> None:
+def _op_inst(m: Machine) -> None:
     module, name = m.line().decode("utf-8"), m.line().decode("utf-8")
-    m.spend(GLOBAL_BYTES)
+    m.spend(_GLOBAL_BYTES)
     m.globals.add(f"{module}.{name}")
     m.stack.append(_call(m, Global(module, name), tuple(m.pop_to_mark())))
 
 
-def obj(m: Machine) -> None:
+def _op_obj(m: Machine) -> None:
     items = m.pop_to_mark()
     if not items:
         raise m.damage("an object without a class")
@@ -306,56 +264,56 @@ def _extension(m: Machine, count: int) -> None:
     _push_global(m, "copyreg", f"extension_{code}")
 
 
-def ext1(m: Machine) -> None:
+def _op_ext1(m: Machine) -> None:
     _extension(m, 1)
 
 
-def ext2(m: Machine) -> None:
+def _op_ext2(m: Machine) -> None:
     _extension(m, 2)
 
 
-def ext4(m: Machine) -> None:
+def _op_ext4(m: Machine) -> None:
     _extension(m, 4)
 
 
 def _persistent(m: Machine, pid: object) -> None:
-    m.spend(OPAQUE_BYTES)
+    m.spend(_OPAQUE_BYTES)
     storage = storage_from_persistent_id(pid)
     m.stack.append(storage if storage else Opaque("persistent_id", (pid,)))
 
 
-def persid(m: Machine) -> None:
+def _op_persid(m: Machine) -> None:
     _persistent(m, m.line().decode("latin1"))
 
 
-def binpersid(m: Machine) -> None:
+def _op_binpersid(m: Machine) -> None:
     _persistent(m, m.pop())
 
 
-def next_buffer(m: Machine) -> None:
-    m.spend(OPAQUE_BYTES)
+def _op_next_buffer(m: Machine) -> None:
+    m.spend(_OPAQUE_BYTES)
     m.stack.append(Opaque("pickle.PickleBuffer"))
 
 
-def readonly_buffer(m: Machine) -> None:
+def _op_readonly_buffer(m: Machine) -> None:
     m.top()
 
 
-CALL_OPCODES: dict[str, Opcode] = {
-    "c": global_, "\x93": stack_global, "R": reduce, "\x81": reduce, "\x92": newobj_ex, "b": build, "i": inst, "o": obj,
-    "\x82": ext1, "\x83": ext2, "\x84": ext4, "P": persid, "Q": binpersid,
-    "\x97": next_buffer, "\x98": readonly_buffer,
+_CALL_OPCODES: dict[str, Opcode] = {
+    "c": _op_global_, "\x93": _op_stack_global, "R": _op_reduce, "\x81": _op_reduce, "\x92": _op_newobj_ex,
+    "b": _op_build, "i": _op_inst, "o": _op_obj, "\x82": _op_ext1, "\x83": _op_ext2, "\x84": _op_ext4,
+    "P": _op_persid, "Q": _op_binpersid, "\x97": _op_next_buffer, "\x98": _op_readonly_buffer,
 }  # fmt: skip
 
 
-# --- A pickle read opcode by opcode into plain values: a stack machine that can build, but cannot import or call.
+# --- The reader
 
-STOP = 0x2E
-BATCH = 1024  # opcodes paid for at once
+_STOP = 0x2E
+_BATCH = 1024  # opcodes paid for at once
 
-TABLE: list[Opcode | None] = [None] * 256
-for _code, _opcode in (CONSTANT_OPCODES | CONTAINER_OPCODES | CALL_OPCODES | MEMO_OPCODES).items():
-    TABLE[ord(_code)] = _opcode
+_TABLE: list[Opcode | None] = [None] * 256
+for _code, _opcode in (CONSTANT_OPCODES | _CONTAINER_OPCODES | _CALL_OPCODES | MEMO_OPCODES).items():
+    _TABLE[ord(_code)] = _opcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,18 +325,18 @@ class PickleContent:
     frames: tuple[Frame, ...]
     tensors: tuple[TensorRef, ...]
     globals: frozenset[str]
-    num_bytes: int  # what it took of its limit
+    num_bytes: int  # how much of its memory limit it used
 
 
 def read_pickle(data: bytes, *, start: int = 0, segment: int = 0, limits: Limits | None = None) -> PickleContent:
-    """Read the pickle that starts at `start`; places are offsets into `data` and carry `segment`.
+    """Read the pickle that starts at byte `start` of `data`; places are offsets into `data` and carry `segment`.
 
-    Raises UnreadableFile with the byte position of what is wrong.
+    Raises `UnreadableFile` with the byte position of the problem.
     """
     machine = Machine(data, start, segment, limits or Limits())
     machine.spend(len(data))
     collecting = gc.isenabled()
-    gc.disable()  # a pickle only builds: the collector would walk all of it again and again
+    gc.disable()  # no cycle can become garbage here, and the collector would walk all values again and again
     try:
         value = _run(machine)
     finally:
@@ -397,15 +355,15 @@ def read_pickle(data: bytes, *, start: int = 0, segment: int = 0, limits: Limits
 
 
 def _run(machine: Machine) -> object:
-    data, table = machine.data, TABLE
+    data, table = machine.data, _TABLE
     try:
         while True:
-            machine.spend(BATCH * OPCODE_BYTES)
-            for done in range(1, BATCH + 1):
+            machine.spend(_BATCH * OPCODE_BYTES)
+            for done in range(1, _BATCH + 1):
                 opcode = data[machine.pos]
                 machine.pos += 1
-                if opcode == STOP:
-                    machine.left += (BATCH - done) * OPCODE_BYTES
+                if opcode == _STOP:
+                    machine.left += (_BATCH - done) * OPCODE_BYTES
                     return machine.pop()
                 execute = table[opcode]
                 if execute is None:

@@ -1,7 +1,7 @@
-"""The values read from a pickle: numbers that know their bytes, tensors and arrays by description, known calls.
+"""The values read from a pickle: numbers that know where their bytes are, tensors and arrays described, known calls.
 
 Nothing is imported or called: a global stays a name, and a call becomes a description. Element types are torch's and
-numpy's, little-endian. Pure.
+numpy's, little-endian.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollback.errors import PlanRefused
 
 
 class Encoding(Enum):
-    """How a number is written at its place."""
+    """How a number is encoded at its place."""
 
     OPCODE = "opcode"  # a pickle constant: opcode byte and argument
     RAW = "raw"  # bytes of a numpy scalar or of a tensor element, in `dtype`
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     record: str | None = None
 
 
-# The place of a pickle constant as one integer: segment, offset (48 bits) and width (16 bits), because there are so many.
+# The place of a pickle constant packed into one int (segment, offset in 48 bits, width in 16): there may be millions.
 Spot = int
 
 
@@ -56,6 +56,7 @@ class StoredFloat(float):
 
     @property
     def place(self) -> Place | None:
+        """Where its bytes are; None when it cannot be edited."""
         return _place(self.at)
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
@@ -74,6 +75,7 @@ class StoredInt(int):
 
     @property
     def place(self) -> Place | None:
+        """Where its bytes are; None when it cannot be edited."""
         return _place(self.at)
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
@@ -88,13 +90,14 @@ def _place(at: Spot | Place | None) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that a loader would import: it is never imported here."""
+    """A name that `pickle.load` would import; here it stays a name."""
 
     module: str
     name: str
 
     @property
     def dotted(self) -> str:
+        """`module.name`."""
         return f"{self.module}.{self.name}"
 
 
@@ -129,9 +132,9 @@ class StorageRef:
 
 @dataclass(slots=True, eq=False)
 class TensorRef:
-    """A tensor seen from outside: everything but its bytes. Shape and stride in elements.
+    """A tensor without its bytes. Shape and stride in elements.
 
-    `value` is the single element of a 0-dim tensor where the file lets it be read, else None.
+    `value` is the element of a 0-dim tensor where it could be read, else None.
     """
 
     dtype: str
@@ -143,6 +146,7 @@ class TensorRef:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -153,7 +157,7 @@ class TensorRef:
 class ArrayRef:
     """A numpy array in a pickle: `content` holds its bytes when they lie in the pickle itself.
 
-    Made empty by the call that allocates the array and filled by the BUILD that follows it.
+    The call that allocates the array makes it empty; the BUILD opcode that follows fills it.
     """
 
     dtype: str = "unknown"
@@ -215,7 +219,7 @@ def _bfloat16_bytes(value: float) -> bytes:
 
 # --- Calls whose meaning is known
 
-TextPlace = Callable[[str], Place | None]
+_TextPlace = Callable[[str], Place | None]
 
 MAX_DIMENSIONS = 64
 
@@ -237,7 +241,7 @@ _DICTS = {"collections.OrderedDict", "builtins.dict", "__builtin__.dict", "colle
 
 
 class Latin1Bytes(bytes):
-    """Bytes that protocol 2 wrote as text; `place` is the text literal's, None when it is shared or not found."""
+    """Bytes that protocol 2 wrote as text; `place` is that of the text literal, None when it is shared or not found."""
 
     place: Place | None = None
 
@@ -248,8 +252,8 @@ class RawBytes(bytes):
     place: Place | None = None
 
 
-def reduce_global(name: str, args: tuple[object, ...], text_place: TextPlace) -> object:
-    """The value that calling global `name` with `args` stands for.
+def reduce_global(name: str, args: tuple[object, ...], text_place: _TextPlace) -> object:
+    """The value that a call of global `name` with `args` describes.
 
     `text_place` finds the place of a text literal that was just read (for bytes kept as text).
     """
@@ -273,7 +277,7 @@ def reduce_global(name: str, args: tuple[object, ...], text_place: TextPlace) ->
 
 
 def build_state(target: object, state: object) -> None:
-    """Set `state` on `target`; attributes of an OrderedDict or of a tensor carry no training state and are dropped."""
+    """Set `state` on `target`; attributes of an OrderedDict or a tensor carry no training state and are dropped."""
     if isinstance(target, ArrayRef):
         _fill_array(target, state)
     elif isinstance(target, Opaque):
@@ -342,7 +346,7 @@ _TENSORS: dict[str, Callable[[tuple[object, ...]], object]] = {
 }
 
 
-def _encoded(args: tuple[object, ...], text_place: TextPlace) -> bytes | None:
+def _encoded(args: tuple[object, ...], text_place: _TextPlace) -> bytes | None:
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
         return None
     try:

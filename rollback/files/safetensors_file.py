@@ -18,9 +18,9 @@ from rollback.files.pickle_values import MAX_DIMENSIONS
 from rollback.files.torch_file import naming, open_state_file
 from rollback.files.torch_zip import read_at
 
-MAX_HEADER_BYTES = 90 * 2**20
-MAX_TENSORS = 500_000
-MAX_DTYPES = 64
+_MAX_HEADER_BYTES = 90 * 2**20
+_MAX_TENSORS = 500_000
+_MAX_DTYPES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read and check the header; UnreadableFile when it does not describe exactly this file."""
     with open_state_file(path) as (fd, size_bytes), naming(path):
         length = int.from_bytes(read_at(fd, 0, 8), "little")
-        if not 0 < length <= min(MAX_HEADER_BYTES, size_bytes - 8):
+        if not 0 < length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
             raise UnreadableFile(
                 f"safetensors header of {length} bytes in a file of {size_bytes}: truncated or damaged"
             )
@@ -59,7 +59,7 @@ def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
             raise UnreadableFile(f"tensor `{name[:80]}` has no valid offsets, shape and dtype") from None
         elements += count
         dtypes.add(str(dtype))
-        if len(starts) > MAX_TENSORS or len(dtypes) > MAX_DTYPES:
+        if len(starts) > _MAX_TENSORS or len(dtypes) > _MAX_DTYPES:
             raise UnreadableFile(
                 f"safetensors header of {len(starts)} tensors and {len(dtypes)} types: no writer makes such"
             )

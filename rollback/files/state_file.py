@@ -16,8 +16,8 @@ from rollback.files.pickle_values import Encoding, Place
 from rollback.files.torch_file import naming, open_state_file, read_torch_content, stored_number
 from rollback.files.torch_tree import Container, TorchFile
 
-MAX_JSON_TREE_BYTES = 8 * 2**20  # in memory
-MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a run
+_MAX_JSON_TREE_BYTES = 8 * 2**20  # in memory
+_MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a run
 
 
 def read_state_file(path: Path | str, *, limits: Limits | None = None) -> TorchFile:
@@ -37,10 +37,10 @@ def read_state_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
 def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
     """The members of the outermost object or list; of one that is long (the Trainer's `log_history`) nothing is kept."""
     members: dict[str | int, object] = {}
-    left = MAX_JSON_TREE_BYTES
+    left = _MAX_JSON_TREE_BYTES
     for part in json_parts(fd, 0, size_bytes, wanted=lambda keys: len(keys) <= 1):
         length = part.end - part.start
-        if not part.keys or length > MAX_JSON_MEMBER:
+        if not part.keys or length > _MAX_JSON_MEMBER:
             continue
         left -= 128 + part.num_bytes
         if left < 0:

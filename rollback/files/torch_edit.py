@@ -238,7 +238,7 @@ def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch,
 
 # --- A torch zip whose pickle changes its length
 
-ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
+_ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
 _FULL32 = 0xFFFFFFFF
 
 
@@ -246,10 +246,10 @@ def spliced_zip(fd: int, segment: PickleSegment, layout: ZipLayout, new: bytes, 
     """The whole file with `new` as its pickle record."""
     record = segment.record
     assert record is not None
-    shift = -(-(len(new) - record.size_bytes) // ALIGNMENT) * ALIGNMENT
+    shift = -(-(len(new) - record.size_bytes) // _ALIGNMENT) * _ALIGNMENT
     padding = shift - (len(new) - record.size_bytes)
     if 0 < padding < 4:  # an extra field has a header of four bytes
-        shift, padding = shift + ALIGNMENT, padding + ALIGNMENT
+        shift, padding = shift + _ALIGNMENT, padding + _ALIGNMENT
     behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
     next_offset = min([*behind, layout.directory_offset])
     crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)

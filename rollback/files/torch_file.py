@@ -22,10 +22,10 @@ from rollback.files.torch_tree import Container, PickleSegment, TorchFile
 from rollback.files.torch_zip import RECORD_BYTES, ZipLayout, ZipRecord, data_offset, read_at, read_layout, read_record
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
-MAX_SCALARS = 200_000
-FIRST_WINDOW = 256 * 2**10
+_MAX_SCALARS = 200_000
+_FIRST_WINDOW = 256 * 2**10
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchFile:
@@ -69,7 +69,7 @@ def open_state_file(path: Path) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name in front of whatever is found wrong inside."""
+    """Prefix errors raised inside with the name of the file."""
     try:
         yield
     except (UnreadableFile, UnknownFormat) as problem:
@@ -162,7 +162,7 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tu
     records = {record.name: record for record in layout.records}
     order = records.get(folder + "byteorder")
     big_endian = order is not None and read_record(fd, layout, order, max_bytes=64) == b"big"
-    for tensor in scalars[:MAX_SCALARS]:
+    for tensor in scalars[:_MAX_SCALARS]:
         assert tensor.storage is not None
         record = records.get(f"{folder}data/{tensor.storage.key}")
         size = item_size(tensor.dtype)
@@ -177,6 +177,7 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tu
 
 
 def stored_number(value: float | int | bool | None, place: Place | None) -> StoredFloat | StoredInt | bool | None:
+    """The number with its place, as a `StoredFloat` or `StoredInt`; bool and None are returned as they are."""
     if value is None or isinstance(value, bool):
         return value
     return StoredFloat(value, place) if isinstance(value, float) else StoredInt(value, place)
@@ -185,9 +186,9 @@ def stored_number(value: float | int | bool | None, place: Place | None) -> Stor
 # --- pickles that begin the file
 
 
-def _read_window(fd: int, size_bytes: int, limits: Limits, parse: Callable[[bytes], T]) -> T:
+def _read_window(fd: int, size_bytes: int, limits: Limits, parse: Callable[[bytes], _T]) -> _T:
     """Parse the beginning of a file, reading more only when the pickle turns out to be longer."""
-    window = FIRST_WINDOW
+    window = _FIRST_WINDOW
     while True:
         window = min(window, size_bytes, limits.num_bytes)
         try:

@@ -1,8 +1,7 @@
-"""What a state file holds once it is read: a tree of plain values, walked by key paths.
+"""The content of a state file once it is read: a tree of plain values, addressed by key paths.
 
-Pure values; `rollback.files.torch_file` reads them from disk, `rollback.files.torch_edit` writes changed copies.
-Trees come from files that nobody vouches for: they may share parts or contain themselves, so every walk here is
-iterative and bounded.
+`rollback.files.state_file` reads it from disk, `rollback.files.torch_edit` writes changed copies. Trees come from untrusted
+files: they may share parts or contain themselves, so the walks here are iterative and bounded.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from rollback.files.pickle_machine import Frame, Limits
 from rollback.files.pickle_values import ArrayRef, Opaque, Place, StoredFloat, StoredInt, TensorRef
 from rollback.files.torch_zip import ZipLayout, ZipRecord
 
-MAX_LEAVES = 1_000_000
-MAX_DEPTH = 200
+_MAX_LEAVES = 1_000_000
+_MAX_DEPTH = 200
 
 Key = str | int
 Keys = tuple[Key, ...]
@@ -53,7 +52,7 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value at the end of a key path; a readable 0-dim tensor appears as its number."""
+    """One value without parts and its key path; a readable 0-dim tensor is given as its number."""
 
     keys: Keys
     value: object
@@ -79,7 +78,7 @@ class PickleSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFile:
-    """A state file read without executing it: `tree` of plain values, `segments` saying where its numbers lie."""
+    """A state file read without executing it: a `tree` of plain values, and `segments` that locate its numbers."""
 
     path: Path
     container: Container
@@ -91,7 +90,7 @@ class TorchFile:
     tensors: tuple[TensorRef, ...] = field(default=(), repr=False)
 
     def get(self, keys: Keys) -> object:
-        """The value at a key path, a readable 0-dim tensor as its number; UnknownFormat when there is none."""
+        """The value at a key path, a readable 0-dim tensor as its number; raises `UnknownFormat` when there is none."""
         value = self.tree
         for depth, key in enumerate(keys):
             found, value = step_into(value, key)
@@ -110,7 +109,7 @@ class TorchFile:
         return True
 
     def leaves(self) -> Iterator[Leaf]:
-        """Every leaf in file order; a container reached twice is walked twice, one inside itself is a CYCLE."""
+        """The leaves in file order. A container reached twice is walked twice; one inside itself is a CYCLE leaf."""
         return walk_leaves(self.tree)
 
 
@@ -152,7 +151,7 @@ def plain_number(value: object) -> object:
 
 
 def place_of(value: object) -> Place | None:
-    """Where the bytes of a number lie, or None when it cannot be edited."""
+    """Where the bytes of a number are, None when it cannot be edited."""
     number = plain_number(value)
     return number.place if isinstance(number, (StoredFloat, StoredInt)) else None
 
@@ -180,7 +179,7 @@ _KINDS: Mapping[LeafKind, type | tuple[type, ...]] = {
 
 
 def walk_leaves(tree: object) -> Iterator[Leaf]:
-    """Every leaf of `tree`, depth first; UnreadableFile beyond MAX_LEAVES or MAX_DEPTH."""
+    """The leaves of `tree`, depth first; raises `UnreadableFile` beyond _MAX_LEAVES or _MAX_DEPTH."""
     parts = children_of(tree)
     if parts is None:
         yield Leaf((), plain_number(tree), leaf_kind(tree))
@@ -197,16 +196,16 @@ def walk_leaves(tree: object) -> Iterator[Leaf]:
                 keys.pop()
             continue
         steps += 1
-        if steps > MAX_LEAVES:
-            raise UnreadableFile(f"more than {MAX_LEAVES} values: shared parts multiply, no checkpoint looks like this")
+        if steps > _MAX_LEAVES:
+            raise UnreadableFile(f"more than {_MAX_LEAVES} values, shared parts counted each time: no checkpoint has as many")
         key, value = step
         parts = children_of(value)
         if parts is None:
             yield Leaf((*keys, key), plain_number(value), leaf_kind(value))
         elif id(value) in on_path:
             yield Leaf((*keys, key), None, LeafKind.CYCLE)
-        elif len(stack) >= MAX_DEPTH:
-            raise UnreadableFile(f"values are nested deeper than {MAX_DEPTH}")
+        elif len(stack) >= _MAX_DEPTH:
+            raise UnreadableFile(f"values are nested deeper than {_MAX_DEPTH}")
         else:
             on_path.add(id(value))
             keys.append(key)

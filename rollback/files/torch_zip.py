@@ -1,9 +1,9 @@
-"""The zip files that `torch.save` writes, by their own headers: records located, read within limits, checked.
+"""The zip files that `torch.save` writes: records located by the headers, read within limits, checked.
 
 Layout after PKWARE's APPNOTE (§4.3), as PyTorch's miniz writes it: records stored without compression, bit 3 set,
 CRC and sizes in a data descriptor behind each record and in the central directory, zip64 where numbers need it.
-A file may also be a range of a larger one (the entries of a `.distcp`). Nothing is unpacked to disk, so an entry
-called `../x` is only a name; it is refused all the same, because no writer of checkpoints makes one.
+The zip may be a range of a larger file (the entries of a `.distcp`). Nothing is unpacked to disk. Names such as `../x`
+are refused, because no checkpoint writer makes them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from rollback.disk.reading import disk_bytes
 from rollback.errors import UnreadableFile
 
-MAX_RECORDS = 60_000  # of any size; further ones must take some room on disk
-MAX_DIRECTORY_BYTES = 8 * 2**20
-MAX_NAME_BYTES = 1024
-MAX_DEFLATED_BYTES = 24 * 2**20  # torch does not compress; the raw bytes and the inflated ones are held together
+_MAX_RECORDS = 60_000  # in a file of any size; more need 8 kB on disk each
+_MAX_DIRECTORY_BYTES = 8 * 2**20
+_MAX_NAME_BYTES = 1024
+MAX_DEFLATED_BYTES = 24 * 2**20  # torch does not compress; raw and inflated bytes are held at the same time
 RECORD_BYTES = 400  # in memory
 CHUNK_BYTES = 4 * 2**20
 
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 CENTRAL_ENTRY = struct.Struct("<4s6H3I5H2I")
-END_RECORD = struct.Struct("<4s4H2IH")
-END64_RECORD = struct.Struct("<4sQ2H2I4Q")
-END64_LOCATOR = struct.Struct("<4sIQI")
+_END_RECORD = struct.Struct("<4s4H2IH")
+_END64_RECORD = struct.Struct("<4sQ2H2I4Q")
+_END64_LOCATOR = struct.Struct("<4sIQI")
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -51,12 +51,13 @@ class ZipRecord:
 
     @property
     def stored(self) -> bool:
+        """Whether the record is not compressed."""
         return self.method == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipLayout:
-    """A zip inside `[base, base + length)` of a file: its records in directory order and where its directory lies."""
+    """A zip at `[base, base + length)` of a file: its records in directory order, and the place of its directory."""
 
     base: int
     length: int
@@ -74,9 +75,9 @@ class ZipLayout:
 
 
 def read_at(fd: int, offset: int, count: int) -> bytes:
-    """Exactly `count` bytes at `offset`, or UnreadableFile."""
+    """Exactly `count` bytes at `offset`; raises `UnreadableFile` when there are fewer."""
     if count < 0 or offset < 0:
-        raise UnreadableFile(f"{count} bytes at {offset} are asked for: damaged offsets")
+        raise UnreadableFile(f"{count} bytes at {offset} were requested: damaged offsets")
     parts: list[bytes] = []
     while count:
         part = os.pread(fd, min(count, 2**30), offset)
@@ -92,7 +93,7 @@ def read_layout(fd: int, base: int, length: int) -> ZipLayout:
     """Locate every record of the zip at `[base, base + length)`; raises UnreadableFile when it is not intact."""
     num_records, directory_bytes, directory_offset, end_offset = _end_of_directory(fd, base, length)
     room = disk_bytes(fd)
-    if num_records > MAX_RECORDS + room // 8192 or directory_bytes > MAX_DIRECTORY_BYTES + room // 64:
+    if num_records > _MAX_RECORDS + room // 8192 or directory_bytes > _MAX_DIRECTORY_BYTES + room // 64:
         raise UnreadableFile(f"zip directory of {num_records} records in {directory_bytes} bytes: too large to read")
     if directory_offset + directory_bytes > end_offset:
         raise UnreadableFile("zip directory overlaps the end of the file: truncated or damaged")
@@ -110,13 +111,13 @@ def read_layout(fd: int, base: int, length: int) -> ZipLayout:
 
 def _end_of_directory(fd: int, base: int, length: int) -> tuple[int, int, int, int]:
     """(records, directory bytes, directory offset, offset of the first end record)."""
-    window = min(length, END_RECORD.size + _FULL16)
+    window = min(length, _END_RECORD.size + _FULL16)
     tail = read_at(fd, base + length - window, window)
     at = tail.rfind(b"PK\x05\x06")
     while at >= 0:
-        if at + END_RECORD.size <= len(tail):
-            end = END_RECORD.unpack_from(tail, at)
-            if at + END_RECORD.size + end[7] == len(tail):
+        if at + _END_RECORD.size <= len(tail):
+            end = _END_RECORD.unpack_from(tail, at)
+            if at + _END_RECORD.size + end[7] == len(tail):
                 break
         at = tail.rfind(b"PK\x05\x06", 0, at)
     else:
@@ -131,11 +132,11 @@ def _end_of_directory(fd: int, base: int, length: int) -> tuple[int, int, int, i
 
 
 def _end64(fd: int, base: int, end_offset: int) -> tuple[int, int, int, int]:
-    locator_offset = end_offset - END64_LOCATOR.size
-    signature, _, record_offset, _ = END64_LOCATOR.unpack(read_at(fd, base + locator_offset, END64_LOCATOR.size))
-    if signature != b"PK\x06\x07" or not 0 <= record_offset <= locator_offset - END64_RECORD.size:
+    locator_offset = end_offset - _END64_LOCATOR.size
+    signature, _, record_offset, _ = _END64_LOCATOR.unpack(read_at(fd, base + locator_offset, _END64_LOCATOR.size))
+    if signature != b"PK\x06\x07" or not 0 <= record_offset <= locator_offset - _END64_RECORD.size:
         raise UnreadableFile("zip64 locator is missing or points outside the file")
-    end = END64_RECORD.unpack(read_at(fd, base + record_offset, END64_RECORD.size))
+    end = _END64_RECORD.unpack(read_at(fd, base + record_offset, _END64_RECORD.size))
     if end[0] != b"PK\x06\x06":
         raise UnreadableFile("zip64 end record is missing where its locator points")
     return end[7], end[8], end[9], record_offset
@@ -150,7 +151,7 @@ def _entries(directory: bytes, num_records: int, directory_offset: int) -> Itera
         if entry[0] != b"PK\x01\x02":
             raise UnreadableFile(f"zip directory entry at {directory_offset + at} has no signature")
         name_bytes, extra_bytes, comment_bytes = entry[10:13]
-        if name_bytes > MAX_NAME_BYTES:
+        if name_bytes > _MAX_NAME_BYTES:
             raise UnreadableFile(f"zip directory entry at {directory_offset + at} has a name of {name_bytes} bytes")
         end = at + CENTRAL_ENTRY.size + name_bytes + extra_bytes + comment_bytes
         if end > len(directory):
@@ -191,7 +192,7 @@ def _check_records(records: tuple[ZipRecord, ...], directory_offset: int) -> Non
     for record in sorted(records, key=lambda r: r.header_offset):
         _check_name(record.name)
         if record.name in names:
-            raise UnreadableFile(f"zip record `{record.name}` is there twice: a loader and a checker may differ")
+            raise UnreadableFile(f"zip record `{record.name}` exists twice: readers differ on which one counts")
         names.add(record.name)
         if record.header_offset < end:
             raise UnreadableFile(f"zip record `{record.name}` overlaps the one before it")
@@ -207,7 +208,7 @@ def _check_name(name: str) -> None:
 
 
 def data_offset(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
-    """Where the record's bytes begin, counted from the start of the file; its local header is checked."""
+    """Absolute offset of the record's bytes in the file; its local header is checked."""
     at = layout.base + record.header_offset
     header = LOCAL_HEADER.unpack(read_at(fd, at, LOCAL_HEADER.size))
     if header[0] != b"PK\x03\x04":
@@ -219,13 +220,13 @@ def data_offset(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
 
 
 def read_record(fd: int, layout: ZipLayout, record: ZipRecord, *, max_bytes: int) -> bytes:
-    """The bytes of one record, inflated if need be, never more than `max_bytes`."""
+    """The bytes of one record, inflated if it is compressed; raises `UnreadableFile` above `max_bytes`."""
     if record.size_bytes > max_bytes:
         raise UnreadableFile(f"zip record `{record.name}` has {record.size_bytes} bytes: at most {max_bytes} are read")
     start = data_offset(fd, layout, record)
     if record.stored:
         if record.size_bytes != record.compressed_bytes:
-            raise UnreadableFile(f"zip record `{record.name}` is stored, yet its two sizes differ")
+            raise UnreadableFile(f"zip record `{record.name}` is stored uncompressed, but its two sizes differ")
         return read_at(fd, start, record.size_bytes)
     if record.method != 8:
         raise UnreadableFile(f"zip record `{record.name}` uses compression method {record.method}: 0 and 8 are known")

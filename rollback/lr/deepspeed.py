@@ -30,7 +30,7 @@ LR_FIELDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "LRRangeTest": (("scheduler", "lr_range_test_min_lr"),),
 }
 # what a field is when the config does not name it; None: whatever the optimizer was created with
-DEFAULTS: Mapping[tuple[str, str], float | None] = {
+_DEFAULTS: Mapping[tuple[str, str], float | None] = {
     ("WarmupLR", "warmup_max_lr"): None,
     ("WarmupDecayLR", "warmup_max_lr"): 1e-3,
     ("WarmupLR", "warmup_min_lr"): 0.0,
@@ -50,7 +50,7 @@ def deepspeed_lrs(
         return Unknown(f"DeepSpeed's {kind} is not one that can be computed")
     values = []
     for section, name in LR_FIELDS[kind]:
-        value = params_of(config, section).get(name, DEFAULTS.get((kind, name)))
+        value = params_of(config, section).get(name, _DEFAULTS.get((kind, name)))
         if value is None and (created_with := params_of(config, "optimizer").get("lr")) is not None:
             value = created_with
         if not _is_lr(value):
@@ -252,8 +252,8 @@ def _wanted(kind: str, recorded: Mapping[str, Any], scale: float) -> Iterator[tu
     for section, name in LR_FIELDS[kind]:
         value = params_of(recorded, section).get(name)
         if value is None and section == "scheduler":
-            value = DEFAULTS.get((kind, name))
-        if value is None and DEFAULTS.get((kind, name), 0.0) is None:  # whatever the optimizer was created with
+            value = _DEFAULTS.get((kind, name))
+        if value is None and _DEFAULTS.get((kind, name), 0.0) is None:  # whatever the optimizer was created with
             section, name = "optimizer", "lr"
             value = params_of(recorded, section).get(name)
         leaves = list(_leaves(value, (section, "params", name)))

@@ -24,33 +24,40 @@ from rollback.lr.rules import SchedulerClass, child_states, infer_scheduler_clas
 
 Keys: TypeAlias = tuple[str | int, ...]
 
-GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr")
-SCHEDULER_FIELDS = ("base_lrs", "_last_lr", "eta_min", "max_lrs", "min_lrs", "default_min_lr")
+_GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr")
+_SCHEDULER_FIELDS = ("base_lrs", "_last_lr", "eta_min", "max_lrs", "min_lrs", "default_min_lr")
 # ReduceLROnPlateau reduces only when the change exceeds `eps`, an absolute LR: it has to scale like the others.
-PLATEAU_FIELDS = (*SCHEDULER_FIELDS, "eps")
+_PLATEAU_FIELDS = (*_SCHEDULER_FIELDS, "eps")
 
 
 class ScheduledFile(Protocol):
     """What is needed of `rollback.checkpoint.listing.SchedulerState`."""
 
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """Path of the file, relative to the checkpoint."""
     @property
-    def prefix(self) -> Keys: ...
+    def prefix(self) -> Keys:
+        """Key path of the state dict in the file."""
     @property
-    def state(self) -> Mapping[str, Any]: ...
+    def state(self) -> Mapping[str, Any]:
+        """The scheduler's state dict."""
 
 
 class OptimizerFile(Protocol):
     """What is needed of `rollback.checkpoint.listing.OptimizerState`."""
 
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """Path of the file, relative to the checkpoint."""
     @property
-    def prefix(self) -> Keys: ...
+    def prefix(self) -> Keys:
+        """Key path of the state dict in the file."""
     @property
-    def groups(self) -> tuple[Mapping[str, Any], ...]: ...
-    def group_keys(self, index: int, field: str) -> tuple[Keys, ...]: ...
+    def groups(self) -> tuple[Mapping[str, Any], ...]:
+        """The parameter groups."""
+    def group_keys(self, index: int, field: str) -> tuple[Keys, ...]:
+        """The key paths at which a group's field is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,7 @@ class FieldEdit:
 
 def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     """Yield (keys, value) of every LR-valued number of a scheduler state, nested schedulers included."""
-    fields = PLATEAU_FIELDS if infer_scheduler_class(state) is SchedulerClass.PLATEAU else SCHEDULER_FIELDS
+    fields = _PLATEAU_FIELDS if infer_scheduler_class(state) is SchedulerClass.PLATEAU else _SCHEDULER_FIELDS
     for name in fields:
         yield from _numbers(state.get(name), (*prefix, name))
     children = state.get("_schedulers")
@@ -82,7 +89,7 @@ def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator
 def group_lr_leaves(optimizer: OptimizerFile) -> Iterator[tuple[Keys, Any]]:
     """Yield (keys, value) of every LR-valued number of the optimizer's parameter groups."""
     for index, group in enumerate(optimizer.groups):
-        for name in GROUP_FIELDS:
+        for name in _GROUP_FIELDS:
             for keys in optimizer.group_keys(index, name):
                 yield from _numbers(group.get(name), keys)
 

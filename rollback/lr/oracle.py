@@ -35,6 +35,7 @@ _REPLAY_LIMIT_STEPS = 200_000
 
 
 def advance_optimizer_step(state: State, groups: Groups, scheduler_steps: int, metrics: Iterator[float]) -> None:
+    """Step a scheduler as often as one optimizer step does; `state` and `groups` are changed in place."""
     for _ in range(scheduler_steps):
         # Accelerate's wrapper stops a scheduler that has `total_steps` once it has been stepped that often
         if scheduler_steps > 1 and state.get("_step_count", 0) > state.get("total_steps", math.inf):
@@ -160,6 +161,7 @@ def _replay_chain(
 
 
 def last_epoch(state: Mapping[str, Any]) -> int:
+    """The counter of a scheduler; of a composite without one, the largest of its parts."""
     inner = state.get("_schedulers")
     return int(state["last_epoch"]) if "last_epoch" in state or not inner else max(map(last_epoch, inner))
 

@@ -154,6 +154,7 @@ def as_kept(value: Any, *, rounded: bool = True) -> Any:
 
 
 def is_single(value: Any) -> bool:
+    """Whether a number is a float32 kept by torch or numpy."""
     if isinstance(value, StoredFloat):
         place = value.place
         return place is not None and place.encoding in (Encoding.RAW, Encoding.LATIN1) and place.dtype == "float32"
@@ -171,11 +172,13 @@ class CannotCompute(Exception):
 
 
 def write_lrs(state: State, groups: Groups, values: Sequence[float]) -> None:
+    """Write the LRs into the groups, in place."""
     for group, value in zip(groups, values, strict=True):
         group["lr"] = Single(value) if isinstance(group.get("lr"), Single) else value
 
 
 def rule_of(name: SchedulerClass | None) -> Callable[[State, Groups], list[float]]:
+    """The function that computes the LRs of a class; raises `CannotCompute` for a class without one."""
     if name in _RULES:
         return _RULES[name]
     if name is SchedulerClass.LAMBDA:
@@ -190,6 +193,7 @@ def _multiply(groups: Groups, factor: float) -> list[float]:
 
 
 def keep_lrs(groups: Groups) -> list[float]:
+    """The LRs of the groups as they are."""
     return [group["lr"] for group in groups]
 
 
@@ -246,6 +250,7 @@ def _cosine_closed(state: Mapping[str, Any]) -> list[float]:
 
 
 def move_warm_restart(state: State) -> None:
+    """Advance `T_cur` and `T_i` of a CosineAnnealingWarmRestarts by one step."""
     if state["last_epoch"] <= 0:
         state["T_cur"] = state["last_epoch"] = 0
         return

@@ -1,6 +1,6 @@
-"""The writers whose checkpoints are known, one module each; a new writer is one file here and one line below.
+"""The known checkpoint formats, one file per writer. To add one: a file here, and a line in `FORMATS`.
 
-The order matters: a layout that contains another comes first.
+The order matters: a format that contains the files of another comes first.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rollback.checkpoint.formats.dcp import dcp_findings, missing_in_dcp, read_dcp_state
-from rollback.checkpoint.formats.format import RoleAndRank, gaps, missing_file, rng_digest
+from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, gaps, missing_file, rng_digest
 from rollback.checkpoint.layout import (
     ACCELERATE_STATE_DIR,
     Checkpoint,
@@ -38,58 +38,61 @@ from rollback.checkpoint.state import (
 from rollback.files.state_file import read_state_file
 from rollback.findings import Finding
 
-STEP_NAME = re.compile(r"opt_step-(\d+)")
-INDEX = r"(?:_(?:[1-9]\d*))?"
-ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+_STEP_NAME = re.compile(r"opt_step-(\d+)")
+_INDEX = r"(?:_(?:[1-9]\d*))?"
+_ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
-        (rf"optimizer{INDEX}\.bin", Role.OPTIMIZER),
-        (rf"scheduler{INDEX}\.bin", Role.SCHEDULER),
+        (rf"optimizer{_INDEX}\.bin", Role.OPTIMIZER),
+        (rf"scheduler{_INDEX}\.bin", Role.SCHEDULER),
         (r"custom_checkpoint_(?:0|[1-9]\d*)\.pkl", Role.CUSTOM),
         (r"random_states_(?P<rank>0|[1-9]\d*)\.pkl", Role.RNG),
-        (rf"sampler{INDEX}\.bin", Role.DATA),
-        (rf"dl_state_dict{INDEX}\.bin", Role.DATA),
+        (rf"sampler{_INDEX}\.bin", Role.DATA),
+        (rf"dl_state_dict{_INDEX}\.bin", Role.DATA),
         (r"scaler\.pt", Role.OTHER),
-        (rf"pytorch_model_fsdp{INDEX}\.bin", Role.MODEL),
+        (rf"pytorch_model_fsdp{_INDEX}\.bin", Role.MODEL),
         (r"pytorch_model_fsdp(?:_\d+)?_rank(?P<rank>\d+)\.bin", Role.MODEL),
         (r"optimizer(?:_\d+)?_rank(?P<rank>\d+)\.bin", Role.OPTIMIZER),
         (r"pytorch_model_fsdp_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.MODEL),
         (r"optimizer_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.OPTIMIZER),
-        (rf"(?:model{INDEX}|model{INDEX}-\d{{5}}-of-\d{{5}})\.safetensors(?:\.index\.json)?", Role.MODEL),
-        (rf"(?:pytorch_model{INDEX}|pytorch_model{INDEX}-\d{{5}}-of-\d{{5}})\.bin(?:\.index\.json)?", Role.MODEL),
+        (rf"(?:model{_INDEX}|model{_INDEX}-\d{{5}}-of-\d{{5}})\.safetensors(?:\.index\.json)?", Role.MODEL),
+        (rf"(?:pytorch_model{_INDEX}|pytorch_model{_INDEX}-\d{{5}}-of-\d{{5}})\.bin(?:\.index\.json)?", Role.MODEL),
     )
 )
 STEMS = re.compile(
     r"custom_checkpoint|random_states|optimizer|scheduler|dl_state_dict|pytorch_model|model\.safetensors"
 )
-FSDP_DIR = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")  # sharded state: a DCP directory each
-AUTOMATIC_NAME = re.compile(r"checkpoint_(\d+)")
+_FSDP_DIR = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")  # sharded state: a DCP directory each
+_AUTOMATIC_NAME = re.compile(r"checkpoint_(\d+)")
 
 
-class AccelerateFormat:
+class AccelerateFormat(CheckpointFormat):
     """`save_state` without an engine underneath: single process and DDP."""
 
     name = "accelerate"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """RNG files of Accelerate, or one of its names with a file that it writes."""
         paths = {entry.path for entry in entries}
         inside = f"{ACCELERATE_STATE_DIR}/"
         names = {path.removeprefix(inside) for path in paths if path.startswith(inside)} or paths
         if any(re.fullmatch(r"random_states_\d+\.pkl", path) for path in names):
             return True
-        return bool(STEP_NAME.fullmatch(name) or AUTOMATIC_NAME.fullmatch(name)) and any(
+        return bool(_STEP_NAME.fullmatch(name) or _AUTOMATIC_NAME.fullmatch(name)) and any(
             self._role_in_state_dir(path) for path in names
         )
 
     def step_in_name(self, name: str) -> int | None:
-        found = STEP_NAME.fullmatch(name)
+        """N in `opt_step-N`; the number in `checkpoint_7` counts saves."""
+        found = _STEP_NAME.fullmatch(name)
         return int(found[1]) if found else None
 
     def role_of(self, path: str) -> RoleAndRank | None:
+        """By Accelerate's file names, in the directory itself or in `accelerator_state/`."""
         return self._role_in_state_dir(path.removeprefix(f"{ACCELERATE_STATE_DIR}/"))
 
     def _role_in_state_dir(self, path: str) -> RoleAndRank | None:
-        for pattern, role in ACCELERATE_ROLES:
+        for pattern, role in _ACCELERATE_ROLES:
             found = pattern.fullmatch(path)
             if found:
                 rank = found.groupdict().get("rank")
@@ -97,22 +100,25 @@ class AccelerateFormat:
         return None
 
     def looks_like_state(self, path: str) -> bool:
+        """Names like Accelerate's own, in the state directory or in a DCP directory of FSDP."""
         inside = path.removeprefix(f"{ACCELERATE_STATE_DIR}/")
         folder, _, name = inside.rpartition("/")
-        if FSDP_DIR.fullmatch(folder):
+        if _FSDP_DIR.fullmatch(folder):
             return is_leftover(name) or ".distcp" in name or ".metadata" in name
-        if folder or FSDP_DIR.fullmatch(inside):
-            return False  # `load_state` lists one directory; what a hook saved below it is the hook's
+        if folder or _FSDP_DIR.fullmatch(inside):
+            return False  # `load_state` lists one directory; what lies below it was saved by a hook
         return is_leftover(inside) or is_lookalike(inside, STEMS)
 
     def loader_lists_siblings(self, name: str) -> bool:
-        # Automatic naming: `load_state()` takes the first number in every name beside it, `checkpoint_2.orig` included.
-        return AUTOMATIC_NAME.fullmatch(name) is not None
+        """With automatic naming `load_state()` takes the first number in each name, `checkpoint_2.orig` included."""
+        return _AUTOMATIC_NAME.fullmatch(name) is not None
 
     def is_checkpoint_name(self, name: str) -> bool:
-        return (AUTOMATIC_NAME.fullmatch(name) or STEP_NAME.fullmatch(name)) is not None
+        """`opt_step-N` or `checkpoint_N`."""
+        return (_AUTOMATIC_NAME.fullmatch(name) or _STEP_NAME.fullmatch(name)) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Weights, optimizer, RNG files and registered objects without gaps, and parts of sharded state."""
         found: list[Finding] = []
         if not any(file.role is Role.MODEL for file in files):
             found.append(missing_file("model.safetensors", "no model weights"))
@@ -122,11 +128,12 @@ class AccelerateFormat:
             found += _gaps(files, role, stem)
         if not any(file.role is Role.RNG for file in files):
             found.append(
-                missing_file("random_states_0.pkl", "no random states: Accelerate would go on with fresh ones")
+                missing_file("random_states_0.pkl", "no random states: Accelerate would continue with new ones")
             )
         return found + [finding for folder in _dcp_folders(files) for finding in missing_in_dcp(files, folder)]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Accelerate's files, and the DCP directories of FSDP where there are any."""
         folders = _dcp_folders(checkpoint.files)
         of_optimizers = [f for f in folders if f.rpartition("/")[2].startswith("optimizer_")]
         parts = [read_dcp_state(checkpoint, folder, owner="fsdp") for folder in of_optimizers]
@@ -146,7 +153,7 @@ class AccelerateFormat:
 def _dcp_folders(files: Sequence[StateFile]) -> list[str]:
     """The DCP directories of an FSDP checkpoint, relative to it."""
     folders = {file.path.rpartition("/")[0] for file in files}
-    return sorted(folder for folder in folders if FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
+    return sorted(folder for folder in folders if _FSDP_DIR.fullmatch(folder.rpartition("/")[2]))
 
 
 def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
@@ -164,7 +171,7 @@ def read_accelerate_state(
     engine_optimizers: tuple[OptimizerState, ...],
     engine_schedulers: tuple[SchedulerState, ...],
 ) -> CheckpointState:
-    """Everything but the weights, plus what an engine underneath (DeepSpeed, FSDP) has stored elsewhere."""
+    """The state without the weights, with the optimizers and schedulers of an engine underneath (DeepSpeed, FSDP)."""
     optimizers = [
         optimizer_state(file.path, (), read_state_file(checkpoint.path / file.path).tree, rank=file.rank)
         for file in checkpoint.with_role(Role.OPTIMIZER)
@@ -217,7 +224,7 @@ def _schedulers_and_counters(checkpoint: Checkpoint) -> tuple[list[SchedulerStat
 
 
 def _overridden(prepared: SchedulerState, registered: list[SchedulerState]) -> bool:
-    """A registered scheduler with the same fields is the same object, and it is loaded last."""
+    """Whether a registered scheduler has the same fields: then it is the same object, and it is loaded last."""
     return any(prepared.state.keys() == other.state.keys() for other in registered)
 
 

@@ -1,8 +1,8 @@
-"""torch Distributed Checkpoint directories: torchtitan's `step-N`, and any app's own.
+"""torch Distributed Checkpoint directories: torchtitan's `step-N`, and those of any other app.
 
-The state's structure is the app's, so schedulers and optimizers are found by what they hold. Numbers may lie in
-several `.distcp` files; `located` says which file an edit has to go to. `.metadata` is written last: without it the
-save was cut off (planner and filesystem writer, torch 2.13).
+The app decides the structure of the state, so schedulers and optimizers are found by their keys. Numbers may be spread
+over several `.distcp` files; `located` says which file holds a field. `.metadata` is written last: without it the save
+was cut off (planner and filesystem writer, torch 2.13).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollback.checkpoint.formats.format import RoleAndRank, missing_file
+from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, missing_file
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
 from rollback.checkpoint.state import (
     CheckpointState,
@@ -28,7 +28,7 @@ from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_dire
 from rollback.findings import Finding, Severity
 
 STEP_NAME = re.compile(r"step[-_]?(\d+)")
-PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
+_PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
 STEMS = re.compile(r"\.distcp|^\.metadata")
 
 
@@ -36,7 +36,7 @@ def role_in_dcp(name: str, role: Role = Role.MODEL) -> RoleAndRank | None:
     """Role and rank of a file in a DCP directory that holds `role`."""
     if name == METADATA_NAME:
         return role, None
-    found = PART.fullmatch(name)
+    found = _PART.fullmatch(name)
     return (role, int(found["rank"])) if found else None
 
 
@@ -102,39 +102,43 @@ def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
     found = []
     if METADATA_NAME not in names:
         found.append((METADATA_NAME, "it is written last: the save was cut off"))
-    if not any(PART.fullmatch(name) for name in names):
+    if not any(_PART.fullmatch(name) for name in names):
         found.append(("__0_0.distcp", "no part holds any data"))
     return [missing_file(name, why, f"{folder}/{name}" if folder else name) for name, why in found]
 
 
-class DcpFormat:
+class DcpFormat(CheckpointFormat):
     """A directory written by `torch.distributed.checkpoint.save`."""
 
     name = "dcp"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        return any(PART.fullmatch(entry.path) for entry in entries)
+        """A `__R_0.distcp` file directly inside."""
+        return any(_PART.fullmatch(entry.path) for entry in entries)
 
     def step_in_name(self, name: str) -> int | None:
+        """N in `step-N`."""
         found = STEP_NAME.fullmatch(name)
         return int(found[1]) if found else None
 
     def role_of(self, path: str) -> RoleAndRank | None:
+        """Metadata and parts are one model state, whatever the app put into them."""
         return role_in_dcp(path)
 
     def looks_like_state(self, path: str) -> bool:
+        """Names like `.metadata` or `.distcp`, directly inside."""
         return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
 
-    def loader_lists_siblings(self, name: str) -> bool:
-        return False
-
     def is_checkpoint_name(self, name: str) -> bool:
+        """`step-N`."""
         return STEP_NAME.fullmatch(name) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """The metadata, and at least one part."""
         return missing_in_dcp(files, "")
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Optimizers, schedulers and counters found in the tree by their keys."""
         state = read_dcp_state(checkpoint, "", owner="app")
         data = {k: v for k, v in state.counters.items() if "dataloader" in k or "data_loader" in k}
         return replace(state, data=data)

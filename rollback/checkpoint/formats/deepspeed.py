@@ -2,7 +2,7 @@
 
 Each rank loads its own groups, so an LR lives in all of them. DeepSpeed's own schedulers store `last_batch_iteration`
 and take their LRs from the config of the next launch; the copy of it in the model states is never read back.
-`latest` is written before the last rank has finished (engine.py `save_checkpoint`): it proves nothing.
+`latest` is written before the last rank has finished (engine.py `save_checkpoint`), so it does not prove a complete save.
 
 File names after deepspeed/runtime/engine.py (0.19): `mp_rank_MM_model_states.pt` (ZeRO 3: one a rank,
 `zero_pp_rank_R_mp_rank_MM_model_states.pt`) and `[bf16_|fp16_]zero_pp_rank_R_mp_rank_MM_optim_states.pt`.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollback.checkpoint.formats.accelerate import AccelerateFormat, read_accelerate_state
-from rollback.checkpoint.formats.format import RoleAndRank, gaps, missing_file, pointer_findings
+from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, gaps, missing_file, pointer_findings
 from rollback.checkpoint.layout import (
     ACCELERATE_STATE_DIR,
     Checkpoint,
@@ -42,18 +42,18 @@ from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
 from rollback.findings import WRONG_FILE, Finding, Severity
 
-MODEL_STATES = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<mp>\d\d+)_model_states\.pt")
-OPTIM_STATES = re.compile(
+_MODEL_STATES = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<mp>\d\d+)_model_states\.pt")
+_OPTIM_STATES = re.compile(
     r"(?:bf16_|fp16_)?(?:zero_pp_rank_(?P<rank>\d+)|expp_rank_\d+)_mp_rank_(?P<mp>\d\d+)_optim_states\.pt"
 )
-EXPERT_STATES = re.compile(
+_EXPERT_STATES = re.compile(
     r"(?:layer_\d+_)?expert_\d+_mp_rank_\d\d_model_states\.pt|layer_\d+-model_\d\d-model_states\.pt"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the files of one tag directory say together."""
+    """The state read from all files of one tag directory."""
 
     optimizers: tuple[OptimizerState, ...] = ()
     schedulers: tuple[SchedulerState, ...] = ()
@@ -66,17 +66,17 @@ class EngineState:
 
 def role_in_tag(name: str) -> RoleAndRank | None:
     """Role and data-parallel rank of a file in a tag directory."""
-    for pattern, role in ((MODEL_STATES, Role.MODEL), (OPTIM_STATES, Role.OPTIMIZER)):
+    for pattern, role in ((_MODEL_STATES, Role.MODEL), (_OPTIM_STATES, Role.OPTIMIZER)):
         found = pattern.fullmatch(name)
         if found:
             rank = found.groupdict().get("rank")
             return role, int(rank) if rank is not None else None
-    return (Role.MODEL, None) if EXPERT_STATES.fullmatch(name) else None
+    return (Role.MODEL, None) if _EXPERT_STATES.fullmatch(name) else None
 
 
 def read_engine(checkpoint: Checkpoint, files: Sequence[StateFile]) -> EngineState:
     """Read model states and every rank's optimizer states of one tag."""
-    model_files = [file for file in files if file.role is Role.MODEL and MODEL_STATES.fullmatch(_name(file))]
+    model_files = [file for file in files if file.role is Role.MODEL and _MODEL_STATES.fullmatch(_name(file))]
     optim_files = [file for file in files if file.role is Role.OPTIMIZER]
     models = [_read_model_states(checkpoint.path, file) for file in model_files]
     parts = map_files(read_optim_states, [(checkpoint.path, file) for file in optim_files])
@@ -136,6 +136,7 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
 
 
 def read_optim_states(job: tuple[Path, StateFile]) -> tuple[OptimizerState, ...]:
+    """The optimizers in one rank's file; `job` is (checkpoint directory, file)."""
     root, file = job
     tree = read_state_file(root / file.path).tree
     return tuple(
@@ -163,7 +164,7 @@ def _other_step(first: Mapping[str, int | float], other: Mapping[str, int | floa
 def _rank_count(
     topology: Mapping[str, object], models: Sequence[StateFile], optims: Sequence[StateFile]
 ) -> list[Finding]:
-    """F2: one optimizer part a rank, as many as the model states say ran (ZeRO 0 keeps none apart)."""
+    """F2: one optimizer part per rank that the model states record; ZeRO 0 keeps no parts."""
     dp, mp, stage = (topology.get(key) for key in ("dp_world_size", "mp_world_size", "zero_stage"))
     if not isinstance(dp, int) or not isinstance(mp, int) or not stage:
         return []
@@ -187,7 +188,7 @@ def _rank_count(
 
 def missing_in_tag(files: Sequence[StateFile]) -> list[Finding]:
     """F2 by names alone: model states are there, and the ranks are contiguous from 0."""
-    named = [(MODEL_STATES.fullmatch(_name(f)) or OPTIM_STATES.fullmatch(_name(f)), f) for f in files]
+    named = [(_MODEL_STATES.fullmatch(_name(f)) or _OPTIM_STATES.fullmatch(_name(f)), f) for f in files]
     found: list[Finding] = []
     if not any(match and "model_states" in match[0] for match, _ in named):
         found.append(missing_file("mp_rank_00_model_states.pt", "no model states"))
@@ -210,9 +211,9 @@ def _missing_ranks(parts: Sequence[re.Match[str]], highest: int) -> Iterator[Fin
 
 # --- DeepSpeed checkpoints: a tag directory of model and optimizer states, raw or below Accelerate, ZeRO 0 to 3.
 
-ENGINE_DIR = re.compile(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?/([^/]+)")
-TAG_NAME = re.compile(r"global_step(\d+)")
-UNIVERSAL_NAME = re.compile(r"global_step(\d+)_universal")
+_ENGINE_DIR = re.compile(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?/([^/]+)")
+_TAG_NAME = re.compile(r"global_step(\d+)")
+_UNIVERSAL_NAME = re.compile(r"global_step(\d+)_universal")
 STEMS = re.compile(r"mp_rank_\d|_optim_states|_model_states")
 SCRIPTS = {"zero_to_fp32.py", "zero_to_torch.py"}
 
@@ -223,10 +224,12 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
     name = "accelerate+deepspeed"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        return any((found := ENGINE_DIR.fullmatch(entry.path)) and role_in_tag(found[1]) for entry in entries)
+        """A DeepSpeed file in a directory `pytorch_model/`."""
+        return any((found := _ENGINE_DIR.fullmatch(entry.path)) and role_in_tag(found[1]) for entry in entries)
 
     def role_of(self, path: str) -> RoleAndRank | None:
-        inside = ENGINE_DIR.fullmatch(path)
+        """DeepSpeed's names inside the tag directory, Accelerate's outside."""
+        inside = _ENGINE_DIR.fullmatch(path)
         if inside:
             return role_in_tag(inside[1])
         name = path.removeprefix(f"{ACCELERATE_STATE_DIR}/")
@@ -235,7 +238,8 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
         return (Role.OTHER, None) if name in SCRIPTS else super().role_of(path)
 
     def looks_like_state(self, path: str) -> bool:
-        inside = ENGINE_DIR.fullmatch(path)
+        """Names like DeepSpeed's inside the tag directory, like Accelerate's outside."""
+        inside = _ENGINE_DIR.fullmatch(path)
         if inside:
             return is_leftover(inside[1]) or is_lookalike(inside[1], STEMS)
         if re.fullmatch(rf"(?:{ACCELERATE_STATE_DIR}/)?pytorch_model(?:_[1-9]\d*)?", path):
@@ -243,14 +247,16 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
         return super().looks_like_state(path)
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
-        tags = sorted({f.path.rpartition("/")[0] for f in files if ENGINE_DIR.fullmatch(f.path)})
+        """As for Accelerate, but weights and optimizer are in the tag directory."""
+        tags = sorted({f.path.rpartition("/")[0] for f in files if _ENGINE_DIR.fullmatch(f.path)})
         found = [f for tag in tags for f in missing_in_tag([x for x in files if x.path.rpartition("/")[0] == tag])]
-        own = [f for f in files if not ENGINE_DIR.fullmatch(f.path)]
+        own = [f for f in files if not _ENGINE_DIR.fullmatch(f.path)]
         wanted = {"model.safetensors", "optimizer.bin"}  # the engine keeps these
         return found + [f for f in super().missing(own) if f.path not in wanted]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        in_tags = [file for file in checkpoint.files if ENGINE_DIR.fullmatch(file.path)]
+        """Accelerate's files and the engine's, read together."""
+        in_tags = [file for file in checkpoint.files if _ENGINE_DIR.fullmatch(file.path)]
         tags = sorted({file.path.rpartition("/")[0] for file in in_tags})
         engines = [read_engine(checkpoint, [f for f in in_tags if f.path.rpartition("/")[0] == tag]) for tag in tags]
         own = replace(checkpoint, files=tuple(f for f in checkpoint.files if f not in in_tags))
@@ -264,34 +270,38 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
         return _with_engines(replace(state, checkpoint=checkpoint), engines, pointers)
 
 
-class DeepSpeedFormat:
+class DeepSpeedFormat(CheckpointFormat):
     """`engine.save_checkpoint`: a tag directory, `latest` beside it."""
 
     name = "deepspeed"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """Model or optimizer states of the engine directly inside."""
         return any(role_in_tag(entry.path) for entry in entries)
 
     def step_in_name(self, name: str) -> int | None:
-        found = TAG_NAME.fullmatch(name)
+        """N in `global_stepN`."""
+        found = _TAG_NAME.fullmatch(name)
         return int(found[1]) if found else None
 
     def role_of(self, path: str) -> RoleAndRank | None:
+        """By the engine's file names."""
         return role_in_tag(path)
 
     def looks_like_state(self, path: str) -> bool:
+        """Names like the engine's, directly inside."""
         return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
 
-    def loader_lists_siblings(self, name: str) -> bool:
-        return False  # it follows `latest`
-
     def is_checkpoint_name(self, name: str) -> bool:
-        return TAG_NAME.fullmatch(name) is not None
+        """`global_stepN`."""
+        return _TAG_NAME.fullmatch(name) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Model states, and ranks without gaps."""
         return missing_in_tag(files)
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """The engine's files, and `latest` beside the tag directory."""
         engine = read_engine(checkpoint, checkpoint.files)
         step = max((o.steps[1] for o in engine.optimizers if o.steps), default=None)
         pointers = [] if checkpoint.abandoned else pointer_findings(checkpoint.path.parent, checkpoint.path.name, "../")
@@ -311,24 +321,29 @@ class UniversalFormat(DeepSpeedFormat):
     name = "deepspeed universal"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """A `zero/` directory with one directory a parameter."""
         paths = {entry.path for entry in entries}
         return "zero/optimizer_state.pt" in paths or (
             any(path.startswith("zero/") and path.endswith("/fp32.pt") for path in paths)
         )
 
     def step_in_name(self, name: str) -> int | None:
-        found = UNIVERSAL_NAME.fullmatch(name)
+        """N in `global_stepN_universal`."""
+        found = _UNIVERSAL_NAME.fullmatch(name)
         return int(found[1]) if found else None
 
     def is_checkpoint_name(self, name: str) -> bool:
-        return UNIVERSAL_NAME.fullmatch(name) is not None
+        """`global_stepN_universal`."""
+        return _UNIVERSAL_NAME.fullmatch(name) is not None
 
     def role_of(self, path: str) -> RoleAndRank | None:
+        """Files below `zero/` by their names, else the engine's."""
         if path == "zero/optimizer_state.pt" or re.fullmatch(r"zero/.+/(?:exp_avg|exp_avg_sq|step|[a-z_]+)\.pt", path):
             return (Role.MODEL if path.endswith("/fp32.pt") else Role.OPTIMIZER), None
         return role_in_tag(path)
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Files that other parameters have."""
         paths = {file.path for file in files}
         names = {path.rpartition("/")[0] for path in paths if path.endswith("/fp32.pt")}
         kinds = {path.rpartition("/")[2] for path in paths if path.rpartition("/")[0] in names}
@@ -340,7 +355,8 @@ class UniversalFormat(DeepSpeedFormat):
         ]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        models = [f for f in checkpoint.files if MODEL_STATES.fullmatch(f.path)]
+        """Counters from the files below `zero/`, schedulers from the model states."""
+        models = [f for f in checkpoint.files if _MODEL_STATES.fullmatch(f.path)]
         engine = read_engine(checkpoint, models)
         shared = [f for f in checkpoint.files if f.path == "zero/optimizer_state.pt"]
         counts = [f for f in checkpoint.files if f.path.endswith("/step.pt")]
@@ -356,7 +372,7 @@ class UniversalFormat(DeepSpeedFormat):
             optimizer_step=step,
             scheduler_unit=scheduler_unit(engine.schedulers, step, None),
         )
-        # The ranks that saved are history: any number may load.
+        # Any number of ranks may load: how many saved does not matter.
         loose = [finding for finding in engine.findings if finding.check != "F2"]
         above = checkpoint.path.parent
         pointers = pointer_findings(above, checkpoint.path.name, "../", "latest_universal")

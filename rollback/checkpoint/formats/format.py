@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.state import CheckpointState
@@ -19,45 +20,51 @@ from rollback.findings import Finding, Severity
 RoleAndRank = tuple[Role, int | None]
 
 
-class CheckpointFormat(Protocol):
-    """One writer's layout."""
+class CheckpointFormat(ABC):
+    """The layout of one writer. A new writer is a subclass in a file of its own, and a line in `FORMATS`."""
 
-    @property
-    def name(self) -> str:
-        """The format's name as shown and stored, e.g. "accelerate"."""
+    name: ClassVar[str]  # as shown and stored, e.g. "accelerate"
 
+    @abstractmethod
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
-        """Whether a directory (or file) called `name` with these entries below it is of this writer."""
+        """Whether this writer made a directory (or file) called `name` with these entries below it."""
 
+    @abstractmethod
     def step_in_name(self, name: str) -> int | None:
-        """The optimizer step that the writer puts into the name, or None where it does not."""
+        """The optimizer step in the name, None where this writer does not put it there."""
 
+    @abstractmethod
     def role_of(self, path: str) -> RoleAndRank | None:
-        """Role and rank of a file with this exact relative path, None when the writer makes no such file."""
+        """Role and rank of the file at this relative path, None when this writer makes no such file."""
 
     def looks_like_state(self, path: str) -> bool:
-        """Whether a name that is not this writer's could be taken for its state by a loader or by a person."""
+        """Whether a loader or a person could take a file of this name, which this writer did not make, for its state."""
+        return False
 
     def loader_lists_siblings(self, name: str) -> bool:
         """Whether the writer's own loader, resuming without a path, looks at everything beside `name`."""
+        return False
 
+    @abstractmethod
     def is_checkpoint_name(self, name: str) -> bool:
-        """Whether a sibling's name is exactly one that this writer gives to checkpoints."""
+        """Whether this writer gives checkpoints such a name."""
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
-        """What the names alone show to be incomplete (F2)."""
+        """Missing files, told from the names alone (F2)."""
+        return []
 
+    @abstractmethod
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
-        """Read counters, schedulers and optimizers; raises UnreadableFile or Incomplete."""
+        """Read counters, schedulers and optimizers; raises `UnreadableFile` or `Incomplete`."""
 
 
 # --- Missing files (F2)
 
-MAX_NAMED = 32
+_MAX_NAMED = 32
 
 
 def missing_file(name: str, what: str, path: str | None = None) -> Finding:
-    """The file `name` is missing; `path` where it is not the same, `what` says what follows from it."""
+    """A finding that the file `name` is missing and `what` follows; `path` when it differs from the name."""
     return Finding(
         check="F2",
         severity=Severity.ERROR,
@@ -68,17 +75,17 @@ def missing_file(name: str, what: str, path: str | None = None) -> Finding:
 
 
 def gaps(present: Set[int], name_of: Callable[[int], str], what: Callable[[int], str], up_to: int) -> Iterator[Finding]:
-    """A finding for each of the numbers 0 … `up_to` that is not there; beyond MAX_NAMED of them one for all others.
+    """A finding for each missing number from 0 to `up_to`; above _MAX_NAMED of them, one for all others.
 
-    A file may be called after any number: the gaps are counted, never filled.
+    A hostile name may hold any number, so the gaps are not enumerated in memory.
     """
     absent = (n for low, high in _between(present, up_to) for n in range(low, high))
-    for _ in range(MAX_NAMED):
+    for _ in range(_MAX_NAMED):
         number = next(absent, None)
         if number is None:
             return
         yield missing_file(name_of(number), what(number))
-    others = up_to + 1 - sum(number <= up_to for number in present) - MAX_NAMED
+    others = up_to + 1 - sum(number <= up_to for number in present) - _MAX_NAMED
     if others > 0:
         yield missing_file(name_of(next(absent)), f"the first of {others} more below number {up_to}")
 
@@ -94,25 +101,25 @@ def _between(present: Set[int], up_to: int) -> Iterator[tuple[int, int]]:
 
 # --- Pointer files
 
-MAX_POINTER_BYTES = 4096  # a name in a directory has at most 255
-REMEDY = "write the name of a checkpoint into it, or remove it"
+_MAX_POINTER_BYTES = 4096  # a name in a directory has at most 255
+_POINTER_REMEDY = "write the name of a checkpoint into it, or remove it"
 
 
 def read_pointer(path: Path) -> str | None:
-    """What a pointer file or a symbolic link says, None when there is none; UnreadableFile when it is no such thing."""
+    """The text of a pointer file or the target of a symbolic link, None when there is none; raises `UnreadableFile`."""
     return os.readlink(path) if path.is_symlink() else pointer_text(path)
 
 
 def pointer_text(path: Path) -> str | None:
-    """What stands in the file; as `read_pointer`, but a link is followed."""
+    """The text of a pointer file, links followed; None when there is no file. Raises `UnreadableFile`."""
     if not path.is_file():
         return None
     try:
-        text = read_bounded(path, MAX_POINTER_BYTES).decode("utf-8")
+        text = read_bounded(path, _MAX_POINTER_BYTES).decode("utf-8")
     except UnicodeDecodeError:
-        raise UnreadableFile(f"pointer `{path}` is no text", REMEDY) from None
+        raise UnreadableFile(f"pointer `{path}` is not UTF-8 text", _POINTER_REMEDY) from None
     if not text.strip().isprintable():
-        raise UnreadableFile(f"pointer `{path}` has characters that no name has", REMEDY)
+        raise UnreadableFile(f"pointer `{path}` has unprintable characters", _POINTER_REMEDY)
     return text
 
 
@@ -158,10 +165,10 @@ _NO_GENERATOR = {"step"}
 
 
 def rng_digest(file: TorchFile) -> str:
-    """A short digest of every generator's state: numbers, arrays, and the checksums of tensor records.
+    """A short digest of all generators' states: numbers, arrays, and the checksums of tensor records.
 
-    Two ranks with equal digests will draw the same numbers. Counters that are no random state are left out. Two CRCs
-    rather than a cryptographic hash: ranks are told apart here, not attackers.
+    Two ranks with equal digests will draw the same numbers. Counters are left out. Two checksums are enough to tell
+    ranks apart.
     """
     parts: list[bytes] = []
     checksums = _checksums(file)

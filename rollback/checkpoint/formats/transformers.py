@@ -1,8 +1,8 @@
 """`checkpoint-N` of transformers' Trainer.
 
 Names after transformers/trainer.py and trainer_callback.py (5.23). N is `global_step`. If `scheduler.pt` or
-`optimizer.pt` is missing the Trainer loads neither and says nothing (`_load_optimizer_and_scheduler` has no else):
-the seed's exp9 in the newest release. A directory may also hold a DeepSpeed tag (`global_stepN`).
+`optimizer.pt` is missing the Trainer loads neither and says nothing (`_load_optimizer_and_scheduler` has no else).
+A directory may also hold a DeepSpeed tag (`global_stepN`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from rollback.checkpoint.formats.deepspeed import read_engine, role_in_tag
-from rollback.checkpoint.formats.format import RoleAndRank, gaps, missing_file, pointer_findings, rng_digest
+from rollback.checkpoint.formats.format import (
+    CheckpointFormat,
+    RoleAndRank,
+    gaps,
+    missing_file,
+    pointer_findings,
+    rng_digest,
+)
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
 from rollback.checkpoint.state import CheckpointState, as_mapping, optimizer_state, scheduler_state, scheduler_unit
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
 from rollback.findings import Finding
 
-STEP_NAME = re.compile(r"checkpoint-(\d+)")
-ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
-TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
+_STEP_NAME = re.compile(r"checkpoint-(\d+)")
+_ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
+_TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"(?:model|adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
@@ -35,50 +42,53 @@ TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (r"latest", Role.POINTER),
     )
 )
-STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model")
-ARGUMENTS = (
+_STEMS = re.compile(r"optimizer|scheduler|trainer_state|rng_state|model\.safetensors|pytorch_model")
+_ARGUMENTS = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "max_steps",
     "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "bf16",
     "fp16", "optim", "ignore_data_skip", "deepspeed", "load_best_model_at_end",
 )  # fmt: skip
 
 
-class TransformersFormat:
+class TransformersFormat(CheckpointFormat):
     """transformers' Trainer."""
 
     name = "transformers"
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """`checkpoint-N`, or a Trainer's optimizer or scheduler file inside."""
         paths = {entry.path for entry in entries}
         # After training, `output_dir` itself holds a trainer_state.json beside its checkpoints: that is no checkpoint.
-        known = STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths)
+        known = _STEP_NAME.fullmatch(name) is not None or bool({"optimizer.pt", "scheduler.pt"} & paths)
         return known and any(self.role_of(path) for path in paths)
 
     def step_in_name(self, name: str) -> int | None:
-        found = STEP_NAME.fullmatch(name)
+        """N in `checkpoint-N`, the `global_step`."""
+        found = _STEP_NAME.fullmatch(name)
         return int(found[1]) if found else None
 
     def role_of(self, path: str) -> RoleAndRank | None:
-        for pattern, role in TRANSFORMERS_ROLES:
+        """By the Trainer's file names, and DeepSpeed's inside `global_stepN/`."""
+        for pattern, role in _TRANSFORMERS_ROLES:
             found = pattern.fullmatch(path)
             if found:
                 rank = found.groupdict().get("rank")
                 return role, int(rank) if rank is not None else (0 if role is Role.RNG else None)
-        inside = ENGINE_FILE.fullmatch(path)
+        inside = _ENGINE_FILE.fullmatch(path)
         return role_in_tag(inside[2]) if inside else None
 
     def looks_like_state(self, path: str) -> bool:
-        return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
-
-    def loader_lists_siblings(self, name: str) -> bool:
-        return False  # get_last_checkpoint matches `checkpoint-N` anchored
+        """Names like the Trainer's, directly inside."""
+        return "/" not in path and (is_leftover(path) or is_lookalike(path, _STEMS))
 
     def is_checkpoint_name(self, name: str) -> bool:
-        return STEP_NAME.fullmatch(name) is not None
+        """`checkpoint-N`."""
+        return _STEP_NAME.fullmatch(name) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Weights, trainer state, optimizer, scheduler and RNG files."""
         names = {file.path for file in files}
-        engine = any(ENGINE_FILE.fullmatch(name) for name in names)
+        engine = any(_ENGINE_FILE.fullmatch(name) for name in names)
         found = []
         if not any(file.role is Role.MODEL for file in files):
             found.append(("model.safetensors", "no model weights"))
@@ -89,13 +99,14 @@ class TransformersFormat:
         if "scheduler.pt" not in names and not engine:
             found.append(("scheduler.pt", "the Trainer loads neither optimizer nor scheduler then, and says nothing"))
         if not any(file.role is Role.RNG for file in files):
-            found.append(("rng_state.pth", "no random states: they start anew in silence"))
+            found.append(("rng_state.pth", "no random states: the Trainer starts new ones and says nothing"))
         ranks = {file.rank for file in files if file.role is Role.RNG and file.rank is not None}
         highest = max(ranks, default=-1)
         absent = gaps(ranks, "rng_state_{}.pth".format, lambda rank: f"rank {rank} of 0–{highest}", highest)
         return [*(missing_file(name, why) for name, why in found), *absent]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """The Trainer's files, its arguments, and DeepSpeed's where there are any."""
         here = {file.path for file in checkpoint.files}
 
         def read(name: str) -> TorchFile:
@@ -105,7 +116,7 @@ class TransformersFormat:
         schedulers = tuple(
             scheduler_state(p, (), read(p).tree, owner="trainer") for p in ("scheduler.pt",) if p in here
         )
-        in_tag = [file for file in checkpoint.files if ENGINE_FILE.fullmatch(file.path)]
+        in_tag = [file for file in checkpoint.files if _ENGINE_FILE.fullmatch(file.path)]
         engine = read_engine(checkpoint, in_tag)
         optimizers, schedulers = (*optimizers, *engine.optimizers), (*schedulers, *engine.schedulers)
         step = max((o.steps[1] for o in optimizers if o.steps), default=None)
@@ -141,7 +152,7 @@ def _counters(log: object) -> dict[str, int | float]:
 
 
 def _data(log: object) -> Mapping[str, object]:
-    """The Trainer finds its place again by skipping batches: epoch and step are its data position."""
+    """The data position: the Trainer skips batches by epoch and step."""
     found = as_mapping(log) or {}
     if "epoch" not in found:
         return {}
@@ -149,25 +160,25 @@ def _data(log: object) -> Mapping[str, object]:
 
 
 def _arguments(checkpoint: Checkpoint) -> dict[str, object]:
-    """What `training_args.bin` says about schedule and topology, read by opcodes."""
+    """The arguments of `training_args.bin` that concern schedule, data and topology."""
     if not any(file.path == "training_args.bin" for file in checkpoint.files):
         return {}
     tree = as_mapping(read_state_file(checkpoint.path / "training_args.bin").tree) or {}
-    found = {name: _plain(tree[name]) for name in ARGUMENTS if name in tree and tree[name] is not None}
+    found = {name: _plain(tree[name]) for name in _ARGUMENTS if name in tree and tree[name] is not None}
     if not isinstance(found.get("deepspeed"), str):
         found.pop("deepspeed", None)  # given as a dict, it is in the engine's own copy
     return found
 
 
 def _plain(value: object) -> object:
-    """An enum member is its only argument."""
+    """The value of an enum member, which a pickle holds as its only argument; anything else as it is."""
     arguments = getattr(value, "args", None)
     return arguments[0] if isinstance(arguments, tuple) and len(arguments) == 1 else value
 
 
 def _notes(state: CheckpointState, log: object) -> Iterator[str]:
     if state.config.get("ignore_data_skip"):
-        yield "ignore_data_skip is set: after a resume the data starts anew"
+        yield "ignore_data_skip is set: after a resume the data starts from the beginning"
     best = (as_mapping(log) or {}).get("best_model_checkpoint")
     if isinstance(best, str) and best and state.checkpoint.abandoned is None:
         name = PurePath(best).name
