@@ -24,7 +24,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
-from chronicle.journal.events import Claim, Kind
+from chronicle.journal.events import Claim, EntryKind
 from chronicle.journal.objects import object_path
 from chronicle.journal.reader import anchor_heads, check_anchors
 from chronicle.journal.writer import id_milliseconds
@@ -126,7 +126,7 @@ def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
     numbers = {launch.number for launch in story.launches}
     for number in range(1, max(numbers, default=0) + 1):
         if number not in numbers:
-            text = f"no `{Kind.LAUNCH_START}` entry: its journal file is missing here"
+            text = f"no `{EntryKind.LAUNCH_START}` entry: its journal file is missing here"
             yield _warn("launch-missing", f"launches/{number:04d}", text)
     for launch in story.launches:
         if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
@@ -147,7 +147,7 @@ def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
 
 def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Claims that evidence contradicts, or whose answer changed."""
-    if any(entry.kind == Kind.CLAIM for entry in journal.entries):
+    if any(entry.kind == EntryKind.CLAIM for entry in journal.entries):
         for entry_id, sentence in recheck_claims(read_evidence(paths, journal)):
             yield _warn("claim", entry_id, sentence)
 

@@ -8,7 +8,7 @@ from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOpti
 from chronicle.journal import read_journal
 from chronicle.journal.costs import Costs, compute_costs
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import Kind
+from chronicle.journal.events import EntryKind
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 
@@ -43,9 +43,9 @@ def _read_times(paths: RunPaths, launch: int) -> list[tuple[int, float]]:
 def _is_alive(entries: Iterable[Entry]) -> bool:
     started, ended = set(), set()
     for entry in entries:
-        if entry.kind == Kind.LAUNCH_START:
+        if entry.kind == EntryKind.LAUNCH_START:
             started.add(entry.launch)
-        elif entry.kind == Kind.LAUNCH_END:
+        elif entry.kind == EntryKind.LAUNCH_END:
             ended.add(entry.launch)
     return bool(started - ended)
 

@@ -909,7 +909,3 @@ def intents_closed_by(receipt: Entry) -> tuple[str, ...]:
     event = read(receipt)
     named = event.intent if isinstance(event, RollbackReceipt | UndoReceipt | RecoverReceipt) else None
     return receipt.refs if named is None else (named,)
-
-
-# Names until every caller uses the new ones
-Kind, Event, Checkpoint, Unknown = EntryKind, JournalEvent, CheckpointSaved, UnknownKind
