@@ -56,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Go back": {
         "propose": ("chronicle.cli.spikes:propose_rollback", "Propose a checkpoint to go back to, with reasons."),
         "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
-        "apply": ("chronicle.cli.rollback:apply_written_plan", "Apply a plan that `chronicle rollback --plan-out` wrote."),
+        "apply": ("chronicle.cli.apply:apply_written_plan", "Apply a plan that `chronicle rollback --plan-out` wrote."),
         "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, byte for byte."),
         "recover": ("chronicle.cli.undo:recover_transaction", "Finish or revert an interrupted rollback or undo."),
     },
