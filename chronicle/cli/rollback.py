@@ -209,7 +209,8 @@ def make_plan(
 
     `abandoned_by` picks among checkpoints of one step by the rollback that moved it away; `path` names the checkpoint,
     and the request's step is taken from it. `verify` is "full" (every byte is read), "quick", or "auto": full unless
-    the journal holds the verdict of a full `chronicle verify` and no file has changed since. Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete` or `PlanRefused`; nothing
+    the journal holds the verdict of a full `chronicle verify` and no file has changed since.
+    Raises `CheckpointNotFound`, `AmbiguousStep`, `StrayFiles`, `Incomplete` or `PlanRefused`; nothing
     is changed.
     """
     entries = opened.journal.entries

@@ -45,6 +45,30 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes)
 
 
+# --- Pointer files, such as DeepSpeed's `latest`
+
+MAX_POINTER_BYTES = 4096  # the name of a directory has at most 255
+POINTER_REMEDY = "write the name of a checkpoint into it, or remove it"
+
+
+def read_pointer(path: Path) -> str | None:
+    """The text of a pointer file or the target of a link, None when neither exists. Raises `UnreadableFile`."""
+    return os.readlink(path) if path.is_symlink() else pointer_text(path)
+
+
+def pointer_text(path: Path) -> str | None:
+    """As `read_pointer`, but a link is followed."""
+    if not path.is_file():
+        return None
+    try:
+        text = read_bounded(path, MAX_POINTER_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UnreadableFile(f"pointer `{path}` is not text: expected the name of a checkpoint", POINTER_REMEDY) from None
+    if not text.strip().isprintable():
+        raise UnreadableFile(f"pointer `{path}` has unprintable characters: expected the name of a checkpoint", POINTER_REMEDY)
+    return text
+
+
 # --- Many files at once
 
 T = TypeVar("T")

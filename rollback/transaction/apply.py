@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.checkpoint.formats.format import read_pointer
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
@@ -23,6 +22,7 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.disk.checksums import crc32_after
 from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_there
 from rollback.disk.objects import sha256_of
+from rollback.disk.reading import read_pointer
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import read_state_file

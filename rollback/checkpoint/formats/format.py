@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.state import CheckpointState
-from rollback.disk.reading import read_bounded
+from rollback.disk.reading import pointer_text
 from rollback.errors import UnreadableFile
 from rollback.files.pickle_values import ArrayRef, TensorRef
 from rollback.files.torch_tree import TorchFile
@@ -97,30 +96,6 @@ def _between(present: Set[int], up_to: int) -> Iterator[tuple[int, int]]:
         yield low, number
         low = number + 1
     yield low, up_to + 1
-
-
-# --- Pointer files
-
-_MAX_POINTER_BYTES = 4096  # a name in a directory has at most 255
-_POINTER_REMEDY = "write the name of a checkpoint into it, or remove it"
-
-
-def read_pointer(path: Path) -> str | None:
-    """The text of a pointer file or the target of a symbolic link, None when there is none; raises `UnreadableFile`."""
-    return os.readlink(path) if path.is_symlink() else pointer_text(path)
-
-
-def pointer_text(path: Path) -> str | None:
-    """The text of a pointer file, links followed; None when there is no file. Raises `UnreadableFile`."""
-    if not path.is_file():
-        return None
-    try:
-        text = read_bounded(path, _MAX_POINTER_BYTES).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UnreadableFile(f"pointer `{path}` is not UTF-8 text", _POINTER_REMEDY) from None
-    if not text.strip().isprintable():
-        raise UnreadableFile(f"pointer `{path}` has unprintable characters", _POINTER_REMEDY)
-    return text
 
 
 # --- Checks of pointer files
