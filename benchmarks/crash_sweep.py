@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -252,8 +253,8 @@ class Sweep:
     def copy(self, source: Path, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
-        for path in [*target.rglob("*.jsonl"), *target.rglob("transaction.json")]:
-            # inode numbers and paths in an unfinished transaction belong to the original: see `renumber`
+        for path in [*target.rglob("*.jsonl"), *target.rglob("transaction.json"), *target.rglob("run.json")]:
+            # inode numbers and paths in an unfinished transaction and in the run's place belong to the original
             path.write_bytes(path.read_bytes().replace(str(source).encode(), str(target).encode()))
         renumber(source, target)
 
@@ -312,9 +313,11 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def renumber(source: Path, target: Path) -> None:
-    """An unfinished transaction knows things by inode; a copy has other inodes: write the copy's numbers into it."""
-    import json
-
+    """Write a copy's inode numbers into its unfinished transaction, and into the run's place: else the run is a copy."""
+    for run in target.rglob("run.json"):
+        place = json.loads(run.read_text())
+        place["inode"], place["journal_inode"] = run.parent.stat().st_ino, (run.parent / "journal").stat().st_ino
+        run.write_text(json.dumps(place))
     for ready in target.rglob("transaction.json"):
         numbers: dict[int, int] = {}
         for path in [source, *source.rglob("*")]:
