@@ -4,12 +4,13 @@
     ├── UsageProblem               2  the command needs another argument (`--run`, `--yes`)
     │   └── SettingsError          2  a settings file, variable or flag is wrong
     ├── Refusal                    3  refused, nothing changed
-    └── JournalError               1  the journal cannot be read or written
+    ├── JournalError               1  the journal cannot be read or written
+    └── DataError                  1  the data plan, a shard or a corpus cannot be used
 
 Packages define their own subclasses.
 """
 
-__all__ = ["ChronicleError", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
+__all__ = ["ChronicleError", "DataError", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
 
 
 class ChronicleError(Exception):
@@ -41,3 +42,7 @@ class Refusal(ChronicleError):
 
 class JournalError(ChronicleError):
     """The journal cannot be read or written."""
+
+
+class DataError(ChronicleError):
+    """The data plan, a shard or a corpus cannot be used. Base of the errors of `chronicle.data`."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from bit_transformer.data.corpora import Corpus, read_corpus
 from bit_transformer.errors import TrainerError
-from chronicle.data.errors import DataError
 from chronicle.data.plan import derive_key, permute
+from chronicle.errors import DataError
 from experiments.definition import Arm, Order, Profile
 from experiments.design import Leg, StudyPlan
 from experiments.errors import NoData

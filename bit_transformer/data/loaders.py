@@ -19,9 +19,8 @@ from bit_transformer.data.bits import compress_window, compressed_rows, encode_b
 from bit_transformer.data.corpora import read_corpus
 from bit_transformer.errors import BadRecipe
 from chronicle.data import DataError, DataPlan, Segments, SourceSpec, step_digest
-from chronicle.data.errors import ShardProblem
 from chronicle.data.plan import SampleIds
-from chronicle.data.shards import ShardReader, read_index, read_source_manifest, shard_location
+from chronicle.data.shards import ShardProblem, ShardReader, read_index, read_source_manifest, shard_location
 
 _STRETCH_IDS = 8192
 

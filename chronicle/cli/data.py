@@ -54,8 +54,8 @@ def verify_shards(
 
     Example: chronicle data verify data
     """
-    from chronicle.data.errors import DataError
     from chronicle.data.shards import MANIFEST, verify_source
+    from chronicle.errors import DataError
 
     root = Path(location)
     many = "://" not in location and not (root / MANIFEST).is_file()

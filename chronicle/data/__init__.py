@@ -8,9 +8,9 @@
 No torch and no webdataset here: the loaders are in bit_transformer.
 """
 
-from chronicle.data.errors import DataError, PlanChanged
 from chronicle.data.observe import Observer, RatioAlarm, observe
-from chronicle.data.plan import DataPlan, Segment, Segments, SourceSpec, step_digest
+from chronicle.data.plan import DataPlan, PlanChanged, Segment, Segments, SourceSpec, step_digest
+from chronicle.errors import DataError
 
 __all__ = [
     "DataError",

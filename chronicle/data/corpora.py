@@ -18,13 +18,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from chronicle.data.errors import CorpusMissing, DataError
+from chronicle.errors import DataError
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".c", ".h"})
 _SKIPPED_DIRECTORIES = frozenset({"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__",
                                   "pydoc_data", "encodings", "lib2to3"})
 _GCIDE = "usr/share/dictd/gcide.dict.dz"
 _DOC_GLOB = "usr/share/doc/python3*/html/_sources/**/*.rst.txt"
+
+
+class CorpusMissing(DataError):
+    """A corpus is not installed; the remedy names the command that installs it."""
 
 
 def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chronicle.data.errors import DataError
 from chronicle.data.shards import key_hash
+from chronicle.errors import DataError
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import DataObserved, DataRatio, JournalEvent
 from chronicle.paths import RunPaths

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from chronicle.data.errors import DataError, PlanChanged
+from chronicle.errors import DataError
 
 _ROUNDS = 4
 _MULTIPLY_1 = np.uint64(0x9E3779B97F4A7C15)
@@ -162,6 +162,10 @@ class Segments:
 # --- The plan
 
 PLAN_VERSION = 1
+
+
+class PlanChanged(DataError):
+    """The stored plan and the present plan differ; the message lists the fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

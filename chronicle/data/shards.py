@@ -24,11 +24,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chronicle.data.errors import DataError, ShardProblem
+from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
 
 INDEX_VERSION = 1
 _BLOCK = 512
+
+
+class ShardProblem(DataError):
+    """A shard is missing, truncated, or differs from its index or manifest; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

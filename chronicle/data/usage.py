@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from chronicle.data.errors import DataError
 from chronicle.data.plan import DataPlan, Segments, sample_indices
+from chronicle.errors import DataError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import DataStart, EntryKind, events_of
 from chronicle.metrics import read_metrics

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from bit_transformer.data.loaders import ShardWindows
-from chronicle.data.corpora import read_text
-from chronicle.data.errors import CorpusMissing, DataError, ShardProblem
+from chronicle.data.corpora import CorpusMissing, read_text
 from chronicle.data.shards import (
+    ShardProblem,
     ShardReader,
     build_source,
     read_index,
@@ -29,6 +29,7 @@ from chronicle.data.shards import (
     verify_source,
     write_index,
 )
+from chronicle.errors import DataError
 
 TEXT = "".join(f"line {number} of a text that is long enough to be cut\n" for number in range(20_000)).encode()
 
