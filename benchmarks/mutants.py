@@ -55,8 +55,8 @@ class _Group:
     package: str
     tests: tuple[str, ...]
 
-    def __call__(self, name: str, old: str, new: str) -> Mutant:
-        return Mutant(package=self.package, name=name, old=old, new=new, tests=self.tests)
+    def __call__(self, name: str, old: str, new: str, *tests: str) -> Mutant:
+        return Mutant(package=self.package, name=name, old=old, new=new, tests=tests or self.tests)
 
 
 _transaction = _of("rollback", "tests/rollback/test_transaction.py", "tests/rollback/test_silent_disk.py",
@@ -64,8 +64,7 @@ _transaction = _of("rollback", "tests/rollback/test_transaction.py", "tests/roll
 _lr = _of("rollback", "tests/rollback/test_lr_edit.py", "tests/rollback/test_lr_configured.py",
           "tests/rollback/test_plan.py")
 _verify = _of("rollback", "tests/rollback/test_verify.py")
-_files = _of("rollback", "tests/rollback/test_torch_file.py", "tests/attacks/test_attacks.py",
-             "tests/attacks/test_greedy.py")
+_files = _of("rollback", "tests/rollback/test_torch_file.py", "tests/attacks/test_greedy.py")
 _detect = _of("rollback", "tests/detect/test_parts.py", "tests/detect/test_engine.py", "tests/detect/test_rules.py")
 _propose = _of("rollback", "tests/detect/test_propose.py")
 _journal = _of("chronicle", "tests/journal/test_writer.py", "tests/journal/test_events.py")
@@ -88,13 +87,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _transaction("_read_back", "found != expected", "False"),
     _transaction("_patch", "byte not in pair", "False"),
     _transaction("_is_begun", "prepared.patched and patched_at", "False and patched_at"),
-    _transaction("_remove_workspace", "path.name == READY", "path.name != READY"),
-    _transaction("refuse_stale", "file_fingerprint(path) != file.fingerprint", "False"),
-    _transaction("_check_edited", "before.value != after.value", "False"),
+    _transaction("_remove_workspace", "path.name == READY", "path.name != READY", "tests/rollback/test_crash_points.py"),
+    _transaction("refuse_stale", "file_fingerprint(path) != file.fingerprint", "False", "tests/rollback/test_plan.py"),
+    _transaction("_check_edited", "before.value != after.value", "False", "tests/rollback/test_torch_file.py"),
     # learning rates and plans
-    _lr("forecast", "return configured, Source.CONFIGURED", "return configured, Source.COMPUTED"),
+    _lr("forecast", "return configured, Source.CONFIGURED", "return configured, Source.COMPUTED", "tests/rollback/test_plan.py"),
     _lr("Plan.promised_lrs", "rows is None or self.expected.source is Source.CONFIGURED", "rows is None"),
-    _lr("_RATIO_TOLERANCE", "1e-9", "1e-2"),
+    _lr("_RATIO_TOLERANCE", "1e-9", "1e-2", "tests/rollback/test_plan.py"),
     _lr("_stored", '== "manual"', '== "by hand"'),
     _lr("memory_after", "group[name] *= ratio", "pass"),
     _lr("_unscaled", "name is SchedulerClass.DEEPSPEED", "False"),

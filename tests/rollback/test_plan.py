@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.lr.effect import Disproof, Proof, prove_ratio
 from rollback.plan.plan import Plan, compose_plan, format_plan, plan_digest
 from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
+from rollback.transaction.apply import read_inputs, refuse_stale
 
 EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45]}
 
@@ -135,6 +137,21 @@ def test_lrs_that_follow_from_recorded_arguments_are_shown_and_never_promised() 
     assert "computed from the recorded arguments" in format_plan(configured)
 
 
+def test_a_ratio_is_proved_to_nine_digits() -> None:
+    exact, near = ({"lr": 0.5}, {"lr": 0.5 * (1 + 1e-6)})
+    assert isinstance(prove_ratio(None, [{"lr": 1.0}], None, [exact], 0.5), Proof)
+    assert isinstance(prove_ratio(None, [{"lr": 1.0}], None, [near], 0.5), Disproof)
+
+
+def test_forecast_from_recorded_arguments_is_named_as_such() -> None:
+    """A lambda is not saved; the Trainer's recorded schedule tells its LRs, as long as nobody changes the arguments."""
+    scheduler = {"base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45], "lr_lambdas": [None, None]}
+    state = replace(state_of(checkpoint(500), scheduler), config={"lr_scheduler_type": "linear", "max_steps": 10})
+    made = plan(RollbackRequest(step=500, lr_scale=0.5), state=state)
+    assert made.expected.source is Source.CONFIGURED and made.promised_lrs() is None
+    assert made.expected.next_lrs is not None and made.expected.next_lrs[0] == pytest.approx((0.45, 0.225))
+
+
 def test_unknown_scheduler_class_is_refused_for_an_lr_and_not_for_a_plain_rollback() -> None:
     state = state_of(checkpoint(500), {"last_epoch": 1, "_step_count": 2, "base_values": [1.0], "warmup_t": 3})
     with pytest.raises(PlanRefused, match="no known scheduler class"):
@@ -229,6 +246,20 @@ def test_a_request_that_somebody_forged_is_refused(odd: dict[str, Any]) -> None:
     record = RollbackRequest(step=500).to_json() | odd
     with pytest.raises(PlanRefused):
         RollbackRequest.from_json(record)
+
+
+def test_a_plan_is_refused_when_its_files_changed_since(tmp_path: Path) -> None:
+    """By content: a file of the same size with other bytes is another file."""
+    state = tmp_path / "optimizer.bin"
+    state.write_bytes(b"one")
+    made = replace(plan(RollbackRequest(step=500)), inputs=read_inputs(tmp_path, ["optimizer.bin"]), root=str(tmp_path))
+    refuse_stale(made, tmp_path)
+    state.write_bytes(b"two")
+    with pytest.raises(PlanRefused, match="changed since the plan was made"):
+        refuse_stale(made, tmp_path)
+    state.unlink()
+    with pytest.raises(PlanRefused, match="is gone since the plan was made"):
+        refuse_stale(made, tmp_path)
 
 
 def test_plan_reads_like_this() -> None:

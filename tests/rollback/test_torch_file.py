@@ -13,6 +13,7 @@ import os
 import pickle
 import zipfile
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ import numpy as np
 import pytest
 import torch
 
-from rollback.errors import PlanRefused, UnknownFormat, UnreadableFile
+from rollback.errors import PlanRefused, RollbackError, UnknownFormat, UnreadableFile
 from rollback.files.pickle_values import StoredFloat, TensorRef
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_edit import plan_patch, write_edited_copy
 from rollback.files.torch_tree import Container, LeafKind, TorchFile
+from rollback.files.torch_zip import read_layout
+from rollback.lr.effect import FieldEdit
+from rollback.transaction.apply import _check_edited
 
 
 def load_four_ways(path: Path) -> list[Any]:
@@ -289,6 +293,29 @@ def test_truncated_zip_is_refused(tmp_path: Path, kept: float) -> None:
     file.path.write_bytes(data[: int(len(data) * kept)])
     with pytest.raises(UnreadableFile):
         read_state_file(file.path)
+
+
+@pytest.mark.parametrize("name", ["../data.pkl", "a/./data.pkl", "/data.pkl", "a//data.pkl", "a\\data.pkl"])
+def test_record_names_that_no_writer_makes_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "s.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, b"x")
+    with path.open("rb") as file, pytest.raises(UnreadableFile, match="no checkpoint writer makes"):
+        read_layout(file.fileno(), 0, path.stat().st_size)
+
+
+def test_an_edited_copy_that_differs_anywhere_else_is_refused(tmp_path: Path) -> None:
+    """Read back number by number: the planned one as planned, every other one as before."""
+    original, target = saved(tmp_path / "s.pt", scheduler_like()), tmp_path / "edited.pt"
+    planned = FieldEdit(file="s.pt", keys=("base_lrs", 0), before=1e-3, after=5e-4)
+    write_edited_copy(original, {planned.keys: planned.after}, target)
+    _check_edited(original, target, [planned])
+    with pytest.raises(RollbackError, match="reads back as"):
+        _check_edited(original, target, [replace(planned, after=2.5e-4)])
+    target.unlink()
+    write_edited_copy(original, {planned.keys: planned.after, ("last_epoch",): 100}, target)
+    with pytest.raises(RollbackError, match="it is not part of the plan"):
+        _check_edited(original, target, [planned])
 
 
 def test_renamed_and_rezipped_files_are_read(tmp_path: Path) -> None:
