@@ -25,7 +25,7 @@ from bit_transformer.model.conversion import set_qat
 from bit_transformer.model.transformer import next_symbol_losses
 from bit_transformer.recipes import Recipe, find_recipe, with_settings
 from bit_transformer.training.distributed import gather_whole
-from bit_transformer.training.preflight import check_launch, require_room
+from bit_transformer.training.preflight import check_launch, find_trial, require_room, run_trial
 from bit_transformer.training.report import LaunchLog, open_output
 from bit_transformer.training.resume import checkpoint_path, find_resume_point, require_later
 from bit_transformer.training.setup import (
@@ -38,7 +38,6 @@ from bit_transformer.training.setup import (
     start_ranks,
 )
 from bit_transformer.training.state import StepResult, StepTally
-from bit_transformer.training.trial import find_trial, run_trial
 from chronicle import guard
 from chronicle.errors import ChronicleError
 

@@ -1,4 +1,4 @@
-"""The seven pictures of a study, each with its numbers. Colours are fixed per arm, so that pictures can be compared."""
+"""The seven plots of a study, each with its numbers as CSV. Colours are fixed per arm."""
 
 from __future__ import annotations
 
@@ -106,11 +106,13 @@ def compared(data: StudyData) -> Iterator[str]:
 
 
 def colour_of(data: StudyData, arm: str) -> str:
+    """Return the colour of an arm, the same in every plot."""
     names = [one.name for one in data.plan.study.arms]
     return COLOURS[names.index(arm) % len(COLOURS)]
 
 
 def as_text(value: float) -> str:
+    """Return a number with six digits, for the CSV of a plot."""
     return f"{value:.6g}"
 
 
@@ -299,6 +301,7 @@ def _around(curve: Curve, after: int, bounds: tuple[int, int]) -> Curve:
 
 
 def draw_contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> ReportTable:
+    """Draw each contrast with its interval and its seeds, and the margin of equivalence; return the numbers."""
     margin, rows = data.plan.study.margin_bpb, []
     figure.set_size_inches(9, 1.2 + 0.42 * max(3, len(judged)))
     axes = figure.subplots()
@@ -331,6 +334,7 @@ def draw_contrasts(figure: Any, data: StudyData, judged: Sequence[Judged]) -> Re
 
 
 def draw_ledger(figure: Any, ledgers: Sequence[Ledger]) -> ReportTable:
+    """Draw repeated and unread samples per run of the first seed; return the numbers of all runs."""
     axes, first = figure.subplots(), [ledger for ledger in ledgers if ledger.run.endswith("-s0")]
     places = np.arange(len(first))
     again = axes.bar(places - 0.2, [one.repeats for one in first], width=0.4, label="drawn again", color="#d55e00")

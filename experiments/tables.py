@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 def contrast_table(judged: Sequence[Judged]) -> ReportTable:
+    """Return every contrast with its statistics and verdict."""
     header = ("contrast", "difference", "n", "mean", "95 % interval", "sd", "t p", "sign-flip p", "TOST p", "detectable",
               "verdict", "BCa interval")  # fmt: skip
     return ReportTable(name="contrast-table", header=header, rows=tuple(_contrast_row(one) for one in judged))
@@ -47,6 +48,7 @@ def _contrast_row(one: Judged) -> tuple[str, ...]:
 
 
 def transient_tables(data: StudyData) -> Iterator[ReportTable]:
+    """Yield the excess loss after restarts: means by arm and channel, then every restart."""
     reference = data.plan.study.reference
     channels = ("loss", *(f"bpb/{source}" for source in data.plan.sources))
     found: dict[str, list[Transient]] = {}
@@ -109,6 +111,7 @@ def _secondary_names(data: StudyData) -> tuple[str, ...]:
 
 
 def outcome_table(data: StudyData) -> ReportTable:
+    """Return the outcomes of every run."""
     names = ("averaged/mixture", *_secondary_names(data))
     rows = [(arm, str(seed), *(f"{outcome_of(data.runs[arm, seed], name):.5f}" for name in names))
             for arm in data.arms for seed in data.seeds(arm)]  # fmt: skip
@@ -134,6 +137,7 @@ def secondary_table(data: StudyData) -> ReportTable:
 
 
 def ledger_table(ledgers: Sequence[Ledger]) -> ReportTable:
+    """Return the sample counts of every run."""
     rows = tuple(
         (one.run, *(f"{n:,}" for n in (one.drawn, one.repeats, one.unread)), _yes(one.as_planned), " ".join(one.guard))
         for one in ledgers

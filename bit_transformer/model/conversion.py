@@ -56,12 +56,14 @@ class FakeQuantise4(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return the rounded tensor."""
         low, high = x.detach().amin(), x.detach().amax()
         scale = ((high - low) / 15).clamp(min=1e-8)
         return ((x - low) / scale).round().clamp(0, 15) * scale + low
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Return the gradient unchanged."""
         return grad
 
 

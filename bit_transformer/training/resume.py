@@ -18,10 +18,10 @@ from bit_transformer.errors import CannotResume
 from chronicle.journal import read_journal
 from chronicle.journal.events import RECEIPTS, CheckpointSaved, EntryKind
 from chronicle.paths import RunPaths
+from rollback.checkpoint.manifest import MANIFEST_NAME
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
 STATE_DIRECTORY = "accelerator_state"
-MANIFEST_NAME = "chronicle-manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from bit_transformer.model.transformer import BitTransformer, copy_model
 from bit_transformer.training.schedule import ScheduleConfig
 from chronicle.data import DataPlan, Segments
 
-STATE_VERSION = 2
+PROGRESS_VERSION = 2
 STATE_FILE = "custom_checkpoint_1.pkl"
 
 
@@ -76,7 +76,7 @@ class TrainingProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that the file can be read without executing code."""
-        return {"v": STATE_VERSION, "step": self.step, "bits_seen": self.bits_seen,
+        return {"v": PROGRESS_VERSION, "step": self.step, "bits_seen": self.bits_seen,
                 "data": {"plan": self.plan.to_json(), **self.data_state()},
                 "plateau": self.plateau.to_json(), "growths": [list(growth) for growth in self.growths],
                 "monitor": self.monitor.to_json(),
@@ -89,8 +89,8 @@ class TrainingProgress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state. Raises PlanChanged if the data plan differs, CannotResume for another version."""
-        if state.get("v") != STATE_VERSION:
-            raise CannotResume(f"progress state has version {state.get('v')}, this program reads {STATE_VERSION}")
+        if state.get("v") != PROGRESS_VERSION:
+            raise CannotResume(f"progress state has version {state.get('v')}, this program reads {PROGRESS_VERSION}")
         self.plan.require_same(state["data"]["plan"])
         self.step, self.bits_seen = int(state["step"]), int(state["bits_seen"])
         self.segments = Segments.from_json(state["data"]["segments"])

@@ -66,7 +66,7 @@ def test_experiments_pass_once_are_reused_and_leave_nothing_of_the_run(repositor
     assert not list(paths.run_dir.glob(".preflight-*"))
     assert not list(paths.launches_dir.glob("*/metrics.jsonl"))
     second = preflight(repository, "--full", *trainer)
-    assert "experiments of launch 2 reused" in second.stderr
+    assert "experiments of launch 2 are still valid" in second.stderr
     assert len(list(read_journal(paths).of_kind("launch.start"))) == 2
     (repository / "new.py").write_text("x = 1\n")  # other code: the pass no longer holds
     third = preflight(repository, "--full", *trainer)
@@ -92,4 +92,4 @@ def test_a_trainer_that_begins_to_train_is_stopped_and_told_where_to_read(reposi
 def test_a_trainer_that_says_nothing_is_no_pass(repository: Path) -> None:
     done = preflight(repository, "--full", "--", sys.executable, "-c", "pass")
     assert done.returncode == 1
-    assert "said nothing about its experiments" in done.stderr
+    assert "reported no results of its experiments" in done.stderr
