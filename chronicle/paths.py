@@ -61,6 +61,10 @@ class RunPaths:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"
 
+    def object_path(self, sha256: str) -> Path:
+        """The object with this digest."""
+        return self.objects_dir / sha256[:2] / sha256
+
     @property
     def contract_path(self) -> Path:
         """The contract: what the next launch must find in memory."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import StudyReport, events_of
-from chronicle.journal.objects import store_file
+from chronicle.journal.writer import store_file
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import GateCheck, Ledger, check_gates, count_ledger

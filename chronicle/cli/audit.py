@@ -25,7 +25,6 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind
-from chronicle.journal.objects import object_path
 from chronicle.journal.reader import anchor_heads, check_anchors
 from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.record import verify_seals
@@ -162,7 +161,7 @@ def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
 
 
 def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths) -> Iterator[Finding]:
-    path = object_path(paths, digest)
+    path = paths.object_path(digest)
     where = path.relative_to(paths.run_dir).as_posix()
     if not path.exists():
         yield _warn("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")

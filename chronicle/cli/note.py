@@ -22,6 +22,7 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
 from chronicle.journal.events import read as read_event
+from chronicle.journal.writer import store_file
 from chronicle.paths import RunPaths
 from chronicle.story.plain import plain
 
@@ -133,11 +134,7 @@ def _change(words: str) -> dict[str, str]:
 
 
 def _attachments(paths: RunPaths, files: Sequence[Path]) -> dict[str, Any]:
-    if not files:
-        return {}
-    from chronicle.journal.objects import store_file
-
-    return {"evidence": [store_file(paths, path) for path in files]}
+    return {"evidence": [store_file(paths, path) for path in files]} if files else {}
 
 
 def _from_editor(run: str) -> str:

@@ -89,7 +89,7 @@ def _unneeded_objects(opened: OpenedRun) -> list[Path]:
         for entry in opened.journal.entries
         if not (entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id in undone)
     )
-    paths = [opened.paths.objects_dir / sha256[:2] / sha256 for sha256 in sorted(past) if sha256 not in others]
+    paths = [opened.paths.object_path(sha256) for sha256 in sorted(past) if sha256 not in others]
     return [path for path in paths if path.is_file()]
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chronicle.errors import JournalError
+from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.journal.events import EntryKind
 from chronicle.journal.place import Anchors, Place, settle
@@ -31,7 +31,7 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.journal.events import JournalEvent
 
-__all__ = ["JournalWriter", "id_milliseconds", "new_id"]
+__all__ = ["JournalWriter", "id_milliseconds", "new_id", "store_file"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
@@ -235,6 +235,24 @@ class JournalWriter:
             os.ftruncate(fd, size)
         except OSError:
             self._torn = True
+
+
+def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
+    """Copy a file into the run's object store; returns the record of evidence that an entry attaches."""
+    from rollback.disk.objects import ObjectStore, sha256_of  # most commands attach nothing
+    from rollback.errors import UnreadableFile
+
+    if not source.is_file():
+        raise ChronicleError(f"cannot attach `{source}`: not a readable file")
+    try:
+        digest = sha256_of(source)
+        ObjectStore(paths.objects_dir).add_file(source, digest)
+        size = paths.object_path(digest).stat().st_size
+    except UnreadableFile as problem:
+        raise JournalError(problem.message, problem.remedy) from problem
+    except OSError as problem:
+        raise JournalError(f"cannot store `{source}` in `{paths.objects_dir}`: {problem.strerror}") from problem
+    return {"kind": "file", "path": source.name, "sha256": digest, "bytes": size}
 
 
 def _newest_milliseconds(directory: Path) -> int:

@@ -354,7 +354,7 @@ def _panel(entry: Entry, report: StudyReport, paths: RunPaths) -> dict[str, Any]
 
 
 def _read(paths: RunPaths, digest: str) -> dict[str, Any] | None:
-    path = paths.objects_dir / digest[:2] / digest
+    path = paths.object_path(digest)
     try:
         if path.stat().st_size > MOST_PANEL_BYTES:
             return None

@@ -5,7 +5,6 @@ that a log whose steps go back is read correctly.
 """
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from chronicle.journal.index import open_index
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
-from chronicle.paths import RunPaths
+from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.story.assemble import Story, assemble, with_checkpoint
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
 WHOLE_BYTES = 1 << 20
 BLOCK_BYTES = 1 << 16
 WINDOW = 64  # lines read before a step: evaluation and gradient norm may be logged less often than the loss
-LAUNCH_DIR = re.compile(r"\d{4,}")
 # Kinds from which lineage, ledger, open matters and proposals are computed
 BRIEF_KINDS = frozenset(
     (
@@ -154,10 +152,9 @@ def read_brief_story(paths: RunPaths) -> Story:
 def observed_steps(paths: RunPaths) -> dict[int, tuple[int, int]]:
     """First and last logged step of every launch that has a per-step log."""
     try:
-        names = sorted(entry.name for entry in paths.launches_dir.iterdir())
+        numbers = list_launch_numbers(paths)
     except OSError:
         return {}
-    numbers = [int(name) for name in names if LAUNCH_DIR.fullmatch(name)]
     return {n: ends for n in numbers if (ends := ends_of(paths.metrics_path(n))) is not None}
 
 

@@ -36,7 +36,7 @@ class Role(Enum):
     OTHER = "other"
 
 
-class EntryKind(Enum):
+class FileType(Enum):
     """What a directory entry is, without following symbolic links."""
 
     FILE = "file"
@@ -50,7 +50,7 @@ class DirectoryEntry:
     """One name below a checkpoint: its relative posix path, kind and size in bytes (of a link: of its target)."""
 
     path: str
-    kind: EntryKind
+    kind: FileType
     size_bytes: int
 
     @property
@@ -119,7 +119,7 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntr
         for child in children:
             entry = _entry(prefix + child.name, child)
             entries.append(entry)
-            if entry.kind is EntryKind.DIRECTORY and level + 1 < levels:
+            if entry.kind is FileType.DIRECTORY and level + 1 < levels:
                 todo.append((entry.path + "/", level + 1))
         if len(entries) > MAX_ENTRIES:
             raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: it is no checkpoint")
@@ -129,15 +129,15 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntr
 def _entry(path: str, child: os.DirEntry[str]) -> DirectoryEntry:
     try:
         if child.is_symlink():
-            return DirectoryEntry(path, EntryKind.LINK, _target_size(child))
+            return DirectoryEntry(path, FileType.LINK, _target_size(child))
         status = child.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return DirectoryEntry(path, EntryKind.SPECIAL, 0)  # it vanished while we looked
+        return DirectoryEntry(path, FileType.SPECIAL, 0)  # it vanished while we looked
     except OSError as problem:  # taken for nothing, a checkpoint would be missing from the list
         raise UnreadableFile(f"`{child.path}` cannot be looked at: {problem.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
-        return DirectoryEntry(path, EntryKind.DIRECTORY, 0)
-    return DirectoryEntry(path, EntryKind.FILE if stat.S_ISREG(status.st_mode) else EntryKind.SPECIAL, status.st_size)
+        return DirectoryEntry(path, FileType.DIRECTORY, 0)
+    return DirectoryEntry(path, FileType.FILE if stat.S_ISREG(status.st_mode) else FileType.SPECIAL, status.st_size)
 
 
 def _target_size(child: os.DirEntry[str]) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rollback.checkpoint.formats import FORMATS, find_format, format_named
 from rollback.checkpoint.formats.format import CheckpointFormat
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, EntryKind, Role, StateFile, is_leftover, scan_entries
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover, scan_entries
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
@@ -81,7 +81,7 @@ def list_newest_copies(root: Path | str) -> list[Checkpoint]:
     """Lightning's `last.ckpt`, `last-v1.ckpt` in `root` that are files of their own: copies that the list leaves out."""
     root = Path(os.path.abspath(root))
     names = [
-        entry.name for entry in _entries_of(root) if entry.kind is EntryKind.FILE and is_copy_of_newest(entry.name)
+        entry.name for entry in _entries_of(root) if entry.kind is FileType.FILE and is_copy_of_newest(entry.name)
     ]
     described = [_describe(root / name, abandoned=None) for name in names]
     return [_with_counted_step(checkpoint) for checkpoint in described if checkpoint is not None]
@@ -126,7 +126,7 @@ def _checkpoints_in(root: Path, abandoned: str | None) -> list[Checkpoint]:
         name = entry.name
         if is_leftover(name) or is_checkpoint_copy(name):
             continue
-        if entry.kind in (EntryKind.DIRECTORY, EntryKind.LINK, EntryKind.FILE):
+        if entry.kind in (FileType.DIRECTORY, FileType.LINK, FileType.FILE):
             checkpoint = _describe(root / name, abandoned=abandoned)
             if checkpoint is not None:
                 found.append(checkpoint)
@@ -139,7 +139,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
     if single_file:
         if not path.is_file():
             return None
-        entries: tuple[DirectoryEntry, ...] = (DirectoryEntry(path.name, EntryKind.FILE, path.stat().st_size),)
+        entries: tuple[DirectoryEntry, ...] = (DirectoryEntry(path.name, FileType.FILE, path.stat().st_size),)
     else:
         entries = scan_entries(path)
     known = find_format(path.name, entries)
@@ -176,7 +176,7 @@ def _sort_entries(known: CheckpointFormat, entries: Sequence[DirectoryEntry]) ->
         if is_manifest_name(entry.name):
             files.append(StateFile(path=entry.path, role=Role.MANIFEST, rank=None, size_bytes=entry.size_bytes))
             continue
-        if entry.kind is EntryKind.DIRECTORY:
+        if entry.kind is FileType.DIRECTORY:
             if is_leftover(entry.name) or known.looks_like_state(entry.path):
                 strays.append(entry.path)
             continue
@@ -226,7 +226,7 @@ def _entries_of(root: Path) -> tuple[DirectoryEntry, ...]:
 
 
 def _directories(path: Path) -> list[Path]:
-    return [path / entry.name for entry in _entries_of(path) if entry.kind is EntryKind.DIRECTORY]
+    return [path / entry.name for entry in _entries_of(path) if entry.kind is FileType.DIRECTORY]
 
 
 def _abandoned_id(path: Path) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, EntryKind, scan_entries
+from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, FileType, scan_entries
 from rollback.disk.durable import write_atomic
 from rollback.disk.reading import open_bounded
 from rollback.errors import UnreadableFile
@@ -220,7 +220,7 @@ def listed_entries(directory: Path) -> tuple[DirectoryEntry, ...]:
     return tuple(
         entry
         for entry in scan_entries(directory)
-        if entry.kind in (EntryKind.FILE, EntryKind.LINK) and not is_manifest_name(entry.name)
+        if entry.kind in (FileType.FILE, FileType.LINK) and not is_manifest_name(entry.name)
     )
 
 

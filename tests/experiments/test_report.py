@@ -11,7 +11,6 @@ import pytest
 
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
-from chronicle.journal.objects import object_path
 from chronicle.report.page_data import contrast_reach
 from experiments.definition import Study, find_study
 from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
@@ -154,7 +153,7 @@ def test_other_pages_can_draw_the_study_from_its_entry_alone(finished: StudyPath
     assert (arms["B"]["restarts"], arms["B"]["data"], arms["C0"]["data"]) == (3, "1 2 3 4", "1 1 1 1")
     assert {row["q"] for row in entry.data["questions"]} >= {"B vs C: is it the repetition of data?"}
     assert all(row["answer"] for row in entry.data["questions"])
-    stored = {row["path"]: object_path(finished.journal, row["sha256"]) for row in entry.data["evidence"]}
+    stored = {row["path"]: finished.journal.object_path(row["sha256"]) for row in entry.data["evidence"]}
     assert len([row for row in entry.data["evidence"] if row["kind"] == "plot"]) == 7
     panel = json.loads(stored["panel.json"].read_text())
     assert panel == json.loads((built / "panel.json").read_text())

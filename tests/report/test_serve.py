@@ -130,7 +130,7 @@ def test_two_tabs_show_what_was_added_while_they_looked_and_keep_their_view(stor
 
 
 def test_an_attachment_comes_as_a_download(server: LiveServer, story: StoryRun, tmp_path: Path) -> None:
-    from chronicle.journal.objects import store_file
+    from chronicle.journal.writer import store_file
 
     (tmp_path / "x.html").write_text("<script>1</script>")
     digest = store_file(story.paths, tmp_path / "x.html")["sha256"]

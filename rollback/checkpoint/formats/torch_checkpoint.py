@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank
-from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, EntryKind, Role
+from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role
 from rollback.checkpoint.state import (
     CheckpointState,
     OptimizerState,
@@ -41,7 +41,7 @@ class LightningFormat(CheckpointFormat):
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One `.ckpt` file."""
-        return len(entries) == 1 and entries[0].kind is not EntryKind.DIRECTORY and name.endswith(".ckpt")
+        return len(entries) == 1 and entries[0].kind is not FileType.DIRECTORY and name.endswith(".ckpt")
 
     def step_in_name(self, name: str) -> int | None:
         """N in `…step=N.ckpt`."""
@@ -87,7 +87,7 @@ class TorchFormat(CheckpointFormat):
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with an ending that scripts use."""
-        one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not EntryKind.DIRECTORY
+        one = len(entries) == 1 and entries[0].path == name and entries[0].kind is not FileType.DIRECTORY
         return one and _SUFFIX.fullmatch(name) is not None
 
     def step_in_name(self, name: str) -> int | None:
