@@ -26,8 +26,7 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import OpenedRun, apply_and_report, open_run
-from chronicle.cli.verify import read_every_byte
+from chronicle.cli.transaction import OpenedRun, apply_and_report, open_run, read_every_byte
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import (

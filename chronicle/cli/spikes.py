@@ -19,8 +19,8 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.metrics.readers import UnknownLog
-from chronicle.watch.scan import Scan, progress_bar, scan_file, scan_run, unread
-from rollback.detect import Event, Status, Tier
+from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
+from rollback.detect import Tier
 from rollback.propose import Proposal
 
 __all__ = [
@@ -107,20 +107,6 @@ def describe_scan(scan: Scan) -> str:
         if scan.proposal.command is not None:
             lines.append(f"  {scan.proposal.command}")
     return "\n".join(lines)
-
-
-def describe_event(event: Event) -> str:
-    """Tier, class, onset with its lower bound, peak, end."""
-    since = f"{event.onset_step}"
-    if event.onset_low_step != event.onset_step:
-        since = f"{event.onset_low_step}–{event.onset_step}"
-    size = f" +{event.excess:.3g}" if event.excess is not None else ""
-    end = f" back at {event.recovered_step}" if event.status is Status.RECOVERED and event.recovered_step else ""
-    why = f"  ({'; '.join(event.evidence)})" if event.evidence else ""
-    return (
-        f"{event.tier.value:7} {event.kind.value:18} {event.status.value:9} since {since}"
-        f"{size}{end}  [{', '.join(event.channels)}]{why}"
-    )
 
 
 def sparkline(values: Sequence[float]) -> str:

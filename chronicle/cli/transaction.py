@@ -39,6 +39,9 @@ from chronicle.journal.events import (
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checks.verify import Verification, verify_and_read
+from rollback.disk.checksums import ByteProgress
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock
 from rollback.errors import IntentOpen, RollbackError, RunAlive
@@ -50,9 +53,11 @@ __all__ = [
     "OpenedRun",
     "agree",
     "apply_and_report",
+    "byte_progress",
     "closed_intents",
     "find_undoable",
     "open_run",
+    "read_every_byte",
     "uninterrupted",
 ]
 
@@ -276,3 +281,32 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+# --- Progress bar
+
+WORTH_BYTES = 200 * 10**6
+WORTH_CHECKPOINTS = 20
+
+
+@contextmanager
+def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgress | None]:
+    """A function that takes the number of bytes read; None where no bar is shown."""
+    if (total_bytes < WORTH_BYTES and checkpoints < WORTH_CHECKPOINTS) or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verifying", total=total_bytes)
+        yield lambda count: bar.advance(task, count)
+
+
+def read_every_byte(checkpoint: Checkpoint) -> Verification:
+    """Verify one checkpoint with its checksums, on all cores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(os.cpu_count()) as executor, byte_progress(checkpoint.size_bytes) as bar:
+        return verify_and_read(checkpoint, full=True, executor=executor, progress=bar)

@@ -4,10 +4,8 @@ Every byte is read unless `--quick` is given. The verdict on a run's own checkpo
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +23,7 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import agree, open_run, uninterrupted
+from chronicle.cli.transaction import agree, byte_progress, open_run, uninterrupted
 from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import Quarantined, QuarantineUndone, Verified, events_of
@@ -33,11 +31,9 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, stamp_of
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.checks.verify import (
-    Verification,
     check_retention,
     passes,
     root_stray_findings,
-    verify_and_read,
     verify_checkpoint,
 )
 from rollback.disk.checksums import ByteProgress
@@ -54,9 +50,7 @@ from rollback.transaction.cleanup import restore as move_back
 
 __all__ = [
     "bring_back",
-    "byte_progress",
     "move_strays",
-    "read_every_byte",
     "remember",
     "stamp_or_none",
     "verify_checkpoints",
@@ -217,35 +211,6 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
             for path, checkpoint, findings in found
         ],
     }
-
-
-# --- Progress bar
-
-WORTH_BYTES = 200 * 10**6
-WORTH_CHECKPOINTS = 20
-
-
-@contextmanager
-def byte_progress(total_bytes: int, checkpoints: int = 1) -> Iterator[ByteProgress | None]:
-    """A function that takes the number of bytes read; None where no bar is shown."""
-    if (total_bytes < WORTH_BYTES and checkpoints < WORTH_CHECKPOINTS) or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress("verifying", *columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("verifying", total=total_bytes)
-        yield lambda count: bar.advance(task, count)
-
-
-def read_every_byte(checkpoint: Checkpoint) -> Verification:
-    """Verify one checkpoint with its checksums, on all cores."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(os.cpu_count()) as executor, byte_progress(checkpoint.size_bytes) as bar:
-        return verify_and_read(checkpoint, full=True, executor=executor, progress=bar)
 
 
 # --- Recording what was found

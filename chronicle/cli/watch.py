@@ -16,12 +16,12 @@ from chronicle.cli.options import (
     settings_from,
     settings_with_checkpoints,
 )
-from chronicle.cli.spikes import describe_event
 from chronicle.errors import UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.watch.follow import Follower, follow_file, follow_run
 from chronicle.watch.live import Hooks, say_on_stderr
 from chronicle.watch.restart import describe_trip
+from chronicle.watch.scan import describe_event
 from rollback.detect import Event
 
 __all__ = ["watch"]

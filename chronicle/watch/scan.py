@@ -25,7 +25,7 @@ from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates, collect_history
 from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.channels import Role, value_of
-from rollback.detect import Detector, Event, Tier
+from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72  # of a line of text
@@ -304,3 +304,17 @@ def _range(scan: Scan) -> tuple[float, float]:
     top = min(highs[-1], low + 2.5 * (usual - low)) if usual > low else highs[-1]
     room = 0.05 * ((top - low) or 1.0)
     return low - room, top + room
+
+
+def describe_event(event: Event) -> str:
+    """One line about an event: tier, class, onset with its lower bound, size, end, channels, evidence."""
+    since = f"{event.onset_step}"
+    if event.onset_low_step != event.onset_step:
+        since = f"{event.onset_low_step}–{event.onset_step}"
+    size = f" +{event.excess:.3g}" if event.excess is not None else ""
+    end = f" back at {event.recovered_step}" if event.status is Status.RECOVERED and event.recovered_step else ""
+    why = f"  ({'; '.join(event.evidence)})" if event.evidence else ""
+    return (
+        f"{event.tier.value:7} {event.kind.value:18} {event.status.value:9} since {since}"
+        f"{size}{end}  [{', '.join(event.channels)}]{why}"
+    )
