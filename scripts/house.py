@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -105,10 +105,10 @@ def measure(modules: Mapping[str, Module], root: Path) -> tuple[Figure, ...]:
     )  # fmt: skip
 
 
-def read_modules(root: Path) -> dict[str, Module]:
-    """Every Python file of the four packages by dotted name."""
+def read_modules(root: Path, packages: Sequence[str] = PACKAGES) -> dict[str, Module]:
+    """Every Python file of the packages by dotted name."""
     found: dict[str, Module] = {}
-    for package in PACKAGES:
+    for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             parts = list(path.relative_to(root).with_suffix("").parts)
             if parts[-1] == "__init__":

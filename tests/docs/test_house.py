@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ TREE = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def house() -> ModuleType:
     """The script as a module."""
     spec = importlib.util.spec_from_file_location("house", SCRIPT)
@@ -67,17 +68,21 @@ def test_every_file_of_the_groups_is_there() -> None:
     assert [place for places in GROUPS.values() for place in places if not (tests / place).exists()] == []
 
 
-def test_no_module_imports_itself_through_others(house: ModuleType) -> None:
+@pytest.fixture(scope="module")
+def modules(house: ModuleType) -> dict[str, Any]:
+    """The files of the four packages and of the benchmarks, read once."""
+    return house.read_modules(ROOT, (*house.PACKAGES, "benchmarks"))
+
+
+def test_no_module_imports_itself_through_others(house: ModuleType, modules: dict[str, Any]) -> None:
     """Nowhere in the four packages and the benchmarks, functions included."""
-    house.PACKAGES = (*house.PACKAGES, "benchmarks")
-    modules = house.read_modules(ROOT)
     assert house.import_cycles({name: house.imported_modules(module, modules) for name, module in modules.items()}) == ()
 
 
-def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType) -> None:
+def test_a_module_that_says_it_is_pure_is_held_to_it(house: ModuleType, modules: dict[str, Any]) -> None:
     """The import contract covers it, or a package that it lies in."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     (contract,) = [one for one in settings["contracts"] if one["name"].startswith("pure modules")]
     held = tuple(contract["source_modules"])
-    claims = [name for name, module in house.read_modules(ROOT).items() if CLAIM.search(house.module_docstring(module))]
+    claims = [name for name, module in modules.items() if CLAIM.search(house.module_docstring(module))]
     assert [name for name in claims if not f"{name}.".startswith(tuple(f"{one}." for one in held))] == []
