@@ -105,7 +105,7 @@ class Checkpoint:
 
 
 def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntry, ...]:
-    """Everything below a directory, sorted by path, links not followed; raises when there is too much to be one."""
+    """All entries below a directory, sorted by path, links not followed; `UnreadableFile` above MAX_ENTRIES."""
     entries: list[DirectoryEntry] = []
     todo: list[tuple[str, int]] = [("", 0)]
     while todo:
@@ -122,7 +122,7 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntr
             if entry.kind is FileType.DIRECTORY and level + 1 < levels:
                 todo.append((entry.path + "/", level + 1))
         if len(entries) > MAX_ENTRIES:
-            raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: it is no checkpoint")
+            raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: no checkpoint has as many")
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
@@ -132,9 +132,9 @@ def _entry(path: str, child: os.DirEntry[str]) -> DirectoryEntry:
             return DirectoryEntry(path, FileType.LINK, _target_size(child))
         status = child.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return DirectoryEntry(path, FileType.SPECIAL, 0)  # it vanished while we looked
-    except OSError as problem:  # taken for nothing, a checkpoint would be missing from the list
-        raise UnreadableFile(f"`{child.path}` cannot be looked at: {problem.strerror}") from None
+        return DirectoryEntry(path, FileType.SPECIAL, 0)  # it was removed meanwhile
+    except OSError as problem:  # skipping it would drop a checkpoint from the list
+        raise UnreadableFile(f"`{child.path}` cannot be read: {problem.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
         return DirectoryEntry(path, FileType.DIRECTORY, 0)
     return DirectoryEntry(path, FileType.FILE if stat.S_ISREG(status.st_mode) else FileType.SPECIAL, status.st_size)
@@ -162,12 +162,12 @@ _LEFTOVERS = re.compile(
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a tool or a person leaves such a name behind: backups, swap files, copies."""
+    """Whether it is the name of a leftover: a backup, a swap file, a copy."""
     return _LEFTOVERS.fullmatch(name) is not None
 
 
 def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
-    """Whether `name` contains a state file's stem; ask only for names that are no state file."""
+    """Whether `name`, which is not a state file, contains the stem of one."""
     return stems.search(name) is not None
 
 
@@ -175,8 +175,12 @@ def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
 
 
 def stamp_of(path: Path) -> str:
-    """The stamp of the checkpoint at `path`, a directory or a file; raises RollbackError or OSError when it is not there."""
-    import hashlib  # 5 ms that not every reader needs
+    """A digest of names, sizes, modification times and inodes of the checkpoint at `path`; no content is read.
+
+    It changes when a file is changed or copied and stays when the checkpoint is moved on its filesystem. Raises
+    `RollbackError` or `OSError` when the checkpoint does not exist.
+    """
+    import hashlib  # imported here: it takes 5 ms that most readers do not need
 
     if path.name == ACCELERATE_STATE_DIR:
         path = path.parent  # both name the same checkpoint

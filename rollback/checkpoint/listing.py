@@ -1,8 +1,8 @@
-"""Checkpoints found by anchored names, selected exactly, and their state read: nothing is guessed, nothing is "latest".
+"""Checkpoints listed by anchored names, selected by exact step, and their state read. Nothing is guessed.
 
-Listing looks at names and sizes and opens only the manifest, except that a directory whose name does not say its
-step (Accelerate's `checkpoint_7` counts saves) is asked for its counters. Checkpoints that a rollback has moved away
-lie in `<root>/../abandoned/<rollback id>/` and stay candidates.
+Listing uses names and sizes and opens only the manifest. Where name and manifest do not give the step (Accelerate's
+`checkpoint_7` counts saves), the counters are read. Checkpoints that a rollback has moved away are in
+`<root>/../abandoned/<rollback id>/` and are listed too.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
 
 
 def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint:
-    """The checkpoint at `path`, a directory or a file of its own.
+    """The checkpoint at `path`, a directory or a single file.
 
-    `count_steps` asks the counters for a step that the name does not say; whoever reads the state anyway need not.
-    Raises CheckpointNotFound when nothing is there, UnknownFormat with what was seen when no writer is known.
+    `count_steps` reads the counters when the name does not give the step; callers that read the state anyway may skip
+    it. Raises `CheckpointNotFound` when nothing is there, `UnknownFormat` with what was found.
     """
     path = Path(path)
     if not path.exists():
@@ -58,8 +58,8 @@ def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint
 def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> list[Checkpoint]:
     """Every checkpoint directly below `root`, ordered by step then name; abandoned ones after the others.
 
-    A root that is not there has no checkpoints; one that is a checkpoint itself has just that. Files that turn out to
-    hold no training state (weights alone) are left out. Strays beside the checkpoints: `list_root_strays`.
+    A missing root has none; a root that is a checkpoint itself is the only one. Files without training state (weights
+    alone) are left out. `list_root_strays` lists strays beside the checkpoints.
     """
     root = Path(os.path.abspath(root))
     if root.is_dir() and find_format(root.name, scan_entries(root, levels=2)) is not None:
@@ -78,7 +78,7 @@ def list_checkpoints(root: Path | str, *, include_abandoned: bool = True) -> lis
 
 
 def list_newest_copies(root: Path | str) -> list[Checkpoint]:
-    """Lightning's `last.ckpt`, `last-v1.ckpt` in `root` that are files of their own: copies that the list leaves out."""
+    """Lightning's `last.ckpt` and `last-v1.ckpt` in `root`, links excepted: copies that `list_checkpoints` leaves out."""
     root = Path(os.path.abspath(root))
     names = [
         entry.name for entry in _entries_of(root) if entry.kind is FileType.FILE and is_copy_of_newest(entry.name)
@@ -90,7 +90,7 @@ def list_newest_copies(root: Path | str) -> list[Checkpoint]:
 def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None) -> Checkpoint:
     """The one checkpoint of exactly `step` (and `launch`).
 
-    Raises CheckpointNotFound naming the two nearest, AmbiguousStep listing all when there is more than one.
+    Raises `CheckpointNotFound` naming the two nearest, `AmbiguousStep` listing all when there are several.
     """
     candidates = list(checkpoints)
     found = [c for c in candidates if c.step == step and (launch is None or c.launch == launch)]
@@ -104,19 +104,19 @@ def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int 
 
 
 def list_root_strays(root: Path | str) -> tuple[str, ...]:
-    """Names directly below `root` that are no checkpoint, yet look like a leftover or a copy of one."""
+    """Names directly below `root` that look like a leftover or a copy of a checkpoint."""
     root = Path(root)
     names = [entry.name for entry in _entries_of(root)]
     return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name))
 
 
 def is_checkpoint_copy(name: str) -> bool:
-    """Whether a name carries a step like a checkpoint's, with more around it: `30500.orig`, `step-500_keep`."""
+    """Whether a name has a step with something after it: `30500.orig`, `step-500_keep`."""
     return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
 
 
 def is_copy_of_newest(name: str) -> bool:
-    """Lightning's `last.ckpt`: the same state under a second name."""
+    """Whether it is Lightning's `last.ckpt`: the newest state under a second name."""
     return re.fullmatch(r"last(?:-v\d+)?\.ckpt", name) is not None
 
 
@@ -162,7 +162,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
 
 
 def _manifest_if_whole(path: Path) -> Manifest | None:
-    """A damaged one says nothing here: verifying this checkpoint names it, and the others can still be listed."""
+    """The manifest; None when it is damaged: `verify` reports that, and listing goes on."""
     try:
         return read_manifest(path)
     except UnreadableFile:
@@ -190,7 +190,7 @@ def _sort_entries(known: CheckpointFormat, entries: Sequence[DirectoryEntry]) ->
 
 
 def _sibling_strays(known: CheckpointFormat, path: Path) -> tuple[str, ...]:
-    """Siblings that the loader itself would list, as "../name"."""
+    """Siblings that the writer's own loader would consider, as "../name"."""
     if not known.loader_lists_siblings(path.name):
         return ()
     others = (entry.name for entry in _entries_of(path.parent) if entry.name != path.name)
@@ -207,7 +207,7 @@ def _step_of(known: CheckpointFormat, name: str, manifest: Manifest | None) -> t
 
 
 def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
-    """Ask the counters for the step when neither name nor manifest says it; strays are refused first, so not then."""
+    """Read the step from the counters if name and manifest do not give it; not with strays, which are refused first."""
     if checkpoint.step is not None or checkpoint.strays:
         return checkpoint
     known = format_named(checkpoint.format)
@@ -215,7 +215,7 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     try:
         state = known.read_state(checkpoint)
     except RollbackError:
-        return checkpoint  # it stays without a step; reading or verifying it says why
+        return checkpoint  # no step: reading or verifying it reports why
     if not is_count(state.optimizer_step):
         return checkpoint
     return replace(checkpoint, step=state.optimizer_step, step_source="counters")
@@ -241,7 +241,7 @@ def _one_line(checkpoint: Checkpoint) -> str:
 
 
 def _way_to_pick(found: Sequence[Checkpoint]) -> str:
-    """What a person types: a launch that only one of them has, else the path."""
+    """A hint: the launch if only one of them has it, else the path."""
     launches = [c.launch for c in found]
     for checkpoint in found:
         if checkpoint.launch is not None and launches.count(checkpoint.launch) == 1:
@@ -270,8 +270,8 @@ def _not_there(path: Path) -> tuple[str, str | None]:
 def _what_is_there(path: Path) -> tuple[str, str | None]:
     if path.is_file():
         return (
-            f"`{path}` is no checkpoint file of a known writer",
-            "known are torch's and Lightning's own, by their endings",
+            f"`{path}` is not a checkpoint file of a known writer",
+            "known are the files of torch and Lightning, by their endings",
         )
     entries = _entries_of(path)
     names = ", ".join(entry.name for entry in entries[:8]) or "nothing"
@@ -282,7 +282,7 @@ def _what_is_there(path: Path) -> tuple[str, str | None]:
         if inner
         else f"name the directory that the trainer saved; known writers are {writers}"
     )
-    return f"`{path}` is no checkpoint of a known writer: it holds {names}", remedy
+    return f"`{path}` is not a checkpoint of a known writer: it holds {names}", remedy
 
 
 # --- The state of a checkpoint
@@ -299,12 +299,12 @@ def read_state(checkpoint: Checkpoint | Path | str, *, allow_strays: bool = Fals
         refuse_strays(checkpoint)
     known = format_named(checkpoint.format)
     if known is None:
-        raise UnknownFormat(f"`{checkpoint.path}`: no reader is called {checkpoint.format!r}")
+        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
     return known.read_state(checkpoint)
 
 
 def refuse_strays(checkpoint: Checkpoint) -> None:
-    """Raise StrayFiles naming every stray of the checkpoint and the way out."""
+    """Raise `StrayFiles` naming all strays of the checkpoint, if there are any."""
     if not checkpoint.strays:
         return
     names = ", ".join(f"`{name}`" for name in checkpoint.strays)

@@ -1,8 +1,7 @@
-"""`chronicle-manifest.json`: the closed inventory of a checkpoint, written into its directory, last.
+"""`chronicle-manifest.json`: the complete inventory of a checkpoint, written into its directory after all other files.
 
-It names every file with size and digests, and repeats what the training process had in memory when it saved
-(`memory`, filled by the guard). Version 1; another version is refused by name. A manifest without digests says
-"pending": sizes and names are still closed.
+It lists the files with sizes and digests, and what the training process had in memory when it saved (`memory`, filled
+by the guard). Version 1; another version is refused. A manifest whose digests are "pending" has names and sizes only.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
 _CHUNK_BYTES = 4 * 2**20
 _MAX_MANIFEST_BYTES = 48 * 2**20
-_MAX_MEMORY_BYTES = 32 * 2**20  # of everything in it but the files
-_WRITE_ANEW = "when the checkpoint is what you want, write it anew with `chronicle manifest`"
+_MAX_MEMORY_BYTES = 32 * 2**20  # of everything except the list of files
+_WRITE_ANEW = "if the checkpoint is as you want it, write a new manifest with `chronicle manifest`"
 
 
 class OtherVersion(UnreadableFile):
-    """A manifest that is whole, but of a version that this program does not know."""
+    """An intact manifest of a version that this program does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
     if files is None:
         raise UnreadableFile(f"`{where}` has no list of files", _WRITE_ANEW)
     if found.get("memory") is not None and not _is_memory(found["memory"]):
-        raise UnreadableFile(f"`{where}`: `memory` has another shape than what a guard records at save", _WRITE_ANEW)
+        raise UnreadableFile(f"`{where}`: `memory` does not have the structure that the guard records", _WRITE_ANEW)
     known = {"v", "step", "files", "digests", "memory", "run", "launch"}
     step, memory, launch = found.get("step"), found.get("memory"), found.get("launch")
     return Manifest(
@@ -136,7 +135,7 @@ def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
 
 
 def _listed_files(part: JsonPart, where: str) -> Iterator[ManifestFile]:
-    """The files in a part of the list: all of it where it is short."""
+    """The files in one part of the list; a short list is one part."""
     try:
         if len(part.keys) > 2 or not (len(part.keys) == 2 or isinstance(part.value, list)):
             raise TypeError("no list of objects")
@@ -156,12 +155,12 @@ def _listed_file(record: Mapping[str, object]) -> ManifestFile:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether this can be a number of bytes, steps or launches: whole, not negative, and of 63 bits."""
+    """Whether this is an int from 0 to 2**63 - 1, as numbers of bytes, steps and launches are."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_memory(memory: object) -> bool:
-    """Whether the parts that others compute with have the shape that the guard gives them."""
+    """Whether groups, schedulers and LRs have the structure that the guard records."""
     if not isinstance(memory, dict):
         return False
     groups, schedulers, rows = memory.get("groups"), memory.get("schedulers"), memory.get("next_lrs")
@@ -210,13 +209,13 @@ def write_manifest(
 
 
 def replace_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `manifest` into `directory`, replacing the one that is there in one step."""
+    """Write `manifest` into `directory`, replacing an existing one atomically and durably."""
     text = json.dumps(manifest.to_json(), indent=1, allow_nan=False, default=float) + "\n"
     write_atomic(directory / MANIFEST_NAME, text)
 
 
 def listed_entries(directory: Path) -> tuple[DirectoryEntry, ...]:
-    """The files a manifest lists: everything that is a file (or a link to one) except manifests themselves."""
+    """The entries that a manifest lists: files and links, without manifests."""
     return tuple(
         entry
         for entry in scan_entries(directory)
@@ -225,7 +224,7 @@ def listed_entries(directory: Path) -> tuple[DirectoryEntry, ...]:
 
 
 def is_manifest_name(name: str) -> bool:
-    """Whether a file is a manifest or one being written."""
+    """Whether a file is a manifest, or the temporary file of one."""
     return name == MANIFEST_NAME or name.startswith(f".{MANIFEST_NAME}.")
 
 
@@ -240,7 +239,7 @@ def digest_file(path: Path) -> tuple[str, str]:
         # a link may lead to a pipe or a device, on which a plain open waits and a read never ends
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as f:
             if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                raise UnreadableFile(f"`{path}` leads to no regular file", "remove it from the checkpoint")
+                raise UnreadableFile(f"`{path}` does not lead to a regular file", "remove it from the checkpoint")
             while count := f.readinto(buffer):
                 sha.update(view[:count])
                 crc = zlib.crc32(view[:count], crc)

@@ -117,7 +117,7 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
     """F1 and F2 from names alone: strays and missing files."""
     known = format_named(checkpoint.format)
     if known is None:
-        raise UnknownFormat(f"`{checkpoint.path}`: no reader is called {checkpoint.format!r}")
+        raise UnknownFormat(f"`{checkpoint.path}`: unknown format {checkpoint.format!r}")
     strays = [
         Finding(
             check="F1",

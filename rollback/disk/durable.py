@@ -62,6 +62,15 @@ class Attributes:
         return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class BytePatch:
+    """`old` bytes at absolute `offset` become `new` bytes of the same length."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
 def is_there(path: Path) -> bool:
     """Whether `path` exists, a dangling link included; raises `OSError` when that is unknown.
 

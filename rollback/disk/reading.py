@@ -1,7 +1,7 @@
 """Reading files that may be hostile, huge or many.
 
-A pipe or device in a file's place does not hang the reader, a huge file is refused by its size before it is read, and
-the files of a sharded checkpoint are read by several processes.
+A pipe or device in place of a file does not block the reader, and a huge file is refused by its size before it is read.
+The files of a sharded checkpoint are read by several processes: the pickle reader is Python, so threads would not help.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise UnreadableFile(f"`{path}` is no regular file", "put the real file there, or remove it")
+            raise UnreadableFile(f"`{path}` is not a regular file", "put the real file there, or remove it")
         if found.st_size > max_bytes:
             raise UnreadableFile(
-                f"`{path}` has {found.st_size} bytes, more than {max_bytes}: it is not what its name says"
+                f"`{path}` has {found.st_size} bytes: at most {max_bytes} were expected"
             )
         yield fd, found.st_size
     finally:
@@ -78,7 +78,7 @@ _ENOUGH_FILES = 48
 
 
 def map_files(read: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
-    """`[read(job) for job in jobs]`, on all cores when there are many; the first error is raised, none is lost."""
+    """`[read(job) for job in jobs]`, in several processes when there are many jobs; the first error is raised."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     if len(jobs) < _ENOUGH_FILES or cores < 2:
         return [read(job) for job in jobs]

@@ -1,9 +1,9 @@
 """torch Distributed Checkpoint: `.metadata` as the index, `.distcp` files as rows of small torch zips.
 
 `.metadata` is a pickle of `torch.distributed.checkpoint.metadata.Metadata`; its `storage_data` says for each entry in
-which file, at which offset and how long it lies (filesystem.py, torch 2.13). Every entry was written by `torch.save`:
-a `.distcp` starts like a zip, yet is many, and reading it as one would find only the last.
-Scalars and small objects are read as numbers with their places; tensors stay chunks of bytes.
+which file, at which offset and how long it is (filesystem.py, torch 2.13). Each entry was written by `torch.save`, so a
+`.distcp` is a row of zips; reading it as one zip would find only the last. Scalars and small objects are read as numbers
+with their places. Tensors are not read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_ENTRY_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpChunk:
-    """Where one piece of an entry lies: `[offset, offset + length)` of `file`."""
+    """The place of one piece of an entry: `[offset, offset + length)` of `file`."""
 
     file: str
     offset: int
@@ -46,7 +46,7 @@ class DcpEntry:
 
     @property
     def is_small(self) -> bool:
-        """An object, or a tensor without dimensions: something that can be a counter or an LR."""
+        """Whether it is an object or a 0-dim tensor, which can be a counter or an LR."""
         return self.shape is None or self.shape == ()
 
 
@@ -65,7 +65,7 @@ def _disk_bytes(path: Path) -> int:
         with open_state_file(path) as (fd, _):
             return disk_bytes(fd)
     except UnreadableFile:
-        return 0  # whoever reads it will say so
+        return 0  # reading it will report the problem
 
 
 def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
@@ -104,9 +104,9 @@ def _field(value: object, name: str) -> object:
 
 
 def read_dcp_directory(directory: Path) -> tuple[TorchFile, dict[Keys, str]]:
-    """The whole state as one tree, and for each small entry's path the file that holds it.
+    """The whole state as one tree, and for the path of each small entry the file that holds it.
 
-    Places in the tree belong to the single files: edit through `read_distcp_file`.
+    Places in the tree belong to the single files: to edit one, use `read_distcp_file`.
     """
     index = read_dcp_index(directory / METADATA_NAME)
     tree: dict[Key, object] = {}
@@ -130,7 +130,7 @@ def read_dcp_directory(directory: Path) -> tuple[TorchFile, dict[Keys, str]]:
 
 
 def read_distcp_file(path: Path) -> TorchFile:
-    """The small entries that lie in one `.distcp` file, as a tree under their paths; needs the `.metadata` beside it."""
+    """The small entries of one `.distcp` file, as a tree under their paths; needs the `.metadata` beside it."""
     if not (path.parent / METADATA_NAME).is_file():
         raise Incomplete(f"`{path.parent / METADATA_NAME}` is missing: entries of a `.distcp` are located by it")
     tree: dict[Key, object] = {}
@@ -155,7 +155,7 @@ def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Key
     if not path.exists():
         raise Incomplete(f"`{path}` is missing: the metadata beside it names {len(here)} entries in it")
     with open_state_file(path) as (fd, size_bytes), naming(path):
-        limits = Limits.for_file(8 * disk_bytes(fd))  # entries may overlap: together they get what one file gets
+        limits = Limits.for_file(8 * disk_bytes(fd))  # entries may overlap, so they share the limits of one file
         for number, (entry, chunk) in enumerate(here):
             if chunk.offset + chunk.length > size_bytes or chunk.length > _MAX_ENTRY_BYTES:
                 raise UnreadableFile(
@@ -169,7 +169,7 @@ def _read_entries(path: Path, index: tuple[DcpEntry, ...]) -> Iterator[tuple[Key
 
 
 def missing_chunks(directory: Path) -> list[tuple[str, str]]:
-    """(file, what is wrong) for every `.distcp` that is absent or too short for the entries it should hold."""
+    """(file, problem) for each `.distcp` that is missing or too short for its entries."""
     wanted: dict[str, int] = {}
     for entry in read_dcp_index(directory / METADATA_NAME):
         if not entry.chunks:
@@ -181,7 +181,7 @@ def missing_chunks(directory: Path) -> list[tuple[str, str]]:
         path = directory / name
         if not name:
             problems.append(
-                (METADATA_NAME, "an entry of the metadata lies in no file: a rank's part was never written")
+                (METADATA_NAME, "an entry of the metadata is in no file: a rank's part was never written")
             )
         elif not path.is_file():
             problems.append((name, f"is missing: the metadata places entries up to byte {end} in it"))
@@ -196,14 +196,14 @@ def _put(tree: dict[Key, object], keys: Keys, value: object) -> None:
     for key in keys[:-1]:
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
-            return  # one entry lies inside another: the outer one wins
+            return  # one entry is inside another: the outer one is kept
         tree = inner
     if keys:
         tree[keys[-1]] = value
 
 
 def _with_lists(value: object) -> object:
-    """Dicts whose keys are 0..n-1 were lists; gaps (entries in other files) keep them dicts with integer keys."""
+    """Turn dicts with the keys 0..n-1 back into lists; with gaps (entries in other files) they stay dicts."""
     if not isinstance(value, dict):
         return value
     parts = {key: _with_lists(part) for key, part in value.items()}

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: sizes, types and offsets, checked as the format demands, contents never read.
+"""Headers of safetensors files: types, shapes and offsets are checked; tensors are not read.
 
 Format: 8 bytes little-endian header length, a JSON object of `{name: {dtype, shape, data_offsets}}`, the data
 (huggingface/safetensors README). Offsets must tile the data without holes; there is no checksum.

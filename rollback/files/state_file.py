@@ -1,6 +1,6 @@
 """Any state file of a checkpoint, read by its content: torch zip, legacy stream, pickle, JSON, DCP entries.
 
-A safetensors file holds tensors only, so it is refused by name here; `rollback.files.safetensors_file` checks its header.
+A safetensors file holds tensors only and is refused here; `rollback.files.safetensors_file` checks its header.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a
 def read_state_file(path: Path | str, *, limits: Limits | None = None) -> TorchFile:
     """Read the state file at `path`.
 
-    Raises UnreadableFile for damage and for anything but a regular file, UnknownFormat for bytes of another kind.
+    Raises `UnreadableFile` for damage and for anything but a regular file, `UnknownFormat` for any other content.
     """
     path = Path(path)
     if path.suffix == ".distcp":
@@ -35,7 +35,7 @@ def read_state_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
 
 
 def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
-    """The members of the outermost object or list; of one that is long (the Trainer's `log_history`) nothing is kept."""
+    """The members of the outermost object or list; long ones, such as the Trainer's `log_history`, are checked and dropped."""
     members: dict[str | int, object] = {}
     left = _MAX_JSON_TREE_BYTES
     for part in json_parts(fd, 0, size_bytes, wanted=lambda keys: len(keys) <= 1):

@@ -14,10 +14,9 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.disk.durable import Piece, write_new
+from rollback.disk.durable import BytePatch, Piece, write_new
 from rollback.errors import PlanRefused, UnreadableFile
 from rollback.files.edits import (
     Edits,
@@ -40,15 +39,6 @@ from rollback.files.torch_zip import (
     data_offset,
     read_at,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BytePatch:
-    """`old` bytes at absolute `offset` become `new` bytes of the same length."""
-
-    offset: int
-    old: bytes
-    new: bytes
 
 
 def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:

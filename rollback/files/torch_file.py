@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchFile:
     """Read the torch zip, legacy stream or plain pickle at `path`.
 
-    Raises UnreadableFile for damage and for anything but a regular file, UnknownFormat for bytes of another kind.
+    Raises `UnreadableFile` for damage and for anything but a regular file, `UnknownFormat` for any other content.
     """
     path = Path(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
@@ -53,7 +53,7 @@ def read_torch_content(fd: int, path: Path, size_bytes: int, *, limits: Limits |
 
 @contextmanager
 def open_state_file(path: Path) -> Iterator[tuple[int, int]]:
-    """(file descriptor, size in bytes) of a regular file, opened for reading without ever blocking on a FIFO."""
+    """(file descriptor, size in bytes) of a regular file, opened without blocking on a FIFO."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as problem:
@@ -61,7 +61,7 @@ def open_state_file(path: Path) -> Iterator[tuple[int, int]]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnreadableFile(f"`{path}` is no regular file: a state file was expected")
+            raise UnreadableFile(f"`{path}` is not a regular file: a state file was expected")
         yield fd, status.st_size
     finally:
         os.close(fd)
@@ -81,7 +81,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def describe_foreign(head: bytes, size_bytes: int) -> tuple[str, str | None]:
-    """(what these bytes are, the way out) for a file that is no state file."""
+    """(what these bytes are, a hint) for a file that is not a state file."""
     if size_bytes == 0:
         return "the file is empty: a state file was expected", None
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -91,7 +91,7 @@ def describe_foreign(head: bytes, size_bytes: int) -> tuple[str, str | None]:
             "fetch it with `git lfs pull`",
         )
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size_bytes:
-        return "a safetensors file: it holds tensors only, no training state", None
+        return "a safetensors file: it holds tensors only, not training state", None
     if head.startswith(b"\x1f\x8b"):
         return "a gzip file: state files are not compressed", "unpack it first"
     if head[257:262] == b"ustar":

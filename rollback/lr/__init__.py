@@ -1,7 +1,7 @@
-"""Where the LR of a run really lives, the edit that changes it, and the proof of its effect.
+"""The LR in a checkpoint: where it is stored, the edits that change it, the proof of their effect, the forecast.
 
-Everything here is a pure function over plain dictionaries: no torch, no files, no clock. The plan uses it to show the
-next LRs before a byte is written, and to refuse an edit whose effect is not what was asked.
+Pure functions over plain dictionaries: no torch, no files, no clock. A plan uses them to show the next LRs before
+anything is written, and to refuse an edit whose effect is not the requested one.
 """
 
 from rollback.lr.effect import FieldEdit, Proof, lr_edits, prove_ratio

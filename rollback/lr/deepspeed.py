@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 from rollback.errors import PlanRefused
 from rollback.files.json_file import NotPlainJson, parse_object
 from rollback.lr.effect import FieldEdit, Keys
-from rollback.lr.oracle import LrTable, Unknown, table
+from rollback.lr.oracle import LrTable, Unknown, table_from
 
 Lrs: TypeAlias = Callable[[int], list[float]]
 Params: TypeAlias = Mapping[str, Any]
 
-# type of scheduler -> (section of the config, field) of every LR it computes from: scaling them scales every LR it gives
+# scheduler type -> (section of the config, field) of each LR it computes from: scaling all of them scales its LRs
 LR_FIELDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "WarmupLR": (("scheduler", "warmup_max_lr"), ("scheduler", "warmup_min_lr")),
     "WarmupDecayLR": (("scheduler", "warmup_max_lr"), ("scheduler", "warmup_min_lr")),
@@ -29,7 +29,7 @@ LR_FIELDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "OneCycle": (("scheduler", "cycle_min_lr"), ("scheduler", "cycle_max_lr")),
     "LRRangeTest": (("scheduler", "lr_range_test_min_lr"),),
 }
-# what a field is when the config does not name it; None: whatever the optimizer was created with
+# the value of a field that the config does not name; None: the LR that the optimizer was created with
 _DEFAULTS: Mapping[tuple[str, str], float | None] = {
     ("WarmupLR", "warmup_max_lr"): None,
     ("WarmupDecayLR", "warmup_max_lr"): 1e-3,
@@ -60,7 +60,7 @@ def deepspeed_lrs(
         lrs = _RULES[kind](params_of(config, "scheduler"), *values)
     except (TypeError, ValueError, ZeroDivisionError, KeyError) as problem:
         return Unknown(f"DeepSpeed's {kind} has parameters that cannot be computed with ({problem})")
-    return table(lrs, step, groups, k, f"DeepSpeed's {kind}")
+    return table_from(lrs, step, groups, k, f"DeepSpeed's {kind}")
 
 
 def scheduler_type(config: Mapping[str, Any]) -> str | None:
@@ -181,15 +181,14 @@ _RULES: Mapping[str, Callable[..., Lrs]] = {
 }
 
 
-# --- The DeepSpeed config file of the next launch: the one place where DeepSpeed's own schedulers take their LRs
-# from. Pure.
+# --- The config file of the next launch
 
 _OPTION = "--deepspeed-config FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A config file as it is now, and how it is known to be the one of the next launch."""
+    """A config file as it is now, and `origin`: who named it as the config of the next launch."""
 
     path: str  # absolute
     text: str
@@ -198,7 +197,7 @@ class ConfigFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigPlan:
-    """What to change in the file, and what a person should know about it."""
+    """The edits of the file, and notes for the user."""
 
     edits: tuple[FieldEdit, ...] = ()
     notes: tuple[str, ...] = ()

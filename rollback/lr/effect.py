@@ -1,12 +1,12 @@
 """Where the LR lives in a saved state, the edits that scale it in all those places, and the proof of their effect.
 
-The seed's one-liner changed `base_lrs` and `_last_lr` of one file, which has no effect for 13 of 26 schedulers: the
-recursive ones compute from the optimizer's `lr`, OneCycleLR from its `initial_lr, max_lr, min_lr`. Scaling every field
-listed here, nested schedulers included, is right for all of them (measured: each class by 20 real steps).
+Changing only `base_lrs` and `_last_lr` of one file has no effect for 13 of 26 schedulers: the recursive ones compute
+from the optimizer's `lr`, OneCycleLR from its `initial_lr, max_lr, min_lr`. Scaling every field listed here, nested
+schedulers included, is right for all of them (measured: each class by 20 real steps).
 
 A schedule is homogeneous of degree one in its LR-valued fields: if every field a class computes from is multiplied by
 s, every later LR is multiplied by s, whatever the function, saved or not. That proves the ratio even for a lambda.
-Where the LRs can be computed, before and after are also simulated and compared row by row. Pure.
+Where the LRs can be computed, both states are also simulated and compared row by row. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
@@ -30,36 +30,6 @@ _SCHEDULER_FIELDS = ("base_lrs", "_last_lr", "eta_min", "max_lrs", "min_lrs", "d
 _PLATEAU_FIELDS = (*_SCHEDULER_FIELDS, "eps")
 
 
-class ScheduledFile(Protocol):
-    """What is needed of `rollback.checkpoint.listing.SchedulerState`."""
-
-    @property
-    def file(self) -> str:
-        """Path of the file, relative to the checkpoint."""
-    @property
-    def prefix(self) -> Keys:
-        """Key path of the state dict in the file."""
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """The scheduler's state dict."""
-
-
-class OptimizerFile(Protocol):
-    """What is needed of `rollback.checkpoint.listing.OptimizerState`."""
-
-    @property
-    def file(self) -> str:
-        """Path of the file, relative to the checkpoint."""
-    @property
-    def prefix(self) -> Keys:
-        """Key path of the state dict in the file."""
-    @property
-    def groups(self) -> tuple[Mapping[str, Any], ...]:
-        """The parameter groups."""
-    def group_keys(self, index: int, field: str) -> tuple[Keys, ...]:
-        """The key paths at which a group's field is stored."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldEdit:
     """One number in one file: `keys` lead to it from the root of the file's tree."""
@@ -71,7 +41,7 @@ class FieldEdit:
 
     @property
     def field(self) -> str:
-        """The dotted name a person reads, such as `param_groups.0.lr`."""
+        """The key path as text, such as `param_groups.0.lr`."""
         return ".".join(str(key) for key in self.keys)
 
 
@@ -86,7 +56,7 @@ def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator
             yield from scheduler_lr_leaves(child, (*prefix, "_schedulers", index))
 
 
-def group_lr_leaves(optimizer: OptimizerFile) -> Iterator[tuple[Keys, Any]]:
+def group_lr_leaves(optimizer: OptimizerState) -> Iterator[tuple[Keys, Any]]:
     """Yield (keys, value) of every LR-valued number of the optimizer's parameter groups."""
     for index, group in enumerate(optimizer.groups):
         for name in _GROUP_FIELDS:
@@ -95,12 +65,11 @@ def group_lr_leaves(optimizer: OptimizerFile) -> Iterator[tuple[Keys, Any]]:
 
 
 def lr_edits(
-    schedulers: Iterable[ScheduledFile], optimizers: Iterable[OptimizerFile], scale: float
+    schedulers: Iterable[SchedulerState], optimizers: Iterable[OptimizerState], scale: float
 ) -> tuple[FieldEdit, ...]:
-    """The full edit: every LR-valued field of every scheduler and every optimizer group, times `scale`.
+    """The edits that multiply every LR-valued field of all schedulers and optimizer groups by `scale`.
 
-    Raises `PlanRefused` for an LR kept as a tensor or numpy scalar, which cannot be edited as a Python float:
-    found and refused, never missed.
+    Raises `PlanRefused` for an LR that is not stored as a number.
     """
     edits: list[FieldEdit] = []
     for scheduler in schedulers:
@@ -116,7 +85,7 @@ def plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
         return value
     name = ".".join(str(key) for key in keys)
     raise PlanRefused(
-        f"LR `{name}` in `{file}` is kept as {type(value).__name__}, expected a Python float",
+        f"LR `{name}` in `{file}` is stored as {type(value).__name__}: expected a Python float",
         remedy="save the optimizer with float LRs (not tensor or numpy ones), or edit this field in the training script",
     )
 
@@ -139,11 +108,11 @@ def _numbers(value: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
         yield keys, value
 
 
-# --- Does an edit do to the LR what was asked? Proved from the fields each class computes from, and by simulation.
+# --- Proof of the effect
 
 _RATIO_TOLERANCE = 1e-9
 
-# class -> (scheduler fields, group fields) its next LRs are computed from. `base_lrs` is dead weight in most of them.
+# class -> (scheduler fields, group fields) that its next LRs are computed from; most classes do not use `base_lrs`
 _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
     SchedulerClass.LAMBDA: (("base_lrs",), ("lr",)),
     SchedulerClass.STEP: ((), ("lr",)),
@@ -173,7 +142,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Disproof:
-    """The edit does not have the effect that was asked, with the reason in words."""
+    """The edit does not have the requested effect; `reason` says why."""
 
     reason: str
 
@@ -188,10 +157,10 @@ def prove_ratio(
     k: int = 20,
     scheduler_steps: int = 1,
 ) -> Proof | Disproof:
-    """Prove that the edited state and groups give `scale` times the LRs of the originals, at load and ever after.
+    """Prove that the edited state and groups give `scale` times the original LRs at every later step.
 
-    `state` is `None` for an optimizer without a saved scheduler. Groups that share an LR field by name are compared
-    one by one; the reason of a `Disproof` names the class and the first field that stands in the way.
+    `state` is `None` for an optimizer without a saved scheduler. A `Disproof` names the class and the first field that
+    has another value than requested.
     """
     reason = _unscaled_group(groups, edited_groups, ("lr",), scale, "the optimizer steps with")
     if state is not None and edited_state is not None:
@@ -214,7 +183,7 @@ def _compare(before: LrTable, after: LrTable, scale: float) -> Proof | Disproof:
         for group, (x, y) in enumerate(zip(old, new, strict=True)):
             if not _scaled(x, y, scale):
                 return Disproof(
-                    f"step {row + 1} after the resume would use {y!r} in group {group}, asked: {x * scale!r}"
+                    f"step {row + 1} after the resume would use {y!r} in group {group}, requested: {x * scale!r}"
                 )
     return Proof(ratio=scale, before=before, after=after)
 
@@ -229,15 +198,15 @@ def _unscaled(
     name = infer_scheduler_class(state)
     if name is SchedulerClass.DEEPSPEED:
         return (
-            "DeepSpeed's own schedulers read their LRs from the DeepSpeed config; nothing in a checkpoint changes them"
+            "DeepSpeed's own schedulers read their LRs from the DeepSpeed config; no edit of the checkpoint changes them"
         )
     if name is None:
-        return f"no known scheduler class has the keys {sorted(map(str, state))}: what it computes from is not known"
+        return f"no known scheduler class has the keys {sorted(map(str, state))}: what it computes from is unknown"
     scheduler_fields, group_fields = _DECIDING[name]
     for field in scheduler_fields:
         for x, y in zip(_listed(state.get(field)), _listed(edited.get(field)), strict=True):
             if not _scaled(x, y, scale):
-                return f"{name} computes from its {field}; it would be {y!r}, asked: {x!r} x {scale!r}"
+                return f"{name} computes from its {field}; it would be {y!r}, requested: {x!r} x {scale!r}"
     reason = _unscaled_group(groups, edited_groups, group_fields, scale, f"{name} computes from")
     for child, edited_child in zip(child_states(state), child_states(edited), strict=True):
         reason = reason or _unscaled(child, edited_child, groups, edited_groups, scale)
@@ -256,7 +225,7 @@ def _unscaled_group(
             if field in old and not _scaled(old[field], new[field], scale):
                 return (
                     f"{who} the optimizer's {field}; in group {index} it would be {new[field]!r}, "
-                    f"asked: {old[field]!r} x {scale!r}"
+                    f"requested: {old[field]!r} x {scale!r}"
                 )
     return None
 
@@ -272,13 +241,13 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 
 def edited_tree(tree: Any, prefix: Keys, edits: Iterable[FieldEdit]) -> Any:
-    """A copy of `tree`, which lies at `prefix` of its file, with the edits under that prefix made."""
+    """A copy of `tree`, which is at `prefix` of its file, with the edits below that prefix applied."""
     made = {edit.keys: edit.after for edit in edits if edit.keys[: len(prefix)] == prefix}
     return _replaced(tree, prefix, made) if made else tree
 
 
 def _replaced(tree: Any, keys: Keys, made: Mapping[Keys, float | int]) -> Any:
-    if keys in made:  # the file goes on keeping it as it did: an LR in four bytes stays a float32
+    if keys in made:  # the storage stays as it was: a float32 LR remains one
         return StoredFloat(made[keys], tree.place) if isinstance(tree, StoredFloat) else made[keys]
     if isinstance(tree, Mapping):
         return {key: _replaced(value, (*keys, key), made) for key, value in tree.items()}
@@ -287,11 +256,11 @@ def _replaced(tree: Any, keys: Keys, made: Mapping[Keys, float | int]) -> Any:
     return tree
 
 
-# --- A checkpoint's state as it will be read once edits are made, and which scheduler governs which optimizer. Pure.
+# --- The state of a checkpoint after edits
 
 
 def edited_state(state: CheckpointState, edits: Sequence[FieldEdit]) -> CheckpointState:
-    """The state as it will be read from the edited files."""
+    """The state that will be read from the edited files."""
     by_file: dict[str, list[FieldEdit]] = {}
     for edit in edits:
         by_file.setdefault(edit.file, []).append(edit)
@@ -308,7 +277,7 @@ def edited_state(state: CheckpointState, edits: Sequence[FieldEdit]) -> Checkpoi
 
 
 def of_first_rank(optimizers: Sequence[OptimizerState]) -> list[OptimizerState]:
-    """Every rank's shard repeats the same groups: one rank speaks for all."""
+    """The optimizers of the lowest rank: every rank shard repeats the same groups."""
     ranks = [o.rank for o in optimizers if o.rank is not None]
     return [o for o in optimizers if o.rank is None or o.rank == min(ranks)]
 
@@ -316,7 +285,7 @@ def of_first_rank(optimizers: Sequence[OptimizerState]) -> list[OptimizerState]:
 def governed_by(
     scheduler: SchedulerState, pairs: Sequence[tuple[OptimizerState, OptimizerState]]
 ) -> list[tuple[OptimizerState, OptimizerState]]:
-    """The optimizers (all rank shards of one) whose LRs this scheduler last wrote; by number of groups if none match."""
+    """The optimizers whose LRs equal this scheduler's `_last_lr`; else those with as many groups; else all."""
     last = scheduler.state.get("_last_lr")
     exact = [pair for pair in pairs if [group.get("lr") for group in pair[0].groups] == last]
     sized = [pair for pair in pairs if isinstance(last, list) and len(pair[0].groups) == len(last)]

@@ -81,7 +81,7 @@ def _step_sequential(state: State, groups: Groups, metrics: Iterator[float]) -> 
 def _step_plateau(state: State, groups: Groups, metrics: Iterator[float]) -> None:
     value = next(metrics, None)
     if value is None:
-        raise CannotCompute("ReduceLROnPlateau follows a metric that is not known yet")
+        raise CannotCompute("ReduceLROnPlateau depends on a metric that is not known yet")
     state["last_epoch"] += 1
     if _better(state, value):
         state["best"], state["num_bad_epochs"] = value, 0
@@ -203,18 +203,18 @@ def _initial(child: State, groups: Groups) -> list[float]:
     return keep_lrs(groups)
 
 
-# --- The next LRs of a saved scheduler, computed without torch from its state and the optimizer's groups.
+# --- The forecast
 
 LrTable: TypeAlias = tuple[tuple[float, ...], ...]
 
 _RELATIVE_TOLERANCE = 1e-6  # closed form against torch's recursion: rounding only
 _ABSOLUTE_TOLERANCE = 1e-9  # of the base LR, where a curve touches zero
-_SINGLE_ROUNDING, _MOST_ROUNDING = 2.0**-23, 0.01  # of float32, a step; and what so many steps may come to
+_SINGLE_ROUNDING, _MOST_ROUNDING = 2.0**-23, 0.01  # float32 rounding per step, and the most that is allowed in total
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The answer "cannot be computed", with the reason in words."""
+    """The LRs cannot be computed; `reason` says why."""
 
     reason: str
 
@@ -229,9 +229,9 @@ def next_lrs(
 ) -> LrTable | Unknown:
     """LRs of the next `k` optimizer steps, one row a step, one column a parameter group.
 
-    Row 0 is what the first step after loading uses, that is the groups' own `lr`. `scheduler_steps` is how often the
+    Row 0 is the groups' own `lr`, which the first step after loading uses. `scheduler_steps` is how often the
     trainer steps the scheduler per optimizer step (Accelerate's prepared schedulers: `num_processes`). `metrics` are
-    the values a ReduceLROnPlateau will be given, one per scheduler step.
+    the values that a ReduceLROnPlateau will receive, one per scheduler step.
     """
     reproduced = reproduces_saved_lr(state, groups)
     if isinstance(reproduced, Unknown):
@@ -248,9 +248,9 @@ def simulate_lrs(
     metrics: Sequence[float] | None = None,
     rounded: bool = True,
 ) -> LrTable | Unknown:
-    """As `next_lrs`, without asking first whether the saved LR is the one the class would give.
+    """As `next_lrs`, but without the check that the class reproduces the saved LR.
 
-    `rounded=False`: in double precision whatever the file keeps, for what is to be proved of the schedule itself.
+    `rounded=False` computes in double precision even where the file stores float32: for proofs about the schedule.
     """
     live, live_groups = as_kept(state, rounded=rounded), as_kept(groups, rounded=rounded)
     values = iter(metrics if metrics is not None else ())
@@ -303,7 +303,7 @@ def _close(given: float, held: float, base: float, rounding: float) -> bool:
 
 
 def _rounding(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> float:
-    """How far float32 may have carried torch's recursion from the closed form: one rounding a step."""
+    """The largest relative difference that float32 rounding can cause between recursion and closed form."""
     if not any(is_single(group.get("lr")) for group in groups):
         return 0.0
     return min(_MOST_ROUNDING, _SINGLE_ROUNDING * last_epoch(state))
@@ -313,16 +313,18 @@ def _bases(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> lis
     return [max(float(group.get("initial_lr") or 0.0), float(group["lr"])) for group in groups]
 
 
-# --- LRs that follow from recorded arguments: what transformers' schedules and DeepSpeed's own schedulers have in
-# common.
+# --- LRs from recorded arguments, for `lr.transformers` and `lr.deepspeed`
 
 _TOLERANCE = 1e-9
 
 
-def table(
+def table_from(
     lrs: Callable[[int], list[float]], step: int, groups: Sequence[Mapping[str, Any]], k: int, who: str
 ) -> LrTable | Unknown:
-    """`k` rows from the counter `step` on, the first being the LRs that the groups hold."""
+    """`k` rows from counter `step` on; `Unknown` when `lrs` does not reproduce the LRs that the groups hold.
+
+    The first row is the LRs of the groups. The rows hold only if the next launch gets the same arguments.
+    """
     held = [group.get("lr") for group in groups]
     try:
         given = lrs(step)

@@ -20,7 +20,7 @@ from rollback.files.pickle_values import Encoding, StoredFloat
 
 
 class SchedulerClass(StrEnum):
-    """The families whose LR arithmetic is known here; values are torch's own class names."""
+    """The scheduler classes that are recognised; values are torch's own class names."""
 
     LAMBDA = "LambdaLR"  # MultiplicativeLR saves the same keys; the two cannot be told apart
     STEP = "StepLR"
@@ -36,14 +36,14 @@ class SchedulerClass(StrEnum):
     PLATEAU = "ReduceLROnPlateau"
     SEQUENTIAL = "SequentialLR"
     CHAINED = "ChainedScheduler"
-    DEEPSPEED = "DeepSpeed"  # WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle: the LRs live in the config
+    DEEPSPEED = "DeepSpeed"  # WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle: the LRs are in the config
 
 
 _COMMON = frozenset(
     {"base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step", "verbose"}
 )
 
-# class -> (keys that must be there, keys that may be there); tried from top to bottom, the most telling first
+# class -> (required keys, optional keys); tried from top to bottom, the most specific first
 _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] = (
     (SchedulerClass.SEQUENTIAL, frozenset({"_schedulers", "_milestones"}), frozenset()),
     (SchedulerClass.CHAINED, frozenset({"_schedulers"}), frozenset()),
@@ -76,7 +76,7 @@ _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] =
     (SchedulerClass.DEEPSPEED, frozenset({"last_batch_iteration"}), frozenset()),
 )
 
-# Their next LR follows from the counter and the base LRs: moving the counter moves the LR with it.
+# Classes whose next LR follows from counter and base LRs, so that setting the counter sets the LR.
 CLOSED_FORM = frozenset({SchedulerClass.LAMBDA, SchedulerClass.ONE_CYCLE, SchedulerClass.CYCLIC})
 
 
@@ -101,8 +101,7 @@ def _holds_float(value: Any) -> bool:
     return isinstance(value, float)
 
 
-# --- LRs kept as float32 (0-dim tensors, numpy scalars): torch rounds them after every operation, and so is done
-# here.
+# --- LRs stored as float32 (0-dim tensors, numpy scalars): rounded after each operation, as torch does
 
 _SINGLE = struct.Struct("<f")
 
@@ -115,7 +114,7 @@ def _rounded(value: float) -> float:
 
 
 class Single(float):
-    """A float32; what is computed with it is one."""
+    """A float32: sums, differences, products and quotients with it are rounded to float32."""
 
     __slots__ = ()
 
@@ -143,7 +142,7 @@ class Single(float):
 
 
 def as_kept(value: Any, *, rounded: bool = True) -> Any:
-    """A copy of a state or of groups in which what the file keeps as float32 is `Single`; with `rounded`, else plain."""
+    """A copy of a state or of groups; with `rounded` numbers stored as float32 become `Single`, else plain floats."""
     if isinstance(value, Mapping):
         return {key: as_kept(part, rounded=rounded) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -154,21 +153,21 @@ def as_kept(value: Any, *, rounded: bool = True) -> Any:
 
 
 def is_single(value: Any) -> bool:
-    """Whether a number is a float32 kept by torch or numpy."""
+    """Whether a number is stored as a float32 by torch or numpy."""
     if isinstance(value, StoredFloat):
         place = value.place
         return place is not None and place.encoding in (Encoding.RAW, Encoding.LATIN1) and place.dtype == "float32"
     return isinstance(value, Single)
 
 
-# --- The LR of each scheduler class at its counter: torch's arithmetic in torch's order of operations. Pure.
+# --- The LR of each class at its counter, in torch's order of operations
 
 State: TypeAlias = dict[str, Any]
 Groups: TypeAlias = list[dict[str, Any]]
 
 
 class CannotCompute(Exception):
-    """This step needs something that the checkpoint does not hold."""
+    """The LR depends on something that the checkpoint does not hold."""
 
 
 def write_lrs(state: State, groups: Groups, values: Sequence[float]) -> None:
@@ -185,7 +184,7 @@ def rule_of(name: SchedulerClass | None) -> Callable[[State, Groups], list[float
         raise CannotCompute("the function of a LambdaLR or MultiplicativeLR is not saved in a checkpoint")
     if name is SchedulerClass.DEEPSPEED:
         raise CannotCompute("DeepSpeed's own schedulers keep their LRs in the DeepSpeed config")
-    raise CannotCompute("the class of a nested scheduler is not known")
+    raise CannotCompute("the class of a nested scheduler is unknown")
 
 
 def _multiply(groups: Groups, factor: float) -> list[float]:

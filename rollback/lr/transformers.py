@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from rollback.lr.oracle import LrTable, Unknown, table
+from rollback.lr.oracle import LrTable, Unknown, table_from
 
 Factor: TypeAlias = Callable[[int], float]
 Maker: TypeAlias = Callable[
@@ -40,7 +40,7 @@ def transformers_lrs(
         factor = maker(_warmup_steps(config, horizon), horizon, created_with, **(own if kind != "constant" else {}))
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
         return Unknown(f"schedule `{kind}` is not known with lr_scheduler_kwargs {dict(own)} ({problem})")
-    return table(lambda n: [float(base) * factor(n) for base in bases], step, groups, k, f"schedule `{kind}`")
+    return table_from(lambda n: [float(base) * factor(n) for base in bases], step, groups, k, f"schedule `{kind}`")
 
 
 def _warmup_steps(config: Mapping[str, Any], horizon: int) -> int:

@@ -20,7 +20,7 @@ from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk.checksums import crc32_after
-from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_there
+from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.disk.objects import sha256_of
 from rollback.disk.reading import read_pointer
 from rollback.errors import PlanRefused, Refused, RollbackError
@@ -32,7 +32,7 @@ from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
-from rollback.transaction.change import Change, Patch, Receipt
+from rollback.transaction.change import Change, Receipt
 from rollback.transaction.protocol import Record, apply_change
 from rollback.transaction.staging import StagedFile, Writer
 
@@ -159,7 +159,7 @@ def apply_plan(
 
 def plan_patches(
     folder: Path, by_file: Mapping[str, Sequence[FieldEdit]], *, reflinks: Callable[[], bool]
-) -> dict[str, tuple[Patch, ...]]:
+) -> dict[str, tuple[BytePatch, ...]]:
     """The files that are patched in place instead of copied, with the bytes of each patch."""
     large = [name for name in by_file if (folder / name).stat().st_size >= LARGE_BYTES]
     if not large or reflinks():
@@ -168,7 +168,7 @@ def plan_patches(
     for name in large:
         file = read_state_file(folder / name)
         pieces = plan_patch(file, {edit.keys: edit.after for edit in by_file[name]})
-        found[name] = tuple(Patch(offset=p.offset, old=p.old, new=p.new) for p in pieces)
+        found[name] = pieces
     return found
 
 
@@ -285,7 +285,7 @@ def _stored_as(wanted: float | int, found: object) -> bool:
     return isinstance(found, int | float) and (found == wanted or abs(found - wanted) <= 1e-6 * abs(wanted))
 
 
-def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[Patch]]) -> Writer:
+def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[BytePatch]]) -> Writer:
     def write(source: Path, target: Path, changed: Sequence[StagedFile]) -> None:
         record = json.loads(source.read_bytes())
         if not isinstance(record, dict):
@@ -304,7 +304,7 @@ def _manifest_writer(plan: Plan, patches: Mapping[str, Sequence[Patch]]) -> Writ
     return write
 
 
-def _crc_after(record: Mapping[str, Any], name: str, size_bytes: int, pieces: Sequence[Patch]) -> str | None:
+def _crc_after(record: Mapping[str, Any], name: str, size_bytes: int, pieces: Sequence[BytePatch]) -> str | None:
     old = next((file.get("crc32") for file in record.get("files", ()) if file.get("path") == name), None)
     if old is None:
         return None

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.durable import Attributes, Disk, is_there
+from rollback.disk.durable import Attributes, BytePatch, Disk, is_there
 from rollback.errors import StoppedPartWay, UnreadableFile
 from rollback.transaction.moves import Move, run_moves
 from rollback.transaction.staging import Writer
@@ -48,25 +48,16 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """`old` bytes at `offset` become `new` bytes of the same length."""
-
-    offset: int
-    old: bytes
-    new: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PatchedFile:
     """A very large file of which a few bytes change in place; `path` is relative to the checkpoint."""
 
     path: str
-    patches: tuple[Patch, ...]
+    patches: tuple[BytePatch, ...]
     attributes: Attributes  # of the original
 
     def backwards(self) -> PatchedFile:
         """The patch that undoes this one."""
-        return replace(self, patches=tuple(Patch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
+        return replace(self, patches=tuple(BytePatch(offset=p.offset, old=p.new, new=p.old) for p in self.patches))
 
     def to_json(self) -> dict[str, Any]:
         """The form stored in receipts and in `transaction.json`; bytes are written as hex."""
@@ -82,7 +73,7 @@ class PatchedFile:
         return cls(
             path=record["path"],
             patches=tuple(
-                Patch(offset=offset, old=bytes.fromhex(old), new=bytes.fromhex(new))
+                BytePatch(offset=offset, old=bytes.fromhex(old), new=bytes.fromhex(new))
                 for offset, old, new in record["patches"]
             ),
             attributes=Attributes.from_json(record["attributes"]),
@@ -97,7 +88,7 @@ class Change:
     entry: str  # the checkpoint's name in `root`
     source: Path  # where it is now: `root / entry`, or the place of an abandoned checkpoint that is brought back
     writers: Mapping[str, Writer] = field(default_factory=dict)  # path in the checkpoint -> new content
-    patches: Mapping[str, tuple[Patch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
+    patches: Mapping[str, tuple[BytePatch, ...]] = field(default_factory=dict)  # path in the checkpoint -> bytes in place
     abandon: tuple[str, ...] = ()  # names in `root`, earliest step first
     pointers: Mapping[str, bytes] = field(default_factory=dict)  # path in `root` -> new content
     links: Mapping[str, str] = field(default_factory=dict)  # symbolic link in `root` -> its new target

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from rollback.disk.durable import Disk
+from rollback.disk.durable import BytePatch, Disk
 from rollback.errors import RollbackError, StoppedPartWay
-from rollback.transaction.change import Patch
 from rollback.transaction.protocol import Receipt, recover_change, remove_leftovers
 from tests.rollback.disks import DyingDisk, FailingDisk, Journal, Killed, picture
 from tests.rollback.test_transaction import (
@@ -84,7 +83,7 @@ def prepare_rolled_back(top: Path, journal: Journal) -> None:
 def patching(top: Path, journal: Journal, disk: Disk) -> Receipt:
     """The optimizer is a very large file: its bytes change in place, out of sight."""
     root = top / "work" / "checkpoints"
-    patch = Patch(offset=len(b"group lr="), old=b"1.0", new=b"0.5")
+    patch = BytePatch(offset=len(b"group lr="), old=b"1.0", new=b"0.5")
     contents = {name: content for name, content in HALVED.items() if "optimizer" not in name}
     change = change_to(root, 500, contents, patches={"accelerator_state/optimizer.bin": (patch,)})
     return apply(root, change, journal, disk)

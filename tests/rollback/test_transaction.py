@@ -15,9 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollback.disk.durable import Disk
+from rollback.disk.durable import BytePatch, Disk
 from rollback.errors import Refused, RollbackError, StoppedPartWay
-from rollback.transaction.change import Patch
 from rollback.transaction.protocol import Change, Receipt, apply_change, recover_change, undo_change
 from rollback.transaction.staging import StagedFile
 from tests.rollback.disks import Journal, picture
@@ -373,7 +372,7 @@ def test_large_file_is_patched_in_place_and_undone_to_the_byte(tmp_path: Path) -
     before = picture(tmp_path / "work")
     path = root / "opt_step-500" / "accelerator_state" / "optimizer.bin"
     inode = path.stat().st_ino
-    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    patches = {"accelerator_state/optimizer.bin": (BytePatch(offset=9, old=b"1.0", new=b"0.5"),)}
     change = change_to(root, 500, {"accelerator_state/scheduler.bin": b"lr=0.5"}, patches=patches)
     receipt = apply(root, change, journal)
     assert path.read_bytes() == b"group lr=0.5 at 500"
@@ -390,7 +389,7 @@ def test_large_file_with_a_second_name_is_refused_before_anything_changed(tmp_pa
     path = root / "opt_step-500" / "accelerator_state" / "optimizer.bin"
     os.link(path, tmp_path / "snapshot.bin")
     before = picture(tmp_path)
-    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    patches = {"accelerator_state/optimizer.bin": (BytePatch(offset=9, old=b"1.0", new=b"0.5"),)}
     with pytest.raises(Refused, match="2 hard links"):
         apply(root, change_to(root, 500, {}, patches=patches), journal)
     assert picture(tmp_path) == before and journal.entries == []
@@ -401,7 +400,7 @@ def test_abandoned_checkpoint_with_a_large_file_is_patched_and_goes_back(tmp_pat
     first = apply(root, change_to(root, 500), journal)
     source = root.parent / "abandoned" / first.data["intent"] / "opt_step-750"
     before = picture(tmp_path / "work", times=False)
-    patches = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+    patches = {"accelerator_state/optimizer.bin": (BytePatch(offset=9, old=b"1.0", new=b"0.5"),)}
     receipt = apply(root, change_to(root, 750, {}, source=source, patches=patches), journal)
     assert (root / "opt_step-750" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=0.5 at 750"
     take_back(root, receipt, journal)
@@ -488,7 +487,7 @@ def test_config_that_was_changed_after_the_rollback_is_not_overwritten_by_undo(t
 
 # --- what the disk or another program does while a transaction runs
 
-PATCHES = {"accelerator_state/optimizer.bin": (Patch(offset=9, old=b"1.0", new=b"0.5"),)}
+PATCHES = {"accelerator_state/optimizer.bin": (BytePatch(offset=9, old=b"1.0", new=b"0.5"),)}
 
 
 class Meddling(Disk):
