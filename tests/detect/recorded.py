@@ -47,6 +47,10 @@ def healthy(seed: int) -> Iterator[tuple[str, list[Row]]]:
     ):  # fmt: skip
         yield name, rows(losses(random.Random(seed), 2500, **options))
     yield "two decimals", rows([round(value, 2) for value in losses(random.Random(seed), 1500, sigma=0.006)])
+    coarse = losses(random.Random(seed), 2500, sigma=0.002, tail=0.01, descent=0.3)
+    yield "coarse", rows([round(value, 2) for value in coarse])
+    drift, noise = losses(random.Random(seed), 5000, sigma=0.012, phi=0.99, descent=0.5), random.Random(seed + 100)
+    yield "white on slow drift", rows([value + noise.gauss(0.0, 0.02) for value in drift])
     yield "bf16", rows([round(value * 64) / 64 for value in losses(random.Random(seed), 1500, sigma=0.012)])
 
 
