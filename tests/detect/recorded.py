@@ -104,6 +104,8 @@ def falls(seed: int) -> Iterator[tuple[str, list[Row]]]:
     rng = random.Random(seed)
     speed = [rng.gauss(1000.0, 10.0) - 300.0 * (step >= 700) for step in range(1200)]
     yield "throughput", rows(losses(rng, 1200), tokens_per_second=speed)
+    worse = [value + 0.3 * (step >= 700) for step, value in enumerate(losses(rng, 1200))]
+    yield "throughput and loss", rows(worse, tokens_per_second=speed)
     scale = [65536.0 if step < 700 else max(1.0, 65536.0 / 2 ** ((step - 700) // 5)) for step in range(1200)]
     yield "loss scale", rows(losses(rng, 1200), loss_scale=scale)
     first = [2.0 ** (24 - step // 3) if step < 30 else 16384.0 for step in range(600)]
@@ -157,6 +159,10 @@ def rates(seed: int) -> Iterator[tuple[str, list[Row]]]:
     raised = [lr * (2.0 if step >= 700 else 1.0) for step, lr in enumerate(right)]
     rising = [value + 0.004 * max(0, step - 720) for step, value in enumerate(losses(rng, 1200))]
     yield "raised, and the loss rises", rows(rising, lr=raised)
+    passing = [value + 0.1 * (705 <= step < 765) for step, value in enumerate(losses(rng, 1200))]
+    doubled = [lr * (2.0 if 700 <= step < 760 else 1.0) for step, lr in enumerate(right)]
+    yield "raised for a while, and the loss with it", rows(passing, lr=doubled)
+    yield "the same rise under the right LR", rows(passing, lr=right)
     low = [lr * (0.3 if step >= 300 else 1.0) for step, lr in enumerate(right)]
     back = [*low[:700], *[lr * 0.55 for lr in right[600:1100]]]
     steps = [*range(700), *range(600, 1100)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rollback.detect.channel
-from rollback.detect import Detector, Event
+from rollback.detect import Detector, Event, Tier
 
 
 def fold(losses: Sequence[float]) -> tuple[Event, ...]:
@@ -39,6 +39,17 @@ def test_loss_scale_that_falls_from_its_start_value_after_a_restart_is_no_collap
 
     assert kinds(restarts=True) == []
     assert kinds(restarts=False) == [("level-shift", "warn")]  # the same fall in the middle of a launch
+
+
+def test_norm_that_explodes_warns_at_that_point_and_not_at_the_next_check() -> None:
+    """A spike of the loss is a notice; a norm that reaches ten times its size on the way makes it a warning at once."""
+    detector, rng, seen = Detector(), random.Random(4), []
+    for step in range(900):
+        factor = {700: 4.0, 701: 4.0, 702: 60.0, 703: 60.0}.get(step, 1.0)
+        values = {"loss": 2.0 + rng.gauss(0.0, 0.02) + 0.5 * (700 <= step < 704), "grad_norm": factor * rng.lognormvariate(0.0, 0.1)}
+        seen += [(step, event.tier) for event in detector.feed(step, values)]
+    assert [step for step, tier in seen if tier is Tier.NOTICE][:1] == [700]
+    assert [step for step, tier in seen if tier is Tier.WARN][:1] == [702]
 
 
 def test_fold_of_a_channel_holds_no_number_with_a_meaning() -> None:
