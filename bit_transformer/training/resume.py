@@ -82,7 +82,7 @@ def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract
     if requested != "auto":
         return checkpoint_path(root, int(requested)) if requested.isdigit() else _state_directory(Path(requested), root)
     kind, named = _last_word(environ)
-    if kind == "checkpoint":
+    if kind == EntryKind.CHECKPOINT:
         return _state_directory(Path(named), root)
     if contract is not None and kind != "undone":
         return _state_directory(Path(contract["checkpoint"]), root)
@@ -99,7 +99,7 @@ def _last_word(environ: Mapping[str, str]) -> tuple[str, str]:
     word = ("", "")
     for entry in read_journal(RunPaths(Path(run_dir))).entries if run_dir else ():
         if entry.kind == EntryKind.CHECKPOINT:
-            word = ("checkpoint", CheckpointSaved.of(entry).path or "")
+            word = (EntryKind.CHECKPOINT.value, CheckpointSaved.of(entry).path or "")
         elif entry.kind == EntryKind.UNDO_RECEIPT:
             word = ("undone", "")
         elif entry.kind in RECEIPTS:

@@ -27,12 +27,12 @@ __all__ = [
     "Place",
     "Standing",
     "anchors_of",
-    "judge",
     "look",
     "names_of",
     "read_place",
     "refuse_copy",
     "settle",
+    "standing_of",
     "write_place",
 ]
 
@@ -225,7 +225,7 @@ def write_place(paths: RunPaths, place: Place, *, may_replace: bool = True) -> N
     write_atomic(paths.run_dir / "run.json", text, may_replace=may_replace)
 
 
-def judge(place: Place, paths: RunPaths) -> Standing:
+def standing_of(place: Place, paths: RunPaths) -> Standing:
     """Whether the run directory at hand is the one that `place` describes."""
     run = os.path.abspath(paths.run_dir)
     journal = _inode(os.path.join(run, "journal"))
@@ -239,7 +239,7 @@ def judge(place: Place, paths: RunPaths) -> Standing:
 def look(paths: RunPaths) -> tuple[Place | None, Standing]:
     """The recorded place and how this directory stands to it; a run without `run.json` is HERE."""
     place = read_place(paths)
-    return place, Standing.HERE if place is None else judge(place, paths)
+    return place, Standing.HERE if place is None else standing_of(place, paths)
 
 
 def anchors_of(paths: RunPaths) -> Anchors:

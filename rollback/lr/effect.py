@@ -79,7 +79,7 @@ def lr_edits(
     return tuple(edits)
 
 
-def plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
+def need_plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
     """Return `value` when it is a Python int or float, else raise `PlanRefused` naming where it was found."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
@@ -92,7 +92,7 @@ def plain_number(value: Any, *, file: str, keys: Keys) -> float | int:
 
 def _scaled_field(file: str, leaves: Iterable[tuple[Keys, Any]], scale: float) -> Iterator[FieldEdit]:
     for keys, value in leaves:
-        before = plain_number(value, file=file, keys=keys)
+        before = need_plain_number(value, file=file, keys=keys)
         after = before * scale
         if after != before:
             yield FieldEdit(file=file, keys=keys, before=before, after=after)

@@ -21,8 +21,8 @@ from rollback.lr.effect import (
     edited_state,
     governed_by,
     lr_edits,
+    need_plain_number,
     of_first_rank,
-    plain_number,
     prove_ratio,
     scheduler_lr_leaves,
 )
@@ -108,7 +108,7 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
     if not optimizers:
         raise PlanRefused("--lr: no optimizer state holds an LR in this checkpoint")
     values = {
-        float(plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
+        float(need_plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
         for optimizer in optimizers
         for index, group in enumerate(optimizer.groups)
     }
@@ -230,7 +230,7 @@ def _set_one(name: str, value: float | int, state: CheckpointState, request: Rol
             remedy="`chronicle inspect` lists the fields; a full name is `file:key.path`",
         )
     for file, keys, present in found:
-        before = plain_number(present, file=file, keys=keys)
+        before = need_plain_number(present, file=file, keys=keys)
         after = float(value) if isinstance(before, float) else value
         if isinstance(before, int) and int(after) != after:
             raise PlanRefused(f"--set {name}={value}: expected a whole number, as in `{file}`")
