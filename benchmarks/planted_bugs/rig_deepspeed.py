@@ -83,7 +83,7 @@ def resume(checkpoint: Path, run_dir: Path | None, plan: Plan, rows: list[Row]) 
 
 
 def prepare_environment() -> None:
-    """One rank without a launcher."""
-    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    """One rank without a launcher; port 0 lets the store pick a free one."""
+    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in {"DS_ACCELERATOR": "cpu", **defaults}.items():
         os.environ.setdefault(name, value)
