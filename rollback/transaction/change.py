@@ -25,6 +25,7 @@ from rollback.transaction.staging import Writer
 
 READY = "transaction.json"
 VERSION = 1
+RECEIPT_VERSION = 1  # of the data of a receipt, which undo reads; a receipt without `v` has version 1
 ABANDONED = "abandoned"
 Record = Callable[[str, dict[str, Any]], str]  # (kind, data) -> id of the entry; the entry is durable when it returns
 

@@ -27,6 +27,7 @@ from rollback.errors import Refused, RollbackError, StoppedPartWay
 from rollback.transaction.change import (
     ABANDONED,
     READY,
+    RECEIPT_VERSION,
     Change,
     PatchedFile,
     Prepared,
@@ -380,6 +381,12 @@ def refuse_shared(path: Path) -> None:
 
 def check_undo(data: Mapping[str, Any], root: Path) -> None:
     """Raise `Refused` when the rollback with this receipt cannot be undone: a file is gone or was changed since."""
+    version = data.get("v", RECEIPT_VERSION)
+    if version != RECEIPT_VERSION:
+        raise Refused(
+            f"the receipt of this rollback has version {version!r}: expected version {RECEIPT_VERSION}",
+            remedy="a newer program wrote it: undo with that program",
+        )
     place = root / data["entry"]
     if not is_there(place):
         raise Refused(

@@ -589,3 +589,13 @@ def test_receipt_that_cannot_be_written_after_a_patch_alone_leaves_the_transacti
     assert receipt is not None and journal.open_intents() == []
     take_back(root, receipt, journal)
     assert (root / "opt_step-1000" / "accelerator_state" / "optimizer.bin").read_bytes() == b"group lr=1.0 at 1000"
+
+
+def test_undo_refuses_a_receipt_of_another_version(tmp_path: Path) -> None:
+    """A newer program may keep in it what this one would not restore."""
+    root, journal = make_world(tmp_path), Journal()
+    receipt = apply(root, change_to(root, 500), journal)
+    after = picture(tmp_path / "work")
+    with pytest.raises(Refused, match="version 2: expected version 1"):
+        take_back(root, replace(receipt, data={**receipt.data, "v": 2}), journal)
+    assert picture(tmp_path / "work") == after
