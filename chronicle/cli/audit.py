@@ -1,4 +1,4 @@
-"""`chronicle audit` checks the records of a run; `chronicle claim` checks a sentence against them."""
+"""`chronicle audit` checks the records of a run, `claim` checks a sentence, `forensics` reconstructs unrecorded launches."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,8 @@ import typer
 
 from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, recheck_claims
 from chronicle.audit.evidence import read_evidence
+from chronicle.audit.postmortem import find_contradictions, infer_launches, list_timeline, list_unknowns, write_draft
+from chronicle.audit.traces import scan_directory
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -40,6 +42,7 @@ from rollback.findings import Finding, Severity
 __all__ = [
     "audit",
     "claim",
+    "forensics",
 ]
 
 SKEW_SECONDS = 60
@@ -224,3 +227,41 @@ def overall(judgements: tuple[Judgement, ...]) -> ClaimVerdict:
 def _line(one: Judgement) -> str:
     where = f"  [{', '.join(one.evidence[:3])}{', …' if len(one.evidence) > 3 else ''}]" if one.evidence else ""
     return f"{one.verdict.value:<12}  {one.statement.text}: {one.message}{where}"
+
+
+# --- chronicle forensics
+
+def forensics(
+    directory: Annotated[Path | None, typer.Argument(help="Directory of the run [here].", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a post-mortem draft to this file.", metavar="FILE")] = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Reconstruct the launches of an unrecorded run from its files.
+
+    Files, logs and processes are read. The result distinguishes observed, inferred and unknown facts.
+
+    Example: chronicle forensics /data/run7 --out POSTMORTEM.md
+    """
+    place = directory or Path.cwd()
+    if not place.is_dir():
+        raise UsageProblem(f"`{place}` is not a directory: expected the directory of a run")
+    scan = scan_directory(place)
+    launches = infer_launches(scan.observations)
+    contradictions = find_contradictions(launches, scan.observations, scan.scripts)
+    unknowns = list_unknowns(launches)
+    draft = write_draft(scan, launches, contradictions, unknowns)
+    talk: tuple[str, ...] = ()
+    if out is not None:
+        out.write_text(draft, encoding="utf-8")
+        talk = (f"draft: {out}",)
+    data = {
+        "directory": str(place),
+        "launches": [
+            {"number": one.number, "source": one.source, "started": one.started, "reached": one.reached} for one in launches
+        ],
+        "contradictions": [{"text": one.text, "from": list(one.follows_from)} for one in contradictions],
+        "unknown": list(unknowns),
+        "timeline": [{"time": time, "place": where, "what": what} for time, where, what in list_timeline(scan, launches)],
+        "processes": [{"pid": one.pid, "started": one.started, "orphan": one.orphan} for one in scan.processes],
+    }
+    return CommandResult(text=draft, data=data, talk=talk)

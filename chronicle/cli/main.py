@@ -50,7 +50,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
         "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
-        "manifest": ("chronicle.cli.manifest:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
+        "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
         "prune": ("chronicle.cli.prune:prune", "Delete abandoned checkpoints that no undo needs."),
     },
     "Go back": {
@@ -64,7 +64,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
         "claim": ("chronicle.cli.audit:claim", "Check a sentence about the run against recorded evidence."),
-        "forensics": ("chronicle.cli.forensics:forensics", "Reconstruct the launches of an unrecorded run from its files."),
+        "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     },
     "Processes and nodes": {
         "ps": ("chronicle.cli.processes:ps", "List the living processes of a run."),
