@@ -1,6 +1,5 @@
-"""`chronicle init` creates a run; `chronicle config` shows its settings."""
+"""`chronicle config` shows the settings of a run and prints the completion script."""
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +11,12 @@ from chronicle.cli.options import (
     JsonOption,
     LogsOption,
     RunOption,
-    settings_from,
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
-from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import RunInit
 from chronicle.story.plain import plain
 
-__all__ = [
-    "app",
-    "init",
-]
+__all__ = ["app"]
 
 HELP = "Show the settings, or print the shell completion script."
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=HELP)
@@ -73,52 +66,3 @@ def completion_script(
 
 def _path_text(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-# --- chronicle init
-
-
-def init(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
-) -> CommandResult:
-    """Create the journal of a run and a `chronicle.toml`.
-
-    Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
-    """
-    settings = settings_from(run, logs, checkpoints)
-    paths = settings.paths
-    lines = []
-    if read_journal(paths).entries:
-        lines.append(f"run `{settings.run}` already has a journal: {paths.journal_dir}")
-    else:
-        with JournalWriter(paths) as writer:
-            writer.write(RunInit(checkpoints=_path_text(settings.checkpoints_dir)), title=f"run {settings.run}")
-        lines.append(f"journal of run `{settings.run}`: {paths.journal_dir}")
-    config = Path.cwd() / "chronicle.toml"
-    if not config.exists():
-        config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
-        lines.append(f"settings: {config}")
-    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _path_text(settings.checkpoints_dir)}
-    return CommandResult(text="\n".join(lines), data=data)
-
-
-def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:
-    lines = [f"run = {_quoted(run)}", f"logs = {_quoted(_relative(logs_dir))}"]
-    known = checkpoints_dir is not None
-    lines.append(f"checkpoints = {_quoted(_relative(checkpoints_dir))}" if known else '# checkpoints = "checkpoints"')
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string; JSON escapes the same characters in the same way."""
-    return json_module.dumps(text, ensure_ascii=False)
-
-
-def _relative(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return path.as_posix()
-

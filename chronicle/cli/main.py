@@ -28,7 +28,7 @@ __all__ = ["main"]
 # is the first line of the command's own help, which a test compares.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Record a run": {
-        "init": ("chronicle.cli.config:init", "Create the journal of a run and a `chronicle.toml`."),
+        "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
         "close": ("chronicle.cli.note:close", "Record the outcome of an incident, a rollback or a note."),

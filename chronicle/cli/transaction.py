@@ -7,16 +7,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from chronicle.cli.options import CommandResult
-from chronicle.errors import ChronicleError, JournalError, UsageProblem
+from chronicle.errors import ChronicleError, JournalError, Refusal, UsageProblem
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
     EVENTS,
@@ -36,10 +36,12 @@ from chronicle.journal.events import (
 from chronicle.journal.events import (
     read as read_event,
 )
+from chronicle.journal.place import Anchors, Place, is_same_directory, look, refuse_copy
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
 from rollback.disk.checksums import ByteProgress
 from rollback.disk.durable import REAL_DISK
@@ -72,6 +74,29 @@ class OpenedRun:
     writer: JournalWriter
     force: str | None
     is_new: bool  # the journal did not exist before
+    place: Place | None = None  # as recorded before this command; None: never written to
+    identity: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint that is worked on, as it carries it
+
+    @property
+    def anchors(self) -> Anchors:
+        """The directories that stored paths are relative to, as they lie now."""
+        return self.writer.place.anchors(self.paths.run_dir)
+
+    def moved(self, value: Any) -> Any:
+        """A value with absolute paths of the run's last recorded place replaced by those of today."""
+        if self.place is None:
+            return value
+        return self.anchors.resolve(self.place.recorded_anchors.store(value))
+
+    def refuse_outside(self, receipt: Entry) -> None:
+        """Raise `Refusal` when a receipt names a directory that is not one of this run's own."""
+        recorded, own = RollbackReceipt.of(receipt).root, str(self.root)
+        if recorded and not is_same_directory(recorded, own):
+            raise Refusal(
+                f"rollback {receipt.id} was made in `{recorded}`; the checkpoints of this run are `{own}`: "
+                "nothing outside the run is changed",
+                "name the right directory with --checkpoints, or undo it in the run that it belongs to",
+            )
 
     def record(self, kind: str, data: dict[str, Any]) -> str:
         """Write an entry of the transaction durably; returns its id. Raises `RollbackError` when it is not on disk.
@@ -82,13 +107,15 @@ class OpenedRun:
         refs = tuple(str(data[key]) for key in ("undoes", "intent") if data.get(key))
         if self.force is not None and kind in INTENTS:
             data = data | {"force": self.force}
-        event = EVENTS[EntryKind(kind)].from_json(data)
+        if self.identity and kind in (EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT):
+            data = data | {"identity": dict(self.identity)}
+        event = EVENTS[EntryKind(kind)].from_json(data | {"anchors": self.anchors.to_json()})
         try:
             fresh = not self.paths.journal_dir.is_dir()
             entry = self.writer.write(event, step=step, launch=launch, title=_title(event), refs=refs)
             if fresh:
                 _sync_upwards(self.paths.journal_dir)
-        except JournalError as problem:
+        except (JournalError, Refusal) as problem:
             raise RollbackError(problem.message, problem.remedy) from problem
         return entry.id
 
@@ -111,6 +138,9 @@ def open_run(
         yield _opened(settings, journal, force)
         return
     is_new = not paths.journal_dir.is_dir()
+    place, standing = look(paths)
+    if place is not None:
+        refuse_copy(place, standing, paths)
     paths.run_dir.mkdir(parents=True, exist_ok=True)
     with hold_lock(paths.lock_path):
         journal = _read_whole(paths)
@@ -119,7 +149,7 @@ def open_run(
             raise unfinished(intent)
         if force is None:
             _refuse_alive(paths, journal, recovering)
-        opened = _opened(settings, journal, force, is_new=is_new)
+        opened = replace(_opened(settings, journal, force, is_new=is_new), place=place)
         try:
             for root in _roots(journal) if intent is None else ():
                 remove_leftovers(root, closed_intents(journal.entries))
@@ -151,12 +181,13 @@ def unfinished(intent: Entry) -> IntentOpen:
 
 
 def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: bool = False) -> OpenedRun:
+    root = Path(os.path.abspath(settings.checkpoints_dir or settings.logs_dir.parent / "checkpoints"))
     return OpenedRun(
         settings=settings,
         paths=settings.paths,
-        root=Path(os.path.abspath(settings.checkpoints_dir or settings.logs_dir.parent / "checkpoints")),
+        root=root,
         journal=journal,
-        writer=JournalWriter(settings.paths),
+        writer=JournalWriter(settings.paths, checkpoints=root),
         force=force,
         is_new=is_new,
     )
@@ -248,12 +279,14 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
         done = f"already at step {plan.step}: nothing to change"
         return CommandResult(text=done, data=plan.to_json() | {"changed": False})
     agree("Apply this plan?", text, yes=yes)
+    opened = replace(opened, identity=_identity_of(plan))
     with uninterrupted():
         receipt = apply_plan(
             plan,
             objects_dir=opened.paths.objects_dir,
             record=opened.record,
             contract_path=opened.paths.contract_path,
+            contract_form=lambda contract: opened.anchors.store(contract | {"identity": opened.identity.get("id")}),
         )
     talk = [f"new journal: {opened.paths.journal_dir}"] if opened.is_new else []
     talk += [receipt.left_over] if receipt.left_over else []
@@ -261,6 +294,13 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
     lines = [text, "", f"done: the next launch will load step {plan.step} ({receipt.id})"]
     data = {"changed": True, "receipt": receipt.id, "plan": plan.to_json() | {"digest": plan.digest}}
     return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
+
+
+def _identity_of(plan: Plan) -> Mapping[str, Any]:
+    """What the target's manifest says that it is: id, run, launch and step of its save; empty where it says nothing."""
+    manifest = read_manifest(Path(plan.source)) if plan.has_manifest else None
+    found = (manifest.memory or {}).get("identity") if manifest is not None else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def agree(question: str, text: str, *, yes: bool) -> None:

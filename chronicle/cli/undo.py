@@ -48,6 +48,7 @@ def undo_rollback(
         entry = find_undoable(opened.journal.entries, rollback)
         if entry is None:
             return CommandResult(text="no rollback to undo", data={"changed": False})
+        opened.refuse_outside(entry)
         newer = newer_checkpoints(entry.data)
         text = _describe(entry, RollbackReceipt.of(entry), newer)
         agree("Undo it?", text, yes=yes)
@@ -90,7 +91,7 @@ def recover_transaction(
         if intent is None:
             return CommandResult(text="nothing to recover", data={"recovered": None})
         with uninterrupted():
-            receipt = recover_change(intent.id, intent.data, record=opened.record)
+            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=opened.moved)
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"
     verb = intent.kind.partition(".")[0]
     data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}

@@ -279,6 +279,7 @@ class RunInit(JournalEvent, kind=EntryKind.RUN_INIT):
     """The journal was created (`chronicle init`)."""
 
     checkpoints: str | None
+    run_id: str = ""
 
 
 class RunPlace(JournalEvent, kind=EntryKind.RUN_PLACE):

@@ -31,6 +31,7 @@ from chronicle.journal.events import (
     LaunchStart,
     LaunchStep,
     RollbackReceipt,
+    RunFork,
     read,
 )
 
@@ -139,12 +140,15 @@ def compute_lineage(
     reached = dict(saved or {})
     relevant: list[Entry] = []
     checkpoint = EntryKind.CHECKPOINT
+    copied_from: dict[str, int] = {}  # id of a run whose journal was copied into this one -> its last launch here
     for entry in entries:
         if entry.kind in APPLIED or (entry.launch is not None and entry.kind in LAUNCHES):
             relevant.append(entry)
         elif entry.kind == checkpoint and entry.launch is not None and entry.step is not None:
             reached[entry.launch] = max(entry.step, reached.get(entry.launch, entry.step))
-    fold = _Fold(_launch_facts(relevant, observed or {}, reached))
+        elif entry.kind == EntryKind.RUN_FORK:
+            copied_from |= _copied_from(RunFork.of(entry))
+    fold = _Fold(_launch_facts(relevant, observed or {}, reached, copied_from))
     for entry in relevant:
         fold.take(entry)
     return fold.result()
@@ -180,8 +184,16 @@ class _Guarding:
             self.fresh = event.basis == "fresh"
 
 
+def _copied_from(fork: RunFork) -> dict[str, int]:
+    last = fork.parent.get("launch")
+    return {str(fork.parent.get("run_id")): last} if fork.copied and isinstance(last, int) else {}
+
+
 def _launch_facts(
-    entries: Iterable[Entry], seen: Mapping[int, tuple[int, int]], reached: Mapping[int, int]
+    entries: Iterable[Entry],
+    seen: Mapping[int, tuple[int, int]],
+    reached: Mapping[int, int],
+    copied_from: Mapping[str, int],
 ) -> dict[int, LaunchSpan]:
     """First and last step of each launch, from all entries and the per-step log together."""
     spans: dict[int, LaunchSpan] = {}
@@ -200,11 +212,15 @@ def _launch_facts(
         if isinstance(event, LaunchEnd):
             span = replace(span, ended=True, last_step=event.last_step)
         spans[entry.launch] = span
-    return {n: _observe(span, guards.get(n), seen.get(n), reached.get(n)) for n, span in spans.items()}
+    return {n: _observe(span, guards.get(n), seen.get(n), reached.get(n), copied_from) for n, span in spans.items()}
 
 
 def _observe(
-    span: LaunchSpan, guard: _Guarding | None, seen: tuple[int, int] | None, saved: int | None
+    span: LaunchSpan,
+    guard: _Guarding | None,
+    seen: tuple[int, int] | None,
+    saved: int | None,
+    copied_from: Mapping[str, int],
 ) -> LaunchSpan:
     """An explicit start beats the guard's step, which beats the first logged step; the furthest last step counts."""
     first, last = seen if seen is not None else (None, None)
@@ -213,10 +229,12 @@ def _observe(
         span = replace(span, start_step=known if known is not None else None if first is None else first - 1)
     lasts = [step for step in (span.last_step, last, saved) if step is not None]
     span = replace(span, last_step=max(lasts) if lasts else None)
-    return span if guard is None else _as_guarded(span, guard, saved)
+    return span if guard is None else _as_guarded(span, guard, saved, copied_from)
 
 
-def _as_guarded(span: LaunchSpan, guard: _Guarding, saved: int | None) -> LaunchSpan:
+def _as_guarded(
+    span: LaunchSpan, guard: _Guarding, saved: int | None, copied_from: Mapping[str, int]
+) -> LaunchSpan:
     """What the guard recorded decides: which checkpoint was loaded, and whether a step was taken."""
     span = replace(span, refused=guard.refused)
     if not guard.stepped or (guard.refused and saved is None):  # its log may say otherwise: a row is written before the step
@@ -225,8 +243,9 @@ def _as_guarded(span: LaunchSpan, guard: _Guarding, saved: int | None) -> Launch
         return span
     if guard.loaded:
         launch, step = guard.loaded.get("launch"), guard.loaded.get("step")
-        if guard.loaded.get("run_id") != guard.run_id:
-            return replace(span, inferred=False, parent_run=str(guard.loaded.get("run_id") or ""))
+        saved_by = str(guard.loaded.get("run_id") or "")
+        if saved_by != guard.run_id and not (isinstance(launch, int) and launch <= copied_from.get(saved_by, 0)):
+            return replace(span, inferred=False, parent_run=saved_by)
         if isinstance(launch, int) and isinstance(step, int):
             return replace(span, inferred=False, loaded=(launch, step))
     return replace(span, inferred=not guard.fresh)

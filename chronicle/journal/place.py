@@ -8,9 +8,10 @@ Paths below one of the run's anchors are kept relative to it in the journal (`@c
 true after a move. The anchors' absolute paths stand in `run.json` and in the `run.place` entries, as a remark.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -25,8 +26,13 @@ __all__ = [
     "Anchors",
     "Parent",
     "Place",
+    "Root",
     "Standing",
     "anchors_of",
+    "describe_parent",
+    "find_run",
+    "is_same_directory",
+    "judge",
     "look",
     "names_of",
     "read_place",
@@ -80,29 +86,34 @@ class Parent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchors:
-    """The directories that stored paths are relative to, as absolute paths; "" where one is not known."""
+    """The directories that stored paths are relative to, as absolute paths."""
 
     run: str
-    checkpoints: str = ""
+    roots: tuple[str, ...] = ()  # checkpoint roots, in the order in which the run came to know them
 
     @property
     def _places(self) -> tuple[tuple[str, str], ...]:
         """(name, directory), the deepest directory first."""
         found = [(RUN, self.run)]
-        if self.checkpoints:
-            abandoned = os.path.join(os.path.dirname(self.checkpoints), "abandoned")
-            found += [(CHECKPOINTS, self.checkpoints), (ABANDONED, abandoned)]
+        for number, root in enumerate(self.roots, start=1):
+            suffix = "" if number == 1 else f"-{number}"
+            found.append((CHECKPOINTS + suffix, root))
+            found.append((ABANDONED + suffix, os.path.join(os.path.dirname(root), "abandoned")))
         project = os.path.dirname(os.path.dirname(self.run))
         if project.count("/") > 1:  # `/` or `/home` would make a project of everything
             found.append((PROJECT, project))
         return tuple(sorted(found, key=lambda item: -len(item[1])))
+
+    def to_json(self) -> dict[str, Any]:
+        """The absolute paths, as a remark in an entry: these are not made relative."""
+        return {"run": self.run, "roots": list(self.roots)}
 
     def store(self, value: Any) -> Any:
         """The value with each absolute path below an anchor made relative to it; lists and mappings throughout."""
         if isinstance(value, str):
             return self._store_text(value)
         if isinstance(value, Mapping):
-            return {key: self.store(item) for key, item in value.items()}
+            return {key: item if key == "anchors" else self.store(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.store(item) for item in value]
         return value
@@ -134,6 +145,19 @@ class Anchors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A checkpoint root of the run: its absolute path when it was last seen, and its path relative to the run directory."""
+
+    path: str
+    from_run: str
+
+    def now(self, run: str) -> str:
+        """Where it lies now: beside the run first, then at its recorded path."""
+        beside = os.path.normpath(os.path.join(run, self.from_run))
+        return beside if os.path.isdir(beside) or not os.path.isdir(self.path) else self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """`run.json`: who this run is, and where its directory was last written to."""
 
@@ -142,8 +166,7 @@ class Place:
     path: str = ""  # of the run directory, absolute
     inode: int = 0
     journal_inode: int = 0
-    checkpoints: str = ""  # the checkpoint root, absolute
-    checkpoints_from_run: str = ""  # the same, relative to the run directory
+    roots: tuple[Root, ...] = ()
     names: tuple[str, ...] = ()  # of the run directory, past ones included: entries carry the name of their time
     parent: Parent | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -157,33 +180,35 @@ class Place:
             "path": self.path,
             "inode": self.inode,
             "journal_inode": self.journal_inode,
-            "checkpoints": self.checkpoints,
-            "checkpoints_from_run": self.checkpoints_from_run,
+            "roots": [{"path": root.path, "from_run": root.from_run} for root in self.roots],
             "names": list(self.names),
             **({"parent": self.parent.to_json()} if self.parent else {}),
             **self.more,
         }
 
+    @property
+    def recorded_anchors(self) -> Anchors:
+        """Where the anchors were when the run was last written to."""
+        return Anchors(run=self.path, roots=tuple(root.path for root in self.roots))
+
     def anchors(self, run_dir: Path) -> Anchors:
-        """Where the anchors are now: the checkpoint root beside the run first, then at its recorded path."""
+        """Where the anchors are now."""
         run = os.path.abspath(run_dir)
-        beside = os.path.normpath(os.path.join(run, self.checkpoints_from_run)) if self.checkpoints_from_run else ""
-        if beside and (os.path.isdir(beside) or not os.path.isdir(self.checkpoints)):
-            return Anchors(run=run, checkpoints=beside)
-        return Anchors(run=run, checkpoints=self.checkpoints)
+        return Anchors(run=run, roots=tuple(root.now(run) for root in self.roots))
 
     def at(self, run_dir: Path, checkpoints: Path | None = None) -> "Place":
-        """This run as it lies now; `checkpoints` names the checkpoint root where it is known better."""
+        """This run as it lies now; `checkpoints` names a checkpoint root that may be new."""
         run = os.path.abspath(run_dir)
-        root = os.path.abspath(checkpoints) if checkpoints is not None else self.anchors(run_dir).checkpoints
+        known = list(self.anchors(run_dir).roots)
+        if checkpoints is not None and not any(is_same_directory(root, checkpoints) for root in known):
+            known.append(os.path.abspath(checkpoints))
         return replace(
             self,
             host=os.uname().nodename,
             path=run,
             inode=_inode(run),
             journal_inode=_inode(os.path.join(run, "journal")),
-            checkpoints=root,
-            checkpoints_from_run=os.path.relpath(root, run) if root else "",
+            roots=tuple(Root(path=root, from_run=os.path.relpath(root, run)) for root in known),
             names=tuple(dict.fromkeys((*self.names, os.path.basename(run)))),
         )
 
@@ -194,15 +219,14 @@ def read_place(paths: RunPaths) -> Place | None:
     try:
         record = json.loads(path.read_bytes())
         if record["v"] != VERSION:
-            raise JournalError(f"`{path}` has version {record['v']!r}: expected {VERSION}", "use a newer chronicle")
+            raise JournalError(f"`{path}` has version {record['v']!r}: expected {VERSION}", "update chronicle")
         return Place(
             run_id=str(record["run_id"]),
             host=str(record.get("host") or ""),
             path=str(record.get("path") or ""),
             inode=int(record.get("inode") or 0),
             journal_inode=int(record.get("journal_inode") or 0),
-            checkpoints=str(record.get("checkpoints") or ""),
-            checkpoints_from_run=str(record.get("checkpoints_from_run") or ""),
+            roots=tuple(Root(path=root["path"], from_run=root["from_run"]) for root in record.get("roots") or ()),
             names=tuple(str(name) for name in record.get("names") or ()),
             parent=Parent.from_json(record["parent"]) if record.get("parent") else None,
             more={key: value for key, value in record.items() if key not in KNOWN},
@@ -212,8 +236,8 @@ def read_place(paths: RunPaths) -> Place | None:
     except OSError as problem:
         raise JournalError(f"cannot read `{path}`: {problem.strerror}", "make it readable") from problem
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        text = "it holds the run's id: restore it, or say `chronicle init --moved` when this is the run itself"
-        raise JournalError(f"`{path}` is damaged: {problem}", text) from problem
+        remedy = "it holds the run's id: restore it; if this is the run itself, delete it and the journal gives the id"
+        raise JournalError(f"`{path}` is damaged: {problem}", remedy) from problem
 
 
 KNOWN = frozenset(Place(run_id="", parent=Parent(run_id="", run="")).to_json())
@@ -275,12 +299,10 @@ def settle(paths: RunPaths, new_run_id: str, checkpoints: Path | None = None) ->
             return settle(paths, new_run_id, checkpoints)
         return place, False
     refuse_copy(place, standing, paths)
-    known = os.path.abspath(checkpoints) if checkpoints is not None else place.anchors(paths.run_dir).checkpoints
-    if standing is Standing.HERE and known == place.checkpoints:
-        return place, False
-    place = place.at(paths.run_dir, checkpoints)
-    write_place(paths, place)
-    return place, standing is Standing.MOVED
+    found = place.at(paths.run_dir, checkpoints)
+    if found != place:
+        write_place(paths, found)
+    return found, found.path != place.path
 
 
 def _recorded_id(paths: RunPaths) -> str:
@@ -299,6 +321,25 @@ def _recorded_id(paths: RunPaths) -> str:
                 except (ValueError, KeyError, TypeError):
                     continue
     return found
+
+
+def describe_parent(parent: Parent) -> str:
+    """`run tr-190, step 30500 of launch 3`; a checkpoint that names no run is called by its path."""
+    if not parent.run_id:
+        return f"`{parent.path}`, step {parent.step} (it does not say which run saved it)"
+    launch = "" if parent.launch is None else f" of launch {parent.launch}"
+    return f"run {parent.run}, step {parent.step}{launch}"
+
+
+def find_run(run_id: str, logs_dirs: Iterable[Path]) -> str:
+    """The directory of the run with this id below one of the logs directories; "" when it is not there."""
+    for logs in dict.fromkeys(logs_dirs):
+        for path in sorted(logs.glob("*/run.json")) if run_id and logs.is_dir() else ():
+            with contextlib.suppress(JournalError):
+                place = read_place(RunPaths(path.parent))
+                if place is not None and place.run_id == run_id:
+                    return str(path.parent)
+    return ""
 
 
 def refuse_copy(place: Place, standing: Standing, paths: RunPaths) -> None:
@@ -321,9 +362,17 @@ def _inode(path: str) -> int:
         return 0
 
 
+def is_same_directory(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths name one directory, whatever links or mounts lead there; directories need not exist."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
 def _is(recorded: int, found: int) -> bool:
     return recorded != 0 and recorded == found
 
 
 def _is_stored(text: str) -> bool:
-    return text.startswith("@") and (text.startswith("@@") or text.split("/", 1)[0] in (RUN, CHECKPOINTS, ABANDONED, PROJECT))
+    return text.startswith(("@@", RUN, CHECKPOINTS, ABANDONED, PROJECT))

@@ -31,7 +31,7 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.journal.events import JournalEvent
 
-__all__ = ["JournalWriter", "id_milliseconds", "new_id", "store_file"]
+__all__ = ["JournalWriter", "fresh_id", "id_milliseconds", "new_id", "store_file"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
@@ -42,6 +42,11 @@ def new_id(milliseconds: int, randomness: int) -> str:
     """A ULID: sorts by time, unique without coordination. `randomness` has 80 bits."""
     number = ((milliseconds & ((1 << 48) - 1)) << 80) | randomness
     return "".join(ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def fresh_id() -> str:
+    """A new ULID of this moment."""
+    return new_id(int(time.time() * 1000), _random_bits(80))
 
 
 def id_milliseconds(entry_id: str) -> int | None:
@@ -179,8 +184,7 @@ class JournalWriter:
         """Find out whether this directory is the run; returns whether it has moved since it was last written to."""
         try:
             self.paths.journal_dir.mkdir(parents=True, exist_ok=True)
-            run_id = new_id(int(time.time() * 1000), _random_bits(80))
-            self._place, moved = settle(self.paths, run_id, self._checkpoints)
+            self._place, moved = settle(self.paths, fresh_id(), self._checkpoints)
         except OSError as problem:
             raise JournalError(
                 f"cannot write to the run `{self.paths.run_dir}`: {problem.strerror or problem}",

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import JournalError
+from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EntryKind, LaunchEnd, LaunchStart, LaunchStep
+from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads
 from chronicle.launch.admission import (
     LaunchRefused,
@@ -380,6 +381,12 @@ def _admit(
     request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
 ) -> Launch:
     paths = request.paths
+    place, standing = look(paths)
+    if place is not None:
+        try:
+            refuse_copy(place, standing, paths)
+        except Refusal as problem:
+            raise LaunchRefused(problem.message, problem.remedy) from problem
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
@@ -389,7 +396,8 @@ def _admit(
         number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
-    writer = JournalWriter(paths)
+    writer = JournalWriter(paths, checkpoints=request.checkpoints_dir)
+    request = replace(request, recorded={**request.recorded, "run_id": writer.place.run_id})
     try:
         close_lost_launches(paths, journal, writer)
     except JournalError:

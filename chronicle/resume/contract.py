@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError, SettingsError
+from chronicle.journal.place import anchors_of, is_same_directory
+from chronicle.paths import RunPaths
 from chronicle.resume.memory import Memory
 
 __all__ = [
@@ -61,6 +63,7 @@ class Contract:
     data: Mapping[str, Any] | None = None  # {"skip_batches": int, "reshuffle": bool}
     warmup_steps: int = 0
     accept_change: tuple[str, ...] = ()
+    identity: str = ""  # of the checkpoint, as it carries it: beats its path
 
     @property
     def moves_data(self) -> bool:
@@ -141,7 +144,7 @@ def read_contract(path: Path) -> Contract | None:
                 f"contract `{path}` has version {record.get('v')!r}: this program reads version {CONTRACT_VERSION}",
                 "use the `chronicle` that made the rollback, or a newer one",
             )
-        return _parse_contract(record)
+        return _parse_contract(anchors_of(RunPaths(path.parent)).resolve(record))
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ChronicleError(f"contract `{path}` is damaged: {problem}", "repeat the rollback") from problem
 
@@ -163,6 +166,7 @@ def _parse_contract(record: Mapping[str, Any]) -> Contract:
         data=record.get("data"),
         warmup_steps=int(record.get("warmup_steps") or 0),
         accept_change=tuple(str(item) for item in accepted),
+        identity=str(record.get("identity") or ""),
     )
 
 
@@ -196,10 +200,10 @@ def close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], toler
     )
 
 
-def same_checkpoint(contract: Contract, root: Path) -> bool:
-    """Whether a loaded checkpoint is the contract's, whatever links lead to either."""
-    promised = Path(contract.checkpoint)
-    return promised.absolute() == root.absolute() or promised.resolve() == root.resolve()
+def same_checkpoint(contract: Contract, root: Path, memory: Memory | None) -> bool:
+    """Whether a loaded checkpoint is the contract's: by the identity that it carries, else by its place."""
+    carried = "" if memory is None else str(memory.identity.get("id") or "")
+    return bool(carried and carried == contract.identity) or is_same_directory(contract.checkpoint, root)
 
 
 def _finite(value: Any) -> float | None:

@@ -6,7 +6,6 @@ once on stderr and training goes on. The state itself is protected by the checkp
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from chronicle.journal.events import (
     find_open_transaction,
 )
 from chronicle.journal.place import Standing, look
-from chronicle.journal.writer import new_id
+from chronicle.journal.writer import fresh_id
 from chronicle.paths import RunPaths
 
 __all__ = ["GuardHistory", "GuardJournal", "find_run_dir", "fold_history"]
@@ -84,9 +83,7 @@ class GuardJournal:
         """What a checkpoint saved now carries: an id of its own, run, launch and step; empty without a run."""
         if not self.run_id or self.paths is None:
             return {}
-        milliseconds = int(time.time() * 1000)
-        own = new_id(milliseconds, int.from_bytes(os.urandom(10)))
-        return {"id": own, "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
+        return {"id": fresh_id(), "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
 
     def write(self, event: JournalEvent, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
         """Append one entry if this is the main process and there is a run, and return its id; never raises."""

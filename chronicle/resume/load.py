@@ -68,7 +68,7 @@ class Loads:
         # a rollback edits the file: then its digest in the journal is out of date
         known = None if self.start.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
-        return [*files, *check_contract(contract, root, history), *check_run_state(root, memory, history)]
+        return [*files, *check_contract(contract, root, memory, history), *check_run_state(root, memory, history)]
 
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
@@ -133,7 +133,7 @@ class Loads:
             return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
         self.start.loaded_from, self.start.expectation = root, self._expect(root, memory, contract)
         self.honours.loaded(self.start.expectation, live)
-        return [*check_files(root), *check_contract(contract, root, history)] if is_main else []
+        return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
 
     def check_newest(self) -> list[Check]:
         """Whether a newer checkpoint was skipped. Not checked at the load: a script that only evaluates may load any."""
@@ -157,5 +157,5 @@ class Loads:
         )
 
     def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
-        bound = contract if contract is not None and same_checkpoint(contract, root) else None
+        bound = contract if contract is not None and same_checkpoint(contract, root, memory) else None
         return self.expectation(memory, bound)

@@ -117,6 +117,7 @@ def apply_plan(
     objects_dir: Path,
     record: Record,
     contract_path: Path | None = None,
+    contract_form: Callable[[dict[str, Any]], dict[str, Any]] = lambda contract: contract,
     disk: Disk = REAL_DISK,
 ) -> Receipt:
     """Apply `plan`. `record` journals an entry durably and returns its id.
@@ -151,7 +152,7 @@ def apply_plan(
         links={pointer.path: pointer.after for pointer in plan.pointers if pointer.is_link},
         contract=None
         if contract_path is None
-        else (contract_path, lambda rollback: json.dumps(plan.contract(rollback), indent=1).encode() + b"\n"),
+        else (contract_path, lambda rollback: json.dumps(contract_form(plan.contract(rollback)), indent=1).encode() + b"\n"),
         facts=facts_of(plan),
     )
     return apply_change(change, objects_dir=objects_dir, record=record, disk=disk)

@@ -117,10 +117,18 @@ def undo_change(
 
 
 
-def recover_change(intent: str, data: Mapping[str, Any], *, record: Record, disk: Disk = REAL_DISK) -> Receipt | None:
+def recover_change(
+    intent: str,
+    data: Mapping[str, Any],
+    *,
+    record: Record,
+    disk: Disk = REAL_DISK,
+    moved: Callable[[Any], Any] = lambda paths: paths,
+) -> Receipt | None:
     """Finish or revert the transaction that the journalled `intent` began.
 
-    Returns the receipt when it was finished, None when it was reverted. It may be interrupted and repeated.
+    Returns the receipt when it was finished, None when it was reverted. It may be interrupted and repeated. `moved`
+    replaces the paths in what was prepared by those of today, where the directories were moved in between.
     """
     traces = _Traces.of(intent, data)
     try:
@@ -128,7 +136,7 @@ def recover_change(intent: str, data: Mapping[str, Any], *, record: Record, disk
             traces.remove(disk)
             record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "reverted"})
             return None
-        prepared = Prepared.from_json(json.loads((traces.workspace / READY).read_bytes()))
+        prepared = Prepared.from_json(moved(json.loads((traces.workspace / READY).read_bytes())))
         receipt = _finish(prepared, traces.workspace, record, disk)
         record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:

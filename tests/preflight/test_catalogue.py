@@ -9,7 +9,8 @@ from chronicle.preflight import CheckVerdict, DecodedSample, RankFacts, TrainerF
 from chronicle.preflight.facts import Baseline, declare_plan
 from chronicle.preflight.gate import FACT_CHECKS
 
-FAIL, WARN, PASS, UNKNOWN, SKIPPED = CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED
+FAIL, WARN, PASS = CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS
+UNKNOWN, SKIPPED = CheckVerdict.UNKNOWN, CheckVerdict.SKIPPED
 
 GB = 10**9
 

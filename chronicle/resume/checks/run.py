@@ -97,9 +97,11 @@ def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) ->
     return checks
 
 
-def check_contract(contract: Contract | None, root: Path, history: GuardHistory) -> list[Check]:
+def check_contract(
+    contract: Contract | None, root: Path, memory: Memory | None, history: GuardHistory
+) -> list[Check]:
     """F9: after a rollback, the next load must be of its checkpoint."""
-    if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root):
+    if contract is None or contract.rollback in history.fulfilled or same_checkpoint(contract, root, memory):
         return []
     return [
         failed(
@@ -116,7 +118,7 @@ def check_contract(contract: Contract | None, root: Path, history: GuardHistory)
 def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
     """F9: no newer checkpoint of the same weights exists, unless a rollback chose this one (else a stale pointer)."""
     step = memory.step if memory else None
-    if step is None or (contract is not None and same_checkpoint(contract, root)):
+    if step is None or (contract is not None and same_checkpoint(contract, root, memory)):
         return []
     newer = [
         (saved, path) for saved, path in history.kept if saved is not None and saved > step and Path(path).exists()

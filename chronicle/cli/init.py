@@ -1,0 +1,182 @@
+"""`chronicle init` creates a run, begins one from a checkpoint of another, and says what a copied or moved directory is."""
+
+import json as json_module
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.cli.options import CheckpointsOption, CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import RunFork, RunInit, RunPlace
+from chronicle.journal.place import (
+    Parent,
+    Place,
+    describe_parent,
+    find_run,
+    is_same_directory,
+    read_place,
+    write_place,
+)
+from chronicle.journal.writer import fresh_id
+from chronicle.paths import RunPaths
+from chronicle.settings import Settings
+from chronicle.story import read_story
+
+__all__ = ["init"]
+
+
+def init(
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Begin from this checkpoint of another run.", metavar="CHECKPOINT"),
+    ] = None,
+    moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, moved.")] = False,
+    fork_of: Annotated[
+        Path | None,
+        typer.Option("--fork-of", help="This directory was copied from that run and is one of its own.", metavar="RUN_DIR"),
+    ] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Create the journal of a run and a `chronicle.toml`.
+
+    A run that begins from a checkpoint of another run names it with --from; the other run is only read. A copied
+    run directory is written to once you have said whether it is the run itself or a fork of it.
+
+    Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
+    """
+    settings = settings_from(run, logs, checkpoints)
+    if sum((source is not None, moved, fork_of is not None)) > 1:
+        raise UsageProblem("--from, --moved and --fork-of exclude each other", "say one of them")
+    if moved:
+        return _claim_moved(settings)
+    if fork_of is not None:
+        return _claim_fork(settings, fork_of)
+    paths = settings.paths
+    lines = []
+    parent = None if source is None else _parent_at(source, settings)
+    if read_journal(paths).entries:
+        if parent is not None:
+            raise UsageProblem(
+                f"run `{settings.run}` has a journal already: {paths.journal_dir}", "choose another name with --run"
+            )
+        lines.append(f"run `{settings.run}` already has a journal: {paths.journal_dir}")
+    else:
+        with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
+            event = RunInit(run_id=writer.place.run_id, checkpoints=_path_text(settings.checkpoints_dir))
+            writer.write(event, title=f"run {settings.run}")
+            if parent is not None:
+                write_place(paths, replace(writer.place, parent=parent))
+                fork = RunFork(run_id=writer.place.run_id, parent=parent.to_json())
+                writer.write(fork, step=parent.step, title=f"begins from {describe_parent(parent)}")
+                lines.append(f"begins from {describe_parent(parent)}: let the first launch load `{source}`")
+        lines.append(f"journal of run `{settings.run}`: {paths.journal_dir}")
+    config = Path.cwd() / "chronicle.toml"
+    if not config.exists():
+        config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
+        lines.append(f"settings: {config}")
+    data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": _path_text(settings.checkpoints_dir)}
+    return CommandResult(text="\n".join(lines), data=data)
+
+
+def _claim_moved(settings: Settings) -> CommandResult:
+    """The directory at hand is the run, wherever it was before."""
+    paths = settings.paths
+    place = _recorded_place(settings)
+    write_place(paths, place.at(paths.run_dir, settings.checkpoints_dir))
+    with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
+        event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path)
+        writer.write(event, title=f"run moved from {place.path} to {writer.place.path}")
+    text = f"run `{settings.run}` ({place.run_id}) lies here now: {paths.run_dir}"
+    return CommandResult(text=text, data={"run": settings.run, "run_id": place.run_id, "moved_from": place.path})
+
+
+def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
+    """The directory at hand was copied from the run in `origin` and goes its own way from here on."""
+    paths = settings.paths
+    place = _recorded_place(settings)
+    found = read_place(RunPaths(Path(os.path.abspath(origin))))
+    if found is not None and found.run_id != place.run_id:
+        raise UsageProblem(
+            f"`{origin}` is run {found.run_id}; `{paths.run_dir}` was copied from run {place.run_id} at `{place.path}`",
+            f"chronicle init --fork-of {place.path}",
+        )
+    if is_same_directory(origin, paths.run_dir):
+        raise UsageProblem(f"`{origin}` is this run's own directory", "a fork is a copy of it in another place")
+    story = read_story(paths, signs_of_life=False)
+    parent = Parent(
+        run_id=place.run_id,
+        run=place.names[-1] if place.names else settings.run,
+        step=story.lineage.head_step,
+        launch=max((launch.number for launch in story.launches), default=0),
+        path=os.path.abspath(origin),
+    )
+    own = Place(run_id=fresh_id(), parent=parent, names=place.names, roots=place.roots)
+    write_place(paths, own.at(paths.run_dir, settings.checkpoints_dir))
+    with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
+        event = RunFork(run_id=own.run_id, parent=parent.to_json(), copied=True)
+        writer.write(event, step=parent.step, title=f"fork of {describe_parent(parent)}")
+    text = f"run `{settings.run}` ({own.run_id}) is a fork of {describe_parent(parent)}: {paths.run_dir}"
+    return CommandResult(text=text, data={"run": settings.run, "run_id": own.run_id, "parent": parent.to_json()})
+
+
+def _recorded_place(settings: Settings) -> Place:
+    place = read_place(settings.paths)
+    if place is None:
+        raise ChronicleError(
+            f"`{settings.paths.run_dir}` holds no `run.json`: it is not known which run it was copied from",
+            "nothing needs to be said: the next command gives it an id",
+        )
+    return place
+
+
+def _parent_at(source: Path, settings: Settings) -> Parent:
+    """The run, launch and step that a checkpoint was saved by, as it says itself."""
+    from rollback.checkpoint.listing import open_checkpoint
+    from rollback.checkpoint.manifest import read_manifest
+
+    checkpoint = open_checkpoint(Path(os.path.abspath(source)))
+    manifest = read_manifest(checkpoint.path) if checkpoint.path.is_dir() else None
+    identity = (manifest.memory or {}).get("identity") if manifest is not None else None
+    if not isinstance(identity, Mapping):
+        return Parent(run_id="", run="", step=checkpoint.step, path=str(checkpoint.path))
+    run_id = str(identity.get("run_id") or "")
+    return Parent(
+        run_id=run_id,
+        run=str(identity.get("run") or ""),
+        step=checkpoint.step,
+        launch=identity.get("launch"),
+        path=find_run(run_id, (settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))),
+    )
+
+
+def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:
+    lines = [f"run = {_quoted(run)}", f"logs = {_quoted(_relative(logs_dir))}"]
+    known = checkpoints_dir is not None
+    lines.append(f"checkpoints = {_quoted(_relative(checkpoints_dir))}" if known else '# checkpoints = "checkpoints"')
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON escapes the same characters in the same way."""
+    return json_module.dumps(text, ensure_ascii=False)
+
+
+def _relative(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+def _path_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
