@@ -5,8 +5,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
