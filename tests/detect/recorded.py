@@ -206,7 +206,7 @@ def orders(seed: int) -> Iterator[tuple[str, list[Row]]]:
     yield "newest first", [(1400 - i, {"loss": value}, None) for i, value in enumerate(values)]
     late = [step if step < 100 else 100 + 50 * (step - 100) for step in range(1400)]
     yield "another interval", [(step, {"loss": value}, None) for step, value in zip(late, values, strict=True)]
-    yield "nothing learnt", rows([3.0 + rng.gauss(0.0, 0.02) for _ in range(5600)])
+    yield "nothing learnt", rows([3.0 + rng.gauss(0.0, 0.02) for _ in range(7100)])
 
 
 def mixtures(seed: int) -> Iterator[tuple[str, list[Row]]]:

@@ -83,6 +83,13 @@ def test_notices_warnings_and_recovered_events_propose_nothing() -> None:
     assert propose(quiet, grid(0, 1_000)) is None
 
 
+def test_event_that_a_rewind_has_undone_proposes_nothing() -> None:
+    """A run that went back to step 500 has left the divergence of step 900 behind; one of step 400 it still has."""
+    rewind = event(500, kind=Kind.RESTART_REWIND, tier=Tier.NOTICE, status=Status.RECOVERED, id=1, cluster=1)
+    assert propose([event(900), rewind], grid(0, 1_000)) is None
+    assert propose([event(400), rewind], grid(0, 1_000)) is not None
+
+
 def test_onset_is_that_of_the_cluster() -> None:
     """exp1: the loud spikes came 150 steps after the small shift that began it all."""
     first = event(14_655, 14_640, tier=Tier.WARN, status=Status.PARTIAL)

@@ -46,7 +46,8 @@ def test_norm_that_explodes_warns_at_that_point_and_not_at_the_next_check() -> N
     detector, rng, seen = Detector(), random.Random(4), []
     for step in range(900):
         factor = {700: 4.0, 701: 4.0, 702: 60.0, 703: 60.0}.get(step, 1.0)
-        values = {"loss": 2.0 + rng.gauss(0.0, 0.02) + 0.5 * (700 <= step < 704), "grad_norm": factor * rng.lognormvariate(0.0, 0.1)}
+        loss = 2.0 + rng.gauss(0.0, 0.02) + 0.5 * (700 <= step < 704)
+        values = {"loss": loss, "grad_norm": factor * rng.lognormvariate(0.0, 0.1)}
         seen += [(step, event.tier) for event in detector.feed(step, values)]
     assert [step for step, tier in seen if tier is Tier.NOTICE][:1] == [700]
     assert [step for step, tier in seen if tier is Tier.WARN][:1] == [702]
