@@ -64,5 +64,5 @@ def test_hard_linked_large_file_is_refused_and_nothing_changes(top: Path, capsys
     before = picture(top / "checkpoints")
     assert _command(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
     said = capsys.readouterr().err
-    assert "optimizer.bin" in said and "2 names" in said and "hint:" in said
+    assert "optimizer.bin" in said and "2 hard links" in said and "hint:" in said
     assert picture(top / "checkpoints") == before
