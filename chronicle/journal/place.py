@@ -32,7 +32,6 @@ __all__ = [
     "describe_parent",
     "find_run",
     "is_same_directory",
-    "judge",
     "look",
     "names_of",
     "read_place",
