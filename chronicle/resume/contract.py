@@ -1,7 +1,7 @@
 """What a resumed launch must find in memory: the manifest, overruled by the contract of a rollback and by accepted changes.
 
 `contract.json` in the run directory is written by the transaction that edited the checkpoint; the guard only reads it.
-`Options` are this launch's own arguments and environment variables. `read_contract` is the one function
+`Options` are this launch's own arguments and environment variables. `load_contract` is the one function
 here that touches the disk.
 """
 
@@ -31,8 +31,8 @@ __all__ = [
     "effective_options",
     "is_close",
     "launch_number",
+    "load_contract",
     "parse_change",
-    "read_contract",
     "requested_ranks",
     "same_checkpoint",
 ]
@@ -129,7 +129,7 @@ class Expectation:
         return None
 
 
-def read_contract(path: Path) -> Contract | None:
+def load_contract(path: Path) -> Contract | None:
     """The contract of the run, None when there was no rollback. Raises `ChronicleError` when it cannot be understood."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from chronicle.resume.checks.run import (
     check_newest,
     check_run_state,
 )
-from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, read_contract, same_checkpoint
+from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
@@ -144,7 +144,7 @@ class Loads:
 
     def contract(self) -> Contract | None:
         """The contract of the run's last rollback. Raises `ChronicleError` when it cannot be read."""
-        return read_contract(self._journal.paths.contract_path) if self._journal.paths else None
+        return load_contract(self._journal.paths.contract_path) if self._journal.paths else None
 
     def expectation(self, memory: Memory | None, bound: Contract | None) -> Expectation:
         """What memory must hold, given a checkpoint's memory and the contract that applies to it."""
