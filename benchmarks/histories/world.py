@@ -6,8 +6,11 @@ Rollbacks and undos go through the command line.
 """
 
 import contextlib
+import hashlib
 import io
+import itertools
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -54,6 +57,8 @@ class World:
     launches: list[Started] = field(default_factory=list)
     undoable: list[tuple[Ancestry, dict[str, Saved]]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)  # what was done, for a report of a mismatch
+    neighbours: dict[Path, str] = field(default_factory=dict)  # directories that nobody may change -> digest of all of it
+    trespasses: list[str] = field(default_factory=list)  # what was written where nothing may be written
 
     @property
     def paths(self) -> RunPaths:
@@ -212,6 +217,57 @@ class World:
             return False
         self.present, self.on_disk = self.undoable.pop()
         return True
+
+
+    def move(self) -> None:
+        """Rename the project's directory."""
+        self.told.append("move")
+        target = self._free_place()
+        self.home.rename(target)
+        self.home = target
+
+    def visit_copy(self, command: tuple[str, ...]) -> None:
+        """Copy the project and try to write into the copy: it must be refused with 3, and nothing may change anywhere."""
+        self.told.append(f"copy, then `{' '.join(command)}` in it")
+        copy = self._free_place()
+        shutil.copytree(self.home, copy, symlinks=True)
+        before = {place: digest_of(place) for place in (self.home, copy)}
+        code, text = World(copy).command(*command)
+        if code != 3:
+            self.trespasses.append(f"`{' '.join(command)}` in a copy ended with {code}: {text.strip()[:200]}")
+        self.trespasses += [f"`{place.name}` was changed" for place, digest in before.items() if digest_of(place) != digest]
+        shutil.rmtree(copy)
+
+    def fork(self) -> None:
+        """Copy the project, declare the copy a fork and go on in it; the original becomes a neighbour."""
+        self.told.append("fork")
+        copy, origin = self._free_place(), self.home
+        shutil.copytree(origin, copy, symlinks=True)
+        self.neighbours[origin] = digest_of(origin)
+        self.home = copy
+        code, text = self.command("init", "--fork-of", str(origin / "logs" / RUN), "--run", RUN)
+        if code:
+            self.trespasses.append(f"fork ended with {code}: {text.strip()[:200]}")
+
+    def changed_neighbours(self) -> list[str]:
+        """What was written outside the run."""
+        changed = [f"neighbour `{p.name}` was changed" for p, digest in self.neighbours.items() if digest_of(p) != digest]
+        return [*self.trespasses, *changed]
+
+    def _free_place(self) -> Path:
+        numbers = (self.home.with_name(f"place-{number}") for number in itertools.count())
+        return next(place for place in numbers if not place.exists())
+
+
+def digest_of(directory: Path) -> str:
+    """SHA-256 over the names and bytes of everything below a directory."""
+    found = hashlib.sha256()
+    for folder, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder) / name
+            found.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 class Refusal(Exception):
