@@ -20,7 +20,6 @@ from typing import Any
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal.events import EntryKind
 from chronicle.paths import RunPaths
-from rollback.disk.durable import write_atomic
 
 __all__ = [
     "Anchors",
@@ -245,6 +244,8 @@ KNOWN = frozenset(Place(run_id="", parent=Parent(run_id="", run="")).to_json())
 def write_place(paths: RunPaths, place: Place, *, may_replace: bool = True) -> None:
     """Write `run.json` durably; with `may_replace` False an existing one is left alone and FileExistsError raised."""
     text = json.dumps(place.to_json(), indent=1) + "\n"
+    from rollback.disk.durable import write_atomic  # written once in the life of a run directory
+
     write_atomic(paths.run_dir / "run.json", text, may_replace=may_replace)
 
 

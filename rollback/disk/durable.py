@@ -388,7 +388,6 @@ def _copy_range(source_fd: int, fd: int, piece: range, at: int) -> int:
 # --- Mount points
 
 _MOUNTINFO = "/proc/self/mountinfo"
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 def is_mount_point(path: Path, known: frozenset[str] | None = None) -> bool:
@@ -405,4 +404,4 @@ def mount_points() -> frozenset[str]:
             fields = [line.split(b" ", 5)[4] for line in lines if line.count(b" ") > 5]
     except OSError:
         return frozenset()
-    return frozenset(os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), field)) for field in fields)
+    return frozenset(os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), field)) for field in fields)
