@@ -26,7 +26,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
-from chronicle.journal.events import Claim, EntryKind
+from chronicle.journal.events import Claim, EntryKind, words_of
 from chronicle.journal.reader import anchor_heads, check_anchors
 from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.record import verify_seals
@@ -156,8 +156,7 @@ def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
 
 def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     for entry in journal.entries:
-        evidence = entry.data.get("evidence")
-        for item in evidence if isinstance(evidence, list) else ():
+        for item in words_of(entry).evidence:
             digest = item.get("sha256") if isinstance(item, Mapping) else None
             if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
                 yield from _object(entry.id, item, digest, paths)

@@ -14,7 +14,7 @@ import typer
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.journal import Entry, Journal, read_journal
-from chronicle.journal.events import EntryKind
+from chronicle.journal.events import CheckpointSaved, EntryKind, GuardVerdict
 from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
@@ -140,7 +140,7 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries:
         launch = "" if entry.launch is None else f"L{entry.launch}"
         step = "" if entry.step is None else str(entry.step)
-        what = plain(entry.title) or plain(entry.data.get("path") or entry.data.get("verdict") or "")
+        what = plain(entry.title) or plain(CheckpointSaved.view(entry.data).path or GuardVerdict.view(entry.data).verdict)
         where = f"{launch:>4} {step:>8}"
         kind = f"{plain(entry.kind):<{min(widest, 16)}}"
         yield _fitted(f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)

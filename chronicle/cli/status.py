@@ -16,6 +16,7 @@ from chronicle.cli.options import (
     need_run,
     settings_from,
 )
+from chronicle.journal.events import GuardVerdict
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
@@ -133,7 +134,7 @@ def _guard(story: Story) -> Iterator[str]:
         yield _row("unverified", words)
     last = story.last_launch
     if last is not None and last.verdict is not None:
-        checks = (last.verdict_entry.data.get("checks") or ()) if last.verdict_entry else ()
+        checks = GuardVerdict.of(last.verdict_entry).checks if last.verdict_entry else ()
         count = f", {len(checks)} checks" if checks else ""
         yield _row("guard", f"launch {last.number} {plain(last.verdict)}{count}")
 
