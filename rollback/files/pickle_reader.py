@@ -311,9 +311,9 @@ _CALL_OPCODES: dict[str, Opcode] = {
 _STOP = 0x2E
 _BATCH = 1024  # opcodes paid for at once
 
-_TABLE: list[Opcode | None] = [None] * 256
+OPCODES: list[Opcode | None] = [None] * 256
 for _code, _opcode in (CONSTANT_OPCODES | _CONTAINER_OPCODES | _CALL_OPCODES | MEMO_OPCODES).items():
-    _TABLE[ord(_code)] = _opcode
+    OPCODES[ord(_code)] = _opcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +355,7 @@ def read_pickle(data: bytes, *, start: int = 0, segment: int = 0, limits: Limits
 
 
 def _run(machine: Machine) -> object:
-    data, table = machine.data, _TABLE
+    data, table = machine.data, OPCODES
     try:
         while True:
             machine.spend(_BATCH * OPCODE_BYTES)

@@ -23,13 +23,13 @@ from rollback.checkpoint.state import Budget, find_states, numbers_in, optimizer
 from rollback.checks.files import check_file
 from rollback.checks.inspection import json_form
 from rollback.errors import RollbackError
-from rollback.files.pickle_reader import TABLE, Limits, read_pickle
+from rollback.files.pickle_reader import OPCODES, Limits, read_pickle
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import place_of, walk_leaves
 from tests.attacks.hostile_files import HOSTILE, torch_zip
 
 SMALL = Limits(num_bytes=2**22)
-OPCODES = [code for code, method in enumerate(TABLE) if method is not None]
+OPCODES = [code for code, method in enumerate(OPCODES) if method is not None]
 SIZES = [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
 
 
