@@ -65,7 +65,8 @@ _lr = _of("rollback", "tests/rollback/test_lr_edit.py", "tests/rollback/test_lr_
           "tests/rollback/test_plan.py")
 _verify = _of("rollback", "tests/rollback/test_verify.py")
 _files = _of("rollback", "tests/rollback/test_torch_file.py", "tests/attacks/test_greedy.py")
-_detect = _of("rollback", "tests/detect/test_parts.py", "tests/detect/test_engine.py", "tests/detect/test_rules.py")
+_detect = _of("rollback", "tests/detect/test_recorded.py", "tests/detect/test_rules.py", "tests/detect/test_parts.py",
+              "tests/detect/test_engine.py")
 _propose = _of("rollback", "tests/detect/test_propose.py")
 _journal = _of("chronicle", "tests/journal/test_writer.py", "tests/journal/test_events.py")
 _lineage = _of("chronicle", "tests/journal/test_lineage.py", "tests/journal/test_lr_ledger.py")
@@ -111,6 +112,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _detect("Channel._feed_slow", "self.cusum > height * config.suspicion", "False"),
     _detect("Channel._is_sudden", "(pairs & 0b110) != 0", "False"),
     _detect("Channel._is_sudden", "excess if excess < cap else cap", "excess"),
+    _detect("Channel._feed_local", "floor = config.quantum_fraction * self.quantum", "pass"),
+    _detect("Channel._end_block", "self.healthy >= self.next_calibration", "False"),
+    _detect("_own_wander", "find_wander(channel.residuals) * channel.scale, strayed", "0.0, 0.0"),
+    _detect("Fusion._loss_tier", "leader.lasting and self.lr_wrong", "False"),
     _detect("ScaleWatch.restart", "self.last, self.steady, self.falls = None, 0, 0", "pass"),
     _propose("_was_in_trouble", "event.onset_step <= step < event.recovered_step", "False"),
     _propose("_newest_target", "MARGIN * interval, doubt", "MARGIN * interval"),

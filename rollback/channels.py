@@ -139,7 +139,7 @@ def value_of(values: Mapping[str, float], role: Role) -> float | None:
 
 
 def is_health(name: str) -> bool:
-    """Say whether a channel tells of the optimizer (gradients, norms, clipping, moments) rather than of the result."""
+    """Whether a channel measures the optimizer (gradients, norms, clipping, moments) rather than the result."""
     return any(word in name.lower() for word in HEALTH_WORDS)
 
 

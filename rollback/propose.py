@@ -156,7 +156,7 @@ class Proposal:
 # --- The policy
 
 MARGIN_LOW, MARGIN = 50, 100  # steps or logged points, whichever is more
-SHORT_MARGIN = 10  # when nothing lies before the full margin
+SHORT_MARGIN = 10  # where no checkpoint has the full margin
 RELAPSE_STEPS, RELAPSE_DISTANCES = 2000, 3
 HARDWARE_STEPS = 100
 SKIP_AFTER_ONSET = 200

@@ -20,7 +20,7 @@ from chronicle.metrics.log import NON_FINITE, Point
 from rollback.channels import LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, canonical_name
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
-HEAD_LINES = 50  # blank lines and comments that may stand above the header
+HEAD_LINES = 50  # blank lines and comments that may precede the header
 LOOK_ROWS = 512  # rows read ahead to learn what "nan" means in a column
 GAPS, GAP_SHARE, LONGER = 3, 0.3, 4  # least gaps and least share of NaN in a column that has gaps; times the usual gap
 

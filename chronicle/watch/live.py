@@ -123,10 +123,10 @@ class LiveWatch:
         entries = read_journal(self.paths).entries
         kept = kept_before(self.paths, entries, self.launch)
         verdict = next((e for e in reversed(entries) if e.kind == EntryKind.GUARD_VERDICT and e.launch == self.launch), None)
-        told = verdict.step if verdict is not None else None
+        resumed = verdict.step if verdict is not None else None
         self._restart.begin(
-            last_rows(self.paths, kept, told if told is not None else first_step - 1),
-            max((interval.last for interval in kept), default=0), first_step, resume_step=told,
+            last_rows(self.paths, kept, resumed if resumed is not None else first_step - 1),
+            max((interval.last for interval in kept), default=0), first_step, resume_step=resumed,
             lr_ratio=lr_ratio_of(contract, first_step),
             warm_until=warm_until(contract, first_step),
         )  # fmt: skip
@@ -136,7 +136,7 @@ class LiveWatch:
             after, self.detector = loaded
         for launch, point in read_past(self.paths, kept, first_step, after=after):
             self.detector.feed(point.step, point.values, time=point.time, launch=launch)
-        self._incidents.forget(self.detector.events)
+        self._incidents.ignore(self.detector.events)
 
     def _report(self, events: list[Event]) -> list[Event]:
         """Write what is new to the journal, call the hooks, propose or warn; returns the events of this launch."""
@@ -179,7 +179,7 @@ class IncidentLog:
         self._written: dict[int, tuple[str, tuple[str, str, str]]] = {}
         self._old: frozenset[int] = frozenset()
 
-    def forget(self, events: Iterable[Event]) -> None:
+    def ignore(self, events: Iterable[Event]) -> None:
         """Ignore these events: they belong to earlier launches, whose watches have recorded them."""
         self._old = frozenset(event.id for event in events)
 

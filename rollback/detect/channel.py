@@ -158,7 +158,7 @@ class Channel(ChannelState):
         return False
 
     def _resettle(self) -> None:
-        """Learn the local level anew from the points themselves: so many above the threshold are no outliers.
+        """Learn a new local level from the last points: so many above the threshold in a row are no outliers.
 
         Without it the level climbs by two thirds of a noise unit a point: after a rise of 500 units and more the event
         closes before the level is there, and the same rise opens another.

@@ -189,7 +189,7 @@ def open_event(
     if row - first[0] > channel.config.sudden_points:
         low = _earlier(channel, low, row - first[0])
     local = sudden and value - reference < 3.0 * unit
-    if local:  # sudden against the fast level only: the slow reference lies higher, in the early descent
+    if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
         before = sorted(item[3] for item in list(channel.buffer)[-INSTANT_REFERENCE:-1])
         reference, unit = before[len(before) // 2] if before else value - z * sigma, sigma
         first = low = tail[-1]

@@ -2,7 +2,7 @@
 
 The values come from theory (Siegmund's approximation for the CUSUM, exponential tails for the local threshold) or are
 round numbers of the right size; none is fitted to a single curve. A test holds `channel.py` to it: no number with a
-meaning stands in the fold itself. The other modules of the detector name their constants at their tops.
+meaning is written in the fold itself. The other modules of the detector name their constants at their tops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class ChannelConfig:
 
     # What is folded
     log: bool = False  # fold log10 of the value: norms and throughput
-    falling: bool = False  # a fall is the trouble, not a rise: throughput
+    falling: bool = False  # a fall is the incident, not a rise: throughput
     least_value: float = 1e-12  # below it the logarithm is taken of this
     grid_points: int = 256  # the number format is sensed from these first values, then from every 32nd
     grid_every: int = 32

@@ -300,7 +300,7 @@ MOVED_SIGMAS = 3.0
 STILL_SIGMAS = 1.0
 MIX_POINTS = 24  # points after the onset before a mixture is blamed
 WEIGHT_CHANGE = 0.02
-SOURCE_SHARE = 0.5  # of the total's rise: a source that moved so far is part of the trouble
+SOURCE_SHARE = 0.5  # of the total's rise: a source that moved so far explains the rise
 MIXTURE = "no source moved as far as the total"
 STANDARD_ERROR = 0.28  # of a difference of two means, 16 against 64 points, in units of one point's noise
 
@@ -341,7 +341,7 @@ def _shift(channel: Channel, since_row: int) -> float | None:
 
 
 def source_sentence(view: SourceView) -> str | None:
-    """Return `moved: loss/cm4; not loss/pmd`; None when there is nothing to tell apart."""
+    """Return `moved: loss/cm4; not loss/pmd`; None where the sources do not differ."""
     if not view.moved:
         return None
     if view.still:

@@ -147,7 +147,7 @@ class LrWatch:
 
 # --- Loss scale of fp16 training
 
-# One halving is an overflow and a skipped step; several in a row are a run in trouble. GLM-130B's scale fell thirty
+# One halving is an overflow and a skipped step; several in a row are a warning. GLM-130B's scale fell thirty
 # steps before its loss exploded. A scale that starts too high falls in the first steps of every launch, so a fall
 # counts only after the scale has been constant for a while.
 
