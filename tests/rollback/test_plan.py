@@ -17,7 +17,7 @@ from rollback.errors import PlanRefused
 from rollback.lr.effect import Disproof, Proof, prove_ratio
 from rollback.plan.plan import Plan, compose_plan, format_plan, plan_digest
 from rollback.plan.request import Cost, InputFile, RollbackRequest, Source
-from rollback.transaction.apply import read_inputs, refuse_stale
+from rollback.transaction.apply import memory_after, read_inputs, refuse_stale
 
 EXPONENTIAL = {"gamma": 0.9, "base_lrs": [1.0, 0.5], "last_epoch": 1, "_step_count": 2, "_last_lr": [0.9, 0.45]}
 
@@ -135,6 +135,14 @@ def test_lrs_that_follow_from_recorded_arguments_are_shown_and_never_promised() 
     contract = configured.contract("R1")
     assert (contract["next_lrs"], contract["next_lrs_source"]) == (None, "unknown")
     assert "computed from the recorded arguments" in format_plan(configured)
+
+
+def test_manifest_of_an_edited_checkpoint_tells_the_lrs_that_memory_will_have() -> None:
+    """The bounds of a cyclic schedule are in the groups as well."""
+    groups = [{"lr": 0.9, "initial_lr": 1.0, "max_lr": 2.0, "min_lr": None}, {"lr": 0.45, "initial_lr": 0.5, "max_lr": 1.0}]
+    after = memory_after({"groups": groups}, plan(RollbackRequest(step=500, lr_scale=0.5)))
+    assert after["groups"] == [{"lr": 0.45, "initial_lr": 0.5, "max_lr": 1.0, "min_lr": None},
+                               {"lr": 0.225, "initial_lr": 0.25, "max_lr": 0.5}]  # fmt: skip
 
 
 def test_a_ratio_is_proved_to_nine_digits() -> None:
