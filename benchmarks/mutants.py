@@ -139,7 +139,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _guard("FAR", "8.0", "8000.0"),
     # launches, data, claims
     _launch("ensure_startable", "intent is not None", "False"),
-    _launch("ensure_node_in_use", "host_name() in excluded", "False"),
+    _launch("ensure_node_in_use", "host_name() in excluded", "False", "tests/hardware/test_hardware.py"),
     _data("Segments.resumed", "generation + int(reshuffle)", "generation"),
     _data("DataPlan.require_same", "present != dict(stored)", "False"),
     _claims("_whole", 'one.fields.get("counted")', 'one.fields.get("local")'),
@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _model("repair_parity", "groups[..., 8] = expected", "pass"),
     _model("attend_in_chunks", "overlap + chunk, chunk).transpose", "overlap + chunk, chunk).flip(-1).transpose"),
     _model("plan_schedule", "(step + 1) / config.warmup_steps", "step / config.warmup_steps"),
-    _loop("take_step", "if step.finite:", "if True:"),
+    _loop("train", "if not step.finite:", "if False:"),
     _loop("_require_nothing_later", "found > step", "found > step + 1000"),
     # studies
     _study("sign_flip_p", "np.abs(sums) >= close_enough", "np.abs(sums) > observed"),

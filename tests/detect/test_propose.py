@@ -64,6 +64,14 @@ def test_nothing_before_the_onset_is_said_and_not_papered_over() -> None:
     )  # the last reason is what a person reads on stderr
 
 
+def test_what_a_step_back_has_undone_needs_no_rollback() -> None:
+    """The run went back to step 800 by itself: the trouble from 1,000 on is not in its weights any more."""
+    trouble = event(1_000)
+    assert propose([trouble], grid(0, 1_250)) is not None
+    back = event(800, kind=Kind.RESTART_REWIND, tier=Tier.NOTICE, status=Status.RECOVERED)
+    assert propose([trouble, back], grid(0, 1_250)) is None
+
+
 def test_unverified_and_unhealthy_checkpoints_are_passed_over() -> None:
     bad = [CandidateCheckpoint(step=1_000, verified=False), CandidateCheckpoint(step=900, verified=True, healthy=False)]
     proposal = propose([event(1_500)], [*bad, *grid(0, 750)])

@@ -53,6 +53,38 @@ def test_norm_that_explodes_warns_at_that_point_and_not_at_the_next_check() -> N
     assert [step for step, tier in seen if tier is Tier.WARN][:1] == [702]
 
 
+def noise(seed: int, count: int) -> list[float]:
+    rng = random.Random(seed)
+    return [2.0 + rng.gauss(0.0, 0.01) for _ in range(count)]
+
+
+def test_two_of_three_points_below_the_threshold_are_a_spike_where_one_is_none() -> None:
+    """The pair rule: 0.7 of the threshold, twice."""
+    for seed, height in ((1, 0.06), (3, 0.06), (4, 0.065)):
+        losses = noise(seed, 1200)
+        losses[1000] += height
+        assert fold(losses) == ()
+        losses[1002] += height
+        assert [event.kind.value for event in fold(losses)] == ["instant-spike"]
+
+
+def test_an_outlier_of_two_thousand_noise_units_does_not_hide_the_next_spike() -> None:
+    """It counts in the learnt tail as three mean excesses at most."""
+    for seed in range(4):
+        losses = noise(seed, 2000)
+        losses[1000] += 20.0
+        losses[1400] += 0.15
+        assert [event.onset_step for event in fold(losses)] == [1000, 1400]
+
+
+def test_a_ramp_does_not_become_its_own_baseline() -> None:
+    """Suspicion freezes the reference: without it the onset of a slow ramp is found 150 to 500 points later."""
+    for seed in range(3):
+        losses = [loss + max(0, step - 1500) * 2e-5 for step, loss in enumerate(noise(seed, 4000))]
+        onset = fold(losses)[0].onset_step
+        assert onset is not None and 1500 <= onset < 1900
+
+
 def test_fold_of_a_channel_holds_no_number_with_a_meaning() -> None:
     """Constants are named in `config.py`: in the fold stand only 0, 1 and numbers that belong to a formula."""
     source = Path(rollback.detect.channel.__file__).read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import EntryKind
 from chronicle.launch.admission import LaunchRefused, ensure_startable, hold_admission
 from chronicle.paths import RunPaths
 from rollback.disk.lock import hold_lock
@@ -22,6 +23,17 @@ def test_a_journal_that_cannot_be_read_whole_could_hide_an_open_rollback(tmp_pat
     with pytest.raises(LaunchRefused, match=r"cannot read .*abcd"):
         ensure_startable(paths, read_journal(paths), now=0.0)
     ensure_startable(paths, read_journal(paths), now=0.0, force="the disk is being copied")
+
+
+def test_no_launch_starts_while_a_transaction_is_open(tmp_path: Path) -> None:
+    """Not with a reason either: half of the checkpoints may be moved."""
+    paths = RunPaths(tmp_path / "demo")
+    with JournalWriter(paths) as writer:
+        intent = writer.append(EntryKind.ROLLBACK_INTENT, title="begins")
+        with pytest.raises(LaunchRefused, match=f"rollback {intent.id} of run `demo` was begun and not finished"):
+            ensure_startable(paths, read_journal(paths), now=0.0, force="never mind")
+        writer.append(EntryKind.ROLLBACK_RECEIPT, refs=(intent.id,), data={"intent": intent.id})
+    ensure_startable(paths, read_journal(paths), now=0.0)
 
 
 def test_a_launch_waits_for_a_rollback_and_refuses_when_it_stays(tmp_path: Path) -> None:
