@@ -75,8 +75,10 @@ def _where(story: Story, now: float) -> Iterator[str]:
     age = _since(last, now)
     yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
-    if abandoned:
-        yield _row("lineage", f"{len(story.launches)} launches, {abandoned} steps abandoned")
+    if abandoned or story.lineage.doubt:
+        launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
+        parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
+        yield _row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
 
 
 def _since(launch: LaunchStory, now: float) -> str:

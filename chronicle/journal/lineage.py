@@ -96,6 +96,7 @@ class Lineage:
     launches: tuple[LaunchSpan, ...] = ()
     rollbacks: tuple[RollbackMark, ...] = ()
     inferred: bool = False  # a parent in it follows from step numbers alone
+    unsaid: bool = False  # it was set by a rollback whose target does not say which launch saved it
 
     @property
     def head_step(self) -> int:
@@ -106,6 +107,24 @@ class Lineage:
     def head_launch(self) -> int | None:
         """The launch that holds the last step."""
         return self.kept[-1].launch if self.kept else None
+
+    @property
+    def guessed(self) -> tuple[int, ...]:
+        """The launches of the lineage that loaded something, and no guard recorded what; newest last."""
+        kept = {interval.launch for interval in self.kept}
+        newest, first = max(kept, default=0), min((span.number for span in self.launches), default=0)
+        concerned = (span for span in self.launches if span.inferred and (span.number in kept or span.number > newest))
+        return tuple(span.number for span in concerned if span.number != first or span.start_step)
+
+    @property
+    def doubt(self) -> str:
+        """Why the lineage is inferred, for people; "" when a guard recorded it or there was nothing to tell apart."""
+        if self.guessed:
+            more = f" and {len(self.guessed) - 1} more" if len(self.guessed) > 1 else ""
+            return f"inferred: no guard recorded what launch {self.guessed[-1]}{more} loaded"
+        if self.unsaid and len(self.launches) > 1:
+            return "inferred: the checkpoint of the last rollback does not say which launch saved it"
+        return ""
 
     def owner(self, step: int) -> int | None:
         """The launch whose version of this step the present weights descend from."""
@@ -357,6 +376,7 @@ class _Fold:
             launches=launches,
             rollbacks=tuple(self.marks),
             inferred=self.doubt or self._is_inferred(intervals),
+            unsaid=self.doubt,
         )
 
     def _counts(self, span: LaunchSpan) -> bool:

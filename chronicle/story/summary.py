@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chronicle.checkpoints import CheckpointVerdict
-from chronicle.journal import Entry
+from chronicle.journal import Entry, Interval
 from chronicle.journal.events import RollbackReceipt, events_of
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import LaunchStory, Story
@@ -116,7 +116,8 @@ def summarize(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None = Non
         "measured_step": head.measured_step,
         "lr": _lr(story, lr),
         "last_launch": None if last is None else {"launch": last.number, "outcome": last.outcome, "alive": last.alive},
-        "lineage": [{"launch": i.launch, "first": i.first, "last": i.last} for i in story.lineage.kept],
+        "lineage": [_interval(story, interval) for interval in story.lineage.kept],
+        "inferred": story.lineage.inferred,
         "checkpoint": _checkpoint(story, verdict),
         "unverified_launches": [launch.number for launch in story.unverified],
         "open_incidents": [_matter(matter) for matter in story.open_matters],
@@ -125,6 +126,12 @@ def summarize(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None = Non
         "proposal": _proposal(story),
         "journal_problems": len(story.problems),
     }
+
+
+def _interval(story: Story, interval: Interval) -> dict[str, Any]:
+    launch = story.launch(interval.launch)
+    inferred = launch is None or launch.span.inferred
+    return {"launch": interval.launch, "first": interval.first, "last": interval.last, "inferred": inferred}
 
 
 def _lr(story: Story, lr: LrCheck) -> dict[str, Any]:

@@ -32,6 +32,22 @@ def test_after_a_rollback_and_before_the_next_launch_the_headline_is_the_targets
     assert shown["lr"]["pending_factor"] == 0.5
 
 
+def test_status_marks_a_lineage_that_no_guard_recorded(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    lines = chronicle("status").out.splitlines()
+    row = next(line for line in lines if line.startswith("lineage"))
+    assert row.endswith("2 launches, 5 steps abandoned · inferred: no guard recorded what launch 2 loaded")
+    shown = chronicle("status", "--json").json
+    assert shown["inferred"] is True and [part["inferred"] for part in shown["lineage"]] == [True, True]
+    saved = {"id": "X", "run_id": run.writer.place.run_id, "launch": 1, "step": 5}
+    first = {"verdict": "passed", "checks": [], "basis": "fresh", "run_id": saved["run_id"]}
+    run.add("guard.verdict", launch=1, step=0, data=first)
+    run.add("guard.verdict", launch=2, step=5, data={**first, "basis": "manifest", "loaded": saved})
+    shown = chronicle("status", "--json").json
+    assert shown["inferred"] is False and [part["inferred"] for part in shown["lineage"]] == [False, False]
+    assert "inferred" not in chronicle("status").out
+
+
 def test_status_says_when_the_logged_lr_does_not_follow_the_ledger(tmp_path: Path, chronicle: Cli) -> None:
     """exp8 and exp9: the LR restarted from zero and nobody saw it for days."""
     run = StoryRun(tmp_path)

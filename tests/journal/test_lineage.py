@@ -160,3 +160,40 @@ def test_a_checkpoint_brought_back_from_what_was_put_aside_brings_its_history(tm
     lineage = compute_lineage(read_journal(run.paths).entries)
     assert [(i.launch, i.first, i.last) for i in lineage.kept] == [(1, 1, 15), (3, 16, 40)]
     assert lineage.rollbacks[-1].to_launch == 1
+
+
+def guarded(number: int, start: int, last: int, loaded: dict[str, object] | None = None) -> list[Entry]:
+    """A launch whose guard recorded what it loaded."""
+    data = {"verdict": "passed", "checks": [], "moment": "before the first step", "run_id": "R"}
+    data |= {"basis": "manifest", "loaded": loaded} if loaded else {"basis": "fresh"}
+    return [
+        entry(number * 10, "launch.start", launch=number),
+        entry(number * 10 + 1, "guard.verdict", launch=number, step=start, data=data),
+        entry(number * 10 + 2, "launch.end", launch=number, data={"last_step": last}),
+    ]
+
+
+def test_a_lineage_says_which_launch_it_had_to_guess_about() -> None:
+    first = guarded(1, 0, 10)
+    known = compute_lineage([*first, *guarded(2, 5, 8, {"run_id": "R", "launch": 1, "step": 5})])
+    assert (known.inferred, known.guessed, known.doubt) == (False, (), "")
+    guessed = compute_lineage([*first, *launches((2, 5, 8), (3, 8, 9))])
+    assert (guessed.inferred, guessed.guessed) == (True, (2, 3))
+    assert guessed.doubt == "inferred: no guard recorded what launch 3 and 1 more loaded"
+
+
+def test_a_guess_that_was_abandoned_is_no_guess_about_the_present() -> None:
+    side = launches((2, 5, 8))
+    rows = [*guarded(1, 0, 10), *side, *guarded(3, 10, 12, {"run_id": "R", "launch": 1, "step": 10})]
+    assert compute_lineage(rows).doubt == ""
+
+
+def test_a_first_launch_from_step_0_loaded_nothing_that_could_be_guessed() -> None:
+    assert compute_lineage(launches((1, 0, 10))).doubt == ""
+
+
+def test_a_rollback_whose_target_names_no_launch_is_a_guess() -> None:
+    rows = [*guarded(1, 0, 10), *guarded(2, 10, 12, {"run_id": "R", "launch": 1, "step": 10})]
+    assert "rollback" in compute_lineage([*rows, entry(40, "rollback.receipt", step=5)]).doubt
+    named = {"identity": {"run_id": "R", "launch": 1, "step": 5}}
+    assert compute_lineage([*rows, entry(40, "rollback.receipt", step=5, data=named)]).doubt == ""
