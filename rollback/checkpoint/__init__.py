@@ -1,1 +1,1 @@
-"""What a checkpoint is: its layout and manifest, the list of checkpoints, and the state read from one."""
+"""A checkpoint: its layout, its manifest, the list of checkpoints, and the state read from one."""

@@ -1,1 +1,1 @@
-"""Files written durably and read without trust: the primitives that everything else writes and reads with."""
+"""Durable and atomic writes, bounded reads, checksums, the lock and the object store."""

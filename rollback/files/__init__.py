@@ -1,1 +1,1 @@
-"""State files read and edited without torch and without executing them: torch zip, pickle, DCP, safetensors, JSON."""
+"""State files read and edited without torch: torch zip, pickle, DCP, safetensors, JSON. Nothing in them is executed."""
