@@ -26,7 +26,7 @@ from experiments.outcomes import StudyData, outcome_of, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
 from experiments.tables import (
-    Block,
+    ReportBlock,
     ReportTable,
     build_panel,
     contrast_table,
@@ -94,7 +94,7 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
 
 
 def _write(
-    data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], blocks: Sequence[Block], directory: Path
+    data: StudyData, judged: Sequence[Judged], ledgers: Sequence[Ledger], blocks: Sequence[ReportBlock], directory: Path
 ) -> tuple[dict[str, Any], list[Path]]:
     """Write all files of the report; return the summary and the written paths."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _write(
 def _blocks(
     data: StudyData, checks: Sequence[GateCheck], judged: Sequence[Judged], told: Sequence[tuple[str, str]],
     ledgers: Sequence[Ledger], digests: Mapping[str, str],
-) -> Iterator[Block]:  # fmt: skip
+) -> Iterator[ReportBlock]:  # fmt: skip
     study, profile = data.plan.study, data.plan.profile
     yield f"# {study.title} Study {study.name}, profile {profile.name}"
     yield _what(data)
@@ -189,7 +189,7 @@ def _figure(name: str) -> str:
     return f"![{PLOTS[name]}]({name}.png)\n\n{PLOTS[name]} Numbers: [{name}.csv]({name}.csv)."
 
 
-def _few_shot(data: StudyData) -> Iterator[Block]:
+def _few_shot(data: StudyData) -> Iterator[ReportBlock]:
     yield "### k-shot analogue"
     final = data.start.result.final if data.start else {}
     for task, keys in (("copy", ("copy/0", "copy/2", "copy/4")), ("recall", ("recall/0", "recall/1"))):

@@ -15,7 +15,7 @@ from experiments.statistics import compare_paired
 from experiments.verdicts import PRIMARY, Judged, format_bpb, paired_differences
 
 __all__ = [
-    "Block",
+    "ReportBlock",
     "ReportTable",
     "build_panel",
     "contrast_table",
@@ -239,10 +239,10 @@ class ReportTable:
     show: int | None = None
 
 
-Block: TypeAlias = str | ReportTable  # a paragraph or heading in Markdown, or a table
+ReportBlock: TypeAlias = str | ReportTable  # a paragraph or heading in Markdown, or a table
 
 
-def format_markdown(blocks: Sequence[Block]) -> str:
+def format_markdown(blocks: Sequence[ReportBlock]) -> str:
     """Return the report as Markdown; plots and CSV files lie beside it."""
     return "\n\n".join(block if isinstance(block, str) else _markdown(block) for block in blocks) + "\n"
 
