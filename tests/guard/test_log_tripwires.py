@@ -29,6 +29,8 @@ def test_healthy_resume_shows_nothing(seed: int) -> None:
     [
         ([(s, v | {"lr": 1e-5 * (s - 200)}) for s, v in curve(201, 260)], "L1"),
         (curve(1, 60), "L2"),
+        (curve(200, 260), "L2"),  # the checkpoint's own step again
+        (curve(203, 260), "L2"),  # two steps are missing
         (curve(201, 260, shift=1.0), "L3"),
         (curve(201, 260, shift=-1.0), "L4"),
     ],
