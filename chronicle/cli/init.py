@@ -1,4 +1,4 @@
-"""`chronicle init` creates a run, begins one from a checkpoint of another, and says what a copied or moved directory is."""
+"""`chronicle init`: creates a run, starts one from another run's checkpoint, and records that a run was moved or copied."""
 
 import json as json_module
 import os
@@ -33,12 +33,12 @@ __all__ = ["init"]
 def init(
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Begin from this checkpoint of another run.", metavar="CHECKPOINT"),
+        typer.Option("--from", help="Start from this checkpoint of another run.", metavar="CHECKPOINT"),
     ] = None,
-    moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, moved.")] = False,
+    moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, which was moved.")] = False,
     fork_of: Annotated[
         Path | None,
-        typer.Option("--fork-of", help="This directory was copied from that run and is one of its own.", metavar="RUN_DIR"),
+        typer.Option("--fork-of", help="This directory is a copy of that run, and now a run of its own.", metavar="RUN_DIR"),
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -47,14 +47,14 @@ def init(
 ) -> CommandResult:
     """Create the journal of a run and a `chronicle.toml`.
 
-    A run that begins from a checkpoint of another run names it with --from; the other run is only read. A copied
-    run directory is written to once you have said whether it is the run itself or a fork of it.
+    With --from, the run starts from a checkpoint of another run, which is only read. Nothing is written into a copied
+    run directory until --moved or --fork-of is given once.
 
     Example: chronicle init --run tr-190 --checkpoints checkpoints/tr-190
     """
     settings = settings_from(run, logs, checkpoints)
     if sum((source is not None, moved, fork_of is not None)) > 1:
-        raise UsageProblem("--from, --moved and --fork-of exclude each other", "say one of them")
+        raise UsageProblem("--from, --moved and --fork-of: expected at most one of them", "drop the others")
     if moved:
         return _claim_moved(settings)
     if fork_of is not None:
@@ -87,19 +87,19 @@ def init(
 
 
 def _claim_moved(settings: Settings) -> CommandResult:
-    """The directory at hand is the run, wherever it was before."""
+    """Record that this directory is the run itself."""
     paths = settings.paths
     place = _recorded_place(settings)
     write_place(paths, place.at(paths.run_dir, settings.checkpoints_dir))
     with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
         event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path)
         writer.write(event, title=f"run moved from {place.path} to {writer.place.path}")
-    text = f"run `{settings.run}` ({place.run_id}) lies here now: {paths.run_dir}"
+    text = f"run `{settings.run}` ({place.run_id}) is here now: {paths.run_dir}"
     return CommandResult(text=text, data={"run": settings.run, "run_id": place.run_id, "moved_from": place.path})
 
 
 def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
-    """The directory at hand was copied from the run in `origin` and goes its own way from here on."""
+    """Record that this directory is a copy of the run in `origin`, and from now on a run of its own."""
     paths = settings.paths
     place = _recorded_place(settings)
     found = read_place(RunPaths(Path(os.path.abspath(origin))))
@@ -131,14 +131,14 @@ def _recorded_place(settings: Settings) -> Place:
     place = read_place(settings.paths)
     if place is None:
         raise ChronicleError(
-            f"`{settings.paths.run_dir}` holds no `run.json`: it is not known which run it was copied from",
-            "nothing needs to be said: the next command gives it an id",
+            f"`{settings.paths.run_dir}` holds no `run.json`: the run that it was copied from is unknown",
+            "leave the option out: the next command gives the run an id",
         )
     return place
 
 
 def _parent_at(source: Path, settings: Settings) -> Parent:
-    """The run, launch and step that a checkpoint was saved by, as it says itself."""
+    """The run, launch and step that saved a checkpoint, from its manifest."""
     from rollback.checkpoint.listing import open_checkpoint
     from rollback.checkpoint.manifest import read_manifest
 

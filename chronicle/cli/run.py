@@ -56,7 +56,7 @@ def run_launcher(
         int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
     ] = None,
     force: Annotated[
-        str | None, typer.Option(help="Start although a launch seems alive on another host; the reason.")
+        str | None, typer.Option(help="Start although a launch seems alive on another host, for this reason.")
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
