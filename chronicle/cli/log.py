@@ -5,7 +5,7 @@ import json as json_module
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
+from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
 from chronicle.journal.events import CheckpointSaved, EntryKind, GuardVerdict
 from chronicle.journal.index import open_index
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 DRAWN_ENTRIES = 5000  # kinds with more entries are left out of the graph
-QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT}))
+QUIET = tuple(sorted(BOOKKEEPING - {EntryKind.RUN_INIT, EntryKind.RUN_PLACE, EntryKind.GUARD_ATTACHED}))
 COLOURS = {
     "kept": "1;32",
     "abandoned": "90",
@@ -70,7 +71,8 @@ def log(
         talk.append(f"the newest {limit} lines; `-n 0` shows all")
     chosen = shown if reverse else shown[::-1]
     data = [json_module.loads(entry.to_json()) for entry in chosen]
-    return CommandResult(text="\n".join(_lines(chosen)), data=data, talk=tuple(talk))
+    guesses = frozenset[int]() if json else _guesses(paths, chosen)
+    return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,17 @@ def _newest(paths: RunPaths, wanted: _Wanted) -> list[Entry]:
         index.close()
 
 
+def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
+    """The launches, if any of these entries starts one, whose parent is inferred."""
+    if not any(entry.kind == EntryKind.LAUNCH_START for entry in entries):
+        return frozenset()
+    try:
+        lineage = read_brief_story(paths).lineage
+    except ChronicleError:  # the list is shown also where the story cannot be told
+        return frozenset()
+    return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
+
+
 def _open_entries(paths: RunPaths) -> list[Entry]:
     story = read_brief_story(paths)
     wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
@@ -135,12 +148,13 @@ def _are_saves(one: Entry, other: Entry | None) -> bool:
     return one.kind == EntryKind.CHECKPOINT and other is not None and other.kind == EntryKind.CHECKPOINT
 
 
-def _lines(entries: Sequence[Entry]) -> Iterator[str]:
+def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
     columns, widest = _columns(), max((len(entry.kind) for entry in entries), default=0)
     for entry in entries:
         launch = "" if entry.launch is None else f"L{entry.launch}"
         step = "" if entry.step is None else str(entry.step)
         what = plain(entry.title) or plain(CheckpointSaved.view(entry.data).path or GuardVerdict.view(entry.data).verdict)
+        what += " · inferred" if entry.kind == EntryKind.LAUNCH_START and entry.launch in guesses else ""
         where = f"{launch:>4} {step:>8}"
         kind = f"{plain(entry.kind):<{min(widest, 16)}}"
         yield _fitted(f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)

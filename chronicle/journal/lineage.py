@@ -112,9 +112,13 @@ class Lineage:
     def guessed(self) -> tuple[int, ...]:
         """The launches of the lineage that loaded something, and no guard recorded what; newest last."""
         kept = {interval.launch for interval in self.kept}
-        newest, first = max(kept, default=0), min((span.number for span in self.launches), default=0)
-        concerned = (span for span in self.launches if span.inferred and (span.number in kept or span.number > newest))
-        return tuple(span.number for span in concerned if span.number != first or span.start_step)
+        newest = max(kept, default=0)
+        concerned = (span for span in self.launches if span.number in kept or span.number > newest)
+        return tuple(span.number for span in concerned if self.is_guess(span))
+
+    def is_guess(self, span: LaunchSpan) -> bool:
+        """Whether the launch's parent is inferred; the first launch of all, from step 0, has none to infer."""
+        return span.inferred and (span.number != self.launches[0].number or bool(span.start_step))
 
     @property
     def doubt(self) -> str:

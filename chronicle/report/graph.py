@@ -1,6 +1,6 @@
 """The terminal graph: the run drawn like `git log --graph`, newest first; readable without colour.
 
-    *    launch 2 · steps 6–8 · ×0.5 · loss 8.2 · ended with code 0
+    *    launch 2 · steps 6–8 · inferred · ×0.5 · loss 8.2 · ended with code 0
     |    guard passed
     R    rollback to 5, LR ×0.5
     | x  launch 1 · steps 6–10 · abandoned · loss 100
@@ -8,8 +8,9 @@
     |/
     *    launch 1 · steps 1–5 · ×1
 
-Lane 0 is the lineage. Every abandoned stretch has its own lane, which joins where it branched off. A stretch is the kept or
-the abandoned part of a launch; a launch from which a later one branched off is cut there.
+Lane 0 is the lineage. Every abandoned stretch has its own lane, which joins where it branched off, and so has a launch that
+was refused or took no step. A stretch is the kept or the abandoned part of a launch; a launch from which a later one branched
+off is cut there. `inferred`: no guard recorded what the launch loaded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +64,7 @@ class Stretch:
     after: tuple[int, int] | None
     entries: tuple[Entry, ...] = field(default=())  # oldest first
     closing: bool = True  # holds the end of its launch
+    aside: bool = False  # of a launch that was refused or took no step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +89,21 @@ def tell_stretches(story: Story) -> Tree:
         after = launch.span.abandoned_after
         if after is not None and after > (launch.span.start_step or 0):
             cuts.setdefault(launch.number, set()).add(after)
-    stretches = [s for launch in story.launches for s in _parts(launch, cuts.get(launch.number, set()))]
+    stretches = [s for launch in story.launches for s in _parts(launch, cuts.get(launch.number, set()), story)]
     tree = _with_entries(stretches, story.entries)
     return replace(tree, head=_holding(tree.stretches, story.headline.launch, story.headline.step))
 
 
-def _parts(launch: LaunchStory, cuts: set[int]) -> list[Stretch]:
+def _is_aside(launch: LaunchStory, story: Story) -> bool:
+    """Whether it moved nothing: without a step, unless it is the newest one and about to take its first."""
+    span = launch.span
+    if span.has_steps:
+        return False
+    may_come = launch is story.last_launch and not span.ended and not span.refused
+    return not (may_come and (launch.alive or span.inferred))
+
+
+def _parts(launch: LaunchStory, cuts: set[int], story: Story) -> list[Stretch]:
     start, last = launch.span.start_step or 0, launch.span.last_step
     inner = sorted(s for s in cuts if start < s and (last is None or s < last))
     borders = [start, *inner]
@@ -109,6 +120,7 @@ def _parts(launch: LaunchStory, cuts: set[int]) -> list[Stretch]:
                 abandoned=limit is not None and low >= limit,
                 after=(launch.number, part - 1) if part else None,
                 closing=closing,
+                aside=_is_aside(launch, story),
             )
         )
     return out
@@ -123,7 +135,6 @@ def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tre
     by_launch: dict[int, list[Stretch]] = {}
     for stretch in stretches:
         by_launch.setdefault(stretch.launch.number, []).append(stretch)
-    last = max(by_launch, default=None)
     held: dict[tuple[int, int], list[Entry]] = {s.key: [] for s in stretches}
     before: list[Entry] = []
     waiting: list[Entry] | None = None
@@ -133,7 +144,7 @@ def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tre
     for entry in entries:
         if entry.kind == EntryKind.LAUNCH_START and entry.launch is not None and entry.launch in by_launch:
             current, open_to_waiting = entry.launch, False
-            if by_launch[current][0].launch.span.has_steps or current == last:
+            if not by_launch[current][0].aside:
                 held[current, 0] += waiting or []
                 waiting = None
         elif entry.kind == EntryKind.ROLLBACK_RECEIPT:
@@ -194,14 +205,18 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
     """Newest first. `loss_at(launch, step)` is the loss logged at or before a step of a launch, or None."""
     tree, lanes = tell_stretches(story), _Lanes()
     first = {entry_id: matter.first_id for matter in story.matters for entry_id in matter.ids}
-    if tree.after and tree.head is not None:
-        column = lanes.of(tree.head)
-        yield from (_event_line(entry, lanes, column, first) for entry in _told(tree.after))
+    lineage = None if tree.head is None else lanes.of(tree.head)
+    waiting = list(tree.after)
     for stretch in reversed(tree.stretches):
-        column = lanes.of(stretch.key)
-        empty = not stretch.launch.span.has_steps and stretch.launch is not story.last_launch
-        mark, style = ("x", "abandoned") if stretch.abandoned or empty else ("*", "kept")
-        yield GraphLine(lanes=lanes.row(column, mark), text=_headline(stretch, loss_at), style=style)
+        later = [entry for entry in waiting if not stretch.aside or entry.id > _begin(stretch)]
+        waiting = waiting[: len(waiting) - len(later)]
+        yield from (_event_line(entry, lanes, lineage, first) for entry in _told(later))
+        off = stretch.abandoned or stretch.aside
+        column = lanes.of(stretch.key, off=off)
+        mark, style = ("x", "abandoned") if off else ("*", "kept")
+        guess = stretch.key[1] == 0 and not stretch.aside and story.lineage.is_guess(stretch.launch.span)
+        text = _headline(stretch, loss_at, "inferred" if guess else "")
+        yield GraphLine(lanes=lanes.row(column, mark), text=text, style=style)
         yield from (_event_line(entry, lanes, column, first) for entry in _told(stretch.entries))
         saved = sorted({e.step for e in stretch.entries if e.kind == EntryKind.CHECKPOINT and e.step is not None})
         if saved:
@@ -209,6 +224,10 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         yield from lanes.join(stretch)
     for entry in _told(tree.before):
         yield _event_line(entry, lanes, None, first)
+
+
+def _begin(stretch: Stretch) -> str:
+    return stretch.entries[0].id if stretch.entries else ""
 
 
 def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -239,12 +258,14 @@ class _Lanes:
     def __init__(self) -> None:
         self.waiting: list[tuple[int, int] | None] = []  # column -> the stretch it will continue into
 
-    def of(self, key: tuple[int, int]) -> int:
-        """The column of a stretch: one that waits for it, or the first free one."""
+    def of(self, key: tuple[int, int], *, off: bool = False) -> int:
+        """The column of a stretch: one that waits for it, or the first free one; the first of all is the lineage's."""
         if key in self.waiting:
             return self.waiting.index(key)
-        if None in self.waiting:
-            column = self.waiting.index(None)
+        if off and not self.waiting:
+            self.waiting.append(None)
+        if None in self.waiting[off:]:
+            column = self.waiting.index(None, off)
             self.waiting[column] = key
             return column
         self.waiting.append(key)
@@ -275,9 +296,9 @@ class _Lanes:
         return "".join(" |" if w is not None else "  " for w in self.waiting[right + 1 :])
 
 
-def _headline(stretch: Stretch, loss_at: Callable[[int, int], float | None]) -> str:
+def _headline(stretch: Stretch, loss_at: Callable[[int, int], float | None], origin: str) -> str:
     launch = stretch.launch
-    parts = [f"launch {launch.number}", _steps(stretch)]
+    parts = [f"launch {launch.number}", _steps(stretch), origin]
     if stretch.abandoned:
         parts.append("abandoned")
     if launch.lr is not None:

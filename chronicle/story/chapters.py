@@ -21,7 +21,7 @@ BOOKKEEPING: frozenset[str] = frozenset(
     (
         *(EntryKind.RUN_INIT, EntryKind.LAUNCH_STEP, EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PLAN),
         *(EntryKind.GUARD_BATCHES, EntryKind.GUARD_DIGEST, EntryKind.DATA_START, EntryKind.VERIFIED),
-        *(EntryKind.EVIDENCE, EntryKind.EVIDENCE_SEALED),
+        *(EntryKind.EVIDENCE, EntryKind.EVIDENCE_SEALED, EntryKind.GUARD_ATTACHED, EntryKind.RUN_PLACE),
     )
 )
 FOLDED = BOOKKEEPING | {EntryKind.LAUNCH_END, EntryKind.CHECKPOINT, EntryKind.CLOSE, EntryKind.AMEND}
