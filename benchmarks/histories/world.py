@@ -8,7 +8,6 @@ Rollbacks and undos go through the command line.
 import contextlib
 import hashlib
 import io
-import itertools
 import os
 import shutil
 import warnings
@@ -58,6 +57,7 @@ class World:
     undoable: list[tuple[Ancestry, dict[str, Saved]]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)  # what was done, for a report of a mismatch
     neighbours: dict[Path, str] = field(default_factory=dict)  # directories that nobody may change -> digest of all of it
+    _places: int = 0
     trespasses: list[str] = field(default_factory=list)  # what was written where nothing may be written
 
     @property
@@ -255,8 +255,9 @@ class World:
         return [*self.trespasses, *changed]
 
     def _free_place(self) -> Path:
-        numbers = (self.home.with_name(f"place-{number}") for number in itertools.count())
-        return next(place for place in numbers if not place.exists())
+        """A place where nothing ever was: a copy in the original's own place is not recognised (docs/promises.md)."""
+        self._places += 1
+        return self.home.with_name(f"place-{self._places}")
 
 
 def digest_of(directory: Path) -> str:

@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -141,6 +140,8 @@ def _from_editor(run: str) -> str:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if editor is None and not sys.stdin.isatty():
         raise UsageProblem("no text given and no terminal to ask on", 'chronicle note "what happened"')
+    import tempfile  # brings `random` with it, and only an editor needs it
+
     with tempfile.TemporaryDirectory(prefix="chronicle-note-") as directory:
         path = Path(directory) / "NOTE.md"
         path.write_text(TEMPLATE.format(run=run), encoding="utf-8")

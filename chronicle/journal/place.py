@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal.events import EntryKind
@@ -56,7 +56,7 @@ class Standing(StrEnum):
     UNCERTAIN = "uncertain"  # other inodes, and the first one is not to be seen: moved across filesystems, or copied
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parent:
     """The run that a fork began from."""
 
@@ -82,7 +82,7 @@ class Parent:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Anchors:
     """The directories that stored paths are relative to, as absolute paths."""
 
@@ -142,8 +142,7 @@ class Anchors:
         return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class Root(NamedTuple):
     """A checkpoint root of the run: its absolute path when it was last seen, and its path relative to the run directory."""
 
     path: str
@@ -155,7 +154,7 @@ class Root:
         return beside if os.path.isdir(beside) or not os.path.isdir(self.path) else self.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """`run.json`: who this run is, and where its directory was last written to."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.durable import write_atomic
-
 __all__ = ["FRESH_SECONDS", "INTERVAL_SECONDS", "Heartbeat", "read_heartbeats", "remove_heartbeat", "write_heartbeat"]
 
 INTERVAL_SECONDS = 30.0
@@ -75,6 +73,8 @@ def parse_heartbeat(text: str) -> Heartbeat | None:
 def write_heartbeat(directory: Path, beat: Heartbeat) -> OSError | None:
     """Replace this host's file. Returns the error instead of raising it: a full disk must not end a run."""
     path = directory / f"{beat.host}.json"
+    from rollback.disk.durable import write_atomic  # `status` only reads heartbeats
+
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(beat.to_json()) + "\n", durable=False)
