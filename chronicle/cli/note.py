@@ -18,10 +18,9 @@ import typer
 from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
 from chronicle.journal.events import read as read_event
-from chronicle.journal.writer import store_file
+from chronicle.journal.writer import JournalWriter, store_file
 from chronicle.paths import RunPaths
 from chronicle.story.plain import plain
 
@@ -71,7 +70,7 @@ def note(
     settings = settings_from(run, logs)
     paths = settings.paths
     fresh = not paths.journal_dir.is_dir()
-    refs = (read_journal(need_run(settings).paths).find(amend).id,) if amend else ()
+    refs = (_find_entry(need_run(settings).paths, amend),) if amend else ()
     title, body = _split(text if text is not None else _from_editor(settings.run))
     words = {"text": body, "symptom": seen, "expect": expect, "rule": rule}
     data: dict[str, Any] = {key: value for key, value in words.items() if value}
@@ -92,6 +91,13 @@ def note(
         talk.append(f'record the outcome with: chronicle close {entry.id[-8:]} --outcome worked|failed|partly "…"')
     result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
     return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
+
+
+def _find_entry(paths: RunPaths, wanted: str) -> str:
+    """The id of the entry that is amended."""
+    from chronicle.journal.reader import read_journal  # a plain note starts without it
+
+    return read_journal(paths).find(wanted).id
 
 
 def _contradicted(paths: RunPaths, text: str) -> tuple[str, ...]:
@@ -204,9 +210,10 @@ def close(
             f'chronicle close {entry_id} --outcome worked "…"',
         )
     settings = need_run(settings_from(run, logs))
-    journal = read_journal(settings.paths)
-    from chronicle.story import read_story  # `note` starts without it
+    from chronicle.journal.reader import read_journal  # `note` starts without them
+    from chronicle.story import read_story
 
+    journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
     entry = journal.find(_only_open(story) if entry_id == ONLY_OPEN else entry_id)
     if entry.kind in NOT_CLOSABLE:
