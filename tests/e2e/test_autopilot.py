@@ -53,7 +53,7 @@ def test_a_run_that_diverges_again_and_again_halts_after_three_rollbacks_and_wai
     done = chronicle(tmp_path, *flight, timeout=900)
     assert autopilot_steps(tmp_path) == ["roll-back"] * 3 + ["halt"], done.stderr[-3000:]
     assert "halt: 3 rollbacks in the region of step" in done.stderr and "(budget 3)" in done.stderr
-    assert "before a person has spoken: look, then: chronicle note" in done.stderr
+    assert "autopilot: halted; find the cause, then: chronicle note" in done.stderr
     entries = json.loads(chronicle(tmp_path, "log", "--json").stdout)[::-1]
     receipts = [entry for entry in entries if entry["kind"] == "rollback.receipt"]
     targets = [entry["step"] for entry in receipts]
