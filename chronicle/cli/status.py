@@ -17,6 +17,7 @@ from chronicle.cli.options import (
     settings_from,
 )
 from chronicle.journal.events import GuardVerdict
+from chronicle.journal.place import describe_parent
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
@@ -70,15 +71,22 @@ def _where(story: Story, now: float) -> Iterator[str]:
     last, head = story.last_launch, story.headline
     if last is None:
         yield f"run {story.run} · no launch yet"
+        yield from _begins(story)
         return
     place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
     age = _since(last, now)
     yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
+    yield from _begins(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
         parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
         yield _row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+
+
+def _begins(story: Story) -> Iterator[str]:
+    if story.parent is not None:
+        yield _row("begins from", plain(describe_parent(story.parent)))
 
 
 def _since(launch: LaunchStory, now: float) -> str:

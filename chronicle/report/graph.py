@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chronicle.journal import Entry
-from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Preflight, RollbackReceipt, words_of
+from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Preflight, RollbackReceipt, RunFork, words_of
+from chronicle.journal.place import describe_parent
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import BOOKKEEPING
 from chronicle.story.plain import format_factor, format_number, format_when, plain
@@ -42,6 +43,7 @@ MARKS: dict[str, str] = {
     EntryKind.HARDWARE: "#",
     EntryKind.PROPOSAL: "?",
     EntryKind.GUARD_VERDICT: "g",
+    EntryKind.RUN_FORK: "Y",
 }
 SILENT = BOOKKEEPING | {EntryKind.LAUNCH_START, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT}
 # Entries that belong to the end of a launch
@@ -224,6 +226,8 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         yield from lanes.join(stretch)
     for entry in _told(tree.before):
         yield _event_line(entry, lanes, None, first)
+    if story.parent is not None:
+        yield GraphLine(lanes="^", text=f"begins from {plain(describe_parent(story.parent))}", style="parent")
 
 
 def _begin(stretch: Stretch) -> str:
@@ -236,6 +240,8 @@ def _told(entries: Sequence[Entry]) -> Iterator[Entry]:
     for entry in reversed(entries):
         if entry.kind in SILENT or (entry.kind == EntryKind.PREFLIGHT and Preflight.of(entry).verdict == "passed"):
             continue
+        if entry.kind == EntryKind.RUN_FORK and not RunFork.of(entry).copied:
+            continue  # the last line of the graph says it
         number = Incident.of(entry).id if entry.kind == EntryKind.INCIDENT else None
         if number is not None:
             if (entry.launch, number) in seen:

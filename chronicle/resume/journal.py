@@ -21,6 +21,7 @@ from chronicle.journal.events import (
     FileDigest,
     GuardVerdict,
     JournalEvent,
+    RunFork,
     StateSaved,
     find_open_transaction,
 )
@@ -43,6 +44,7 @@ class GuardHistory:
     starts: Mapping[int, frozenset[str]] = field(default_factory=dict)
     followed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
+    copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
 
     @property
     def last_step(self) -> int | None:
@@ -124,6 +126,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     followed: dict[str, dict[int, str]] = {}
     saves: dict[str, str] = {}
     digests: dict[str, str] = {}
+    copied_from: set[str] = set()
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
@@ -145,6 +148,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
                 fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
                 kept = [(step, path) for step, path in kept if step <= entry.step]
+        elif entry.kind == EntryKind.RUN_FORK and RunFork.of(entry).copied:
+            copied_from.add(str(RunFork.of(entry).parent.get("run_id")))
     intent = find_open_transaction(entries)
     return GuardHistory(
         checkpoints=tuple(checkpoints),
@@ -154,6 +159,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         starts=starts,
         followed=followed,
         digests=digests,
+        copied_from=frozenset(copied_from),
     )
 
 

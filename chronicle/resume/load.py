@@ -31,10 +31,11 @@ from chronicle.resume.fingerprint import (
     rng_digests,
 )
 from chronicle.resume.honours import Honours
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.journal import GuardHistory, GuardJournal
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
+from chronicle.story.plain import plain
 
 __all__ = ["Loads"]
 
@@ -65,6 +66,7 @@ class Loads:
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self._journal.read()
+        self._name_owner(history)
         # a rollback edits the file: then its digest in the journal is out of date
         known = None if self.start.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
@@ -95,6 +97,7 @@ class Loads:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
+        self._name_owner()
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.expectation = self.expectation(memory, bound)
@@ -141,6 +144,15 @@ class Loads:
         if root is None or expectation is None or self._ranks.rank != 0 or expectation.accepts("checkpoint"):
             return []
         return check_newest(expectation.memory, root, self._journal.read(), expectation.contract)
+
+    def _name_owner(self, history: GuardHistory | None = None) -> None:
+        """Say it once when another run saved what is being loaded; a run that was copied owns what was copied with it."""
+        found, own = self.start.identity, self._journal.run_id
+        if self._ranks.rank != 0 or not own or found.get("run_id") in (None, "", own):
+            return
+        if found["run_id"] not in (history or self._journal.read()).copied_from:
+            where = f"launch {found.get('launch')}, step {found.get('step')}"
+            self._journal.say("owner", f"this checkpoint belongs to run {plain(found.get('run') or found['run_id'])} ({where})")
 
     def contract(self) -> Contract | None:
         """The contract of the run's last rollback. Raises `ChronicleError` when it cannot be read."""

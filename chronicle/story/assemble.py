@@ -16,10 +16,13 @@ from chronicle.journal.events import (
     GuardVerdict,
     LaunchEnd,
     LaunchStart,
+    RunFork,
+    events_of,
     find_open_transaction,
     words_of,
 )
 from chronicle.journal.lr_ledger import LedgerLine, LrLedger, compute_lr_ledger
+from chronicle.journal.place import Parent
 from chronicle.metrics import Point
 from chronicle.story.matters import (
     Intervention,
@@ -215,6 +218,7 @@ class Story:
     interventions: tuple[Intervention, ...]
     intent: Entry | None
     proposal: OpenProposal | None
+    parent: Parent | None = None  # the other run whose checkpoint the present weights descend from
 
     def launch(self, number: int | None) -> LaunchStory | None:
         """The launch with this number."""
@@ -274,6 +278,7 @@ def assemble(
     checkpoint by launch, where its entry is not in `journal`.
     """
     lineage = compute_lineage(journal.entries, observed, saved)
+    parent = _parent_run(journal.entries, lineage)
     ledger = compute_lr_ledger(journal.entries, lineage)
     return Story(
         run=journal.run,
@@ -283,12 +288,30 @@ def assemble(
         lineage=lineage,
         ledger=ledger,
         launches=tell_launches(journal.entries, lineage, ledger, alive),
-        headline=_headline(lineage, points_until),
+        headline=_headline(lineage, points_until, parent),
         matters=answer_matters(collect_matters(journal.entries), lineage),
         interventions=collect_interventions(journal.entries),
         intent=find_open_transaction(journal.entries),
         proposal=open_proposal(journal.entries),
+        parent=parent,
     )
+
+
+def _parent_run(entries: Sequence[Entry], lineage: Lineage) -> Parent | None:
+    """The run that the lineage begins from: the one that a guard saw loaded, else the one named at `chronicle init`."""
+    declared = [Parent.from_json(fork.parent) for _, fork in events_of(entries, RunFork) if fork.parent and not fork.copied]
+    named = declared[-1] if declared else None
+    if not lineage.kept:
+        return named
+    root = next((span for span in lineage.launches if span.number == lineage.kept[0].launch), None)
+    if root is None or root.parent_run is None:
+        begins = named is not None and named.step is not None and named.step < lineage.kept[0].first
+        return named if begins and (root is None or root.inferred) else None
+    loads = [event.loaded for entry, event in events_of(entries, GuardVerdict) if entry.launch == root.number and event.loaded]
+    seen = next((Parent.from_json(loaded) for loaded in reversed(loads) if loaded.get("run_id") == root.parent_run), None)
+    if seen is None or named is None or named.run_id != seen.run_id:
+        return seen
+    return replace(seen, path=named.path)
 
 
 def with_checkpoint(story: Story, entry: Entry) -> Story:
@@ -302,7 +325,7 @@ def with_checkpoint(story: Story, entry: Entry) -> Story:
     return replace(story, launches=launches)
 
 
-def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
+def _headline(lineage: Lineage, points_until: PointsUntil, parent: Parent | None) -> Headline:
     """The newest measured values of the lineage; abandoned steps are left out."""
     for interval in reversed(lineage.kept):
         points = [p for p in points_until(interval.launch, interval.last) if p.step >= interval.first]
@@ -317,4 +340,5 @@ def _headline(lineage: Lineage, points_until: PointsUntil) -> Headline:
                 measured_step=points[-1].step,
                 time=points[-1].time,
             )
-    return Headline(step=lineage.head_step, launch=lineage.head_launch)
+    begun = 0 if parent is None else parent.step or 0
+    return Headline(step=lineage.head_step or begun, launch=lineage.head_launch)

@@ -35,7 +35,7 @@ WINDOW = 64  # lines read before a step: evaluation and gradient norm may be log
 # Kinds from which lineage, ledger, open matters and proposals are computed
 BRIEF_KINDS = frozenset(
     (
-        *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.LR_MISMATCH),
+        *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.RUN_FORK, EntryKind.LR_MISMATCH),
         *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED),
     )
 )

@@ -118,6 +118,7 @@ def summarize(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None = Non
         "last_launch": None if last is None else {"launch": last.number, "outcome": last.outcome, "alive": last.alive},
         "lineage": [_interval(story, interval) for interval in story.lineage.kept],
         "inferred": story.lineage.inferred,
+        "parent": None if story.parent is None else story.parent.to_json(),
         "checkpoint": _checkpoint(story, verdict),
         "unverified_launches": [launch.number for launch in story.unverified],
         "open_incidents": [_matter(matter) for matter in story.open_matters],
