@@ -24,9 +24,9 @@ from chronicle.cli.options import (
     settings_from,
 )
 from chronicle.cli.rollback import make_plan
-from chronicle.cli.transaction import apply_and_report, open_run
+from chronicle.cli.transaction import apply_and_report, open_run, read_sound_journal
 from chronicle.errors import ChronicleError
-from chronicle.journal import Entry, read_journal
+from chronicle.journal import Entry
 from chronicle.journal.events import RECEIPTS, EntryKind, RollbackReceipt
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
@@ -58,7 +58,7 @@ def apply_written_plan(
     """
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)
-    done = _last_change(settings.paths)
+    done = _last_change(settings.paths, force)
     if done is not None and done.kind == EntryKind.ROLLBACK_RECEIPT and RollbackReceipt.of(done).plan == plan_digest(written):
         return CommandResult(text=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
     with open_run(settings, force=force, writing=yes or sys.stdin.isatty()) as opened:
@@ -106,9 +106,9 @@ def _settings(written: Mapping[str, Any], run: str | None, logs: Path | None, ch
     return settings
 
 
-def _last_change(paths: RunPaths) -> Entry | None:
+def _last_change(paths: RunPaths, force: str | None) -> Entry | None:
     """The newest entry that changed checkpoints."""
-    changes = list(read_journal(paths).of_kind(*RECEIPTS))
+    changes = list(read_sound_journal(paths, force).of_kind(*RECEIPTS))
     return changes[-1] if changes else None
 
 

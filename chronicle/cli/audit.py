@@ -27,7 +27,7 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind, words_of
-from chronicle.journal.reader import anchor_heads, check_anchors
+from chronicle.journal.reader import anchor_heads, find_damage
 from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.record import verify_seals
 from chronicle.paths import RunPaths
@@ -65,7 +65,7 @@ def audit(
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
     paths = settings.paths
-    findings = [*_journal(journal, paths), *_anchors(journal, paths), *_clocks(journal), *_logs(story, paths)]
+    findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths)]
     findings += _objects(journal, paths)
     findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
     bad = [f for f in findings if f.severity is not Severity.INFO]
@@ -84,17 +84,13 @@ def audit(
 
 
 def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    for problem in journal.problems:
+    """Damage that forbids decisions, and what else is wrong with lines."""
+    damage = find_damage(paths, journal)
+    for problem in (*damage, *(one for one in journal.problems if one not in damage)):
         # A crash can cut the last line of a writer short; the lines before it are not affected.
         severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
-        where = f"{problem.path.relative_to(paths.run_dir).as_posix()}:{problem.line}"
+        where = problem.path.relative_to(paths.run_dir).as_posix() + (f":{problem.line}" if problem.line else "")
         yield Finding(check=problem.check, severity=severity, path=where, message=problem.message)
-
-
-def _anchors(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Lines or files that are gone although other entries recorded their hashes."""
-    for where, sentence in check_anchors(paths, journal):
-        yield Finding(check="chain-cut", severity=Severity.ERROR, path=where, message=sentence)
 
 
 def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:

@@ -46,7 +46,10 @@ CheckpointsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ForceOption = Annotated[
-    str | None, typer.Option("--force", help="Continue although the run seems alive, for this reason.", metavar="REASON")
+    str | None,
+    typer.Option(
+        "--force", help="Continue although the run seems alive or its journal is damaged, for this reason.", metavar="REASON"
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
 

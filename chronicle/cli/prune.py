@@ -8,6 +8,7 @@ from chronicle.checkpoints import CheckpointVerdict, find_verdict
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
+    ForceOption,
     JsonOption,
     LogsOption,
     RunOption,
@@ -29,6 +30,7 @@ GB = 10**9
 
 
 def prune(
+    force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -42,7 +44,7 @@ def prune(
     Example: chronicle prune
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    with open_run(settings) as opened:
+    with open_run(settings, force=force) as opened:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)
         undoable = find_undoable(opened.journal.entries)
@@ -57,7 +59,7 @@ def prune(
         text = _text(plan, objects)
         agree("Delete them permanently?", text, yes=yes)
         with uninterrupted():
-            data = _data(plan, objects, str(opened.root), done=True)
+            data = _data(plan, objects, str(opened.root), done=True) | ({} if force is None else {"force": force})
             entry = opened.writer.write(
                 Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
             )

@@ -56,7 +56,8 @@ def run_launcher(
         int | None, typer.Option(help="Print a batch script for N nodes; start nothing.", metavar="N")
     ] = None,
     force: Annotated[
-        str | None, typer.Option(help="Start although a launch seems alive on another host, for this reason.")
+        str | None,
+        typer.Option(help="Start although a launch seems alive on another host or the journal is damaged, for this reason."),
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -82,7 +83,7 @@ def run_launcher(
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
     skipped = _known_checks(skip)
-    seconds, recorded = _check_before(settings, command, grace, skipped)
+    seconds, recorded = _check_before(settings, command, grace, skipped, force)
     if sbatch is not None:
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
     request = LaunchRequest(
@@ -166,15 +167,21 @@ def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, no
 
 
 def _check_before(
-    settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...]
+    settings: Settings, command: tuple[str, ...], grace: float | None, skipped: tuple[str, ...], force: str | None
 ) -> tuple[float, dict[str, Any]]:
-    """The grace in seconds and the results of the quick preflight; raises `LaunchRefused` when a check failed."""
+    """The grace in seconds and the results of the quick preflight.
+
+    Raises `LaunchRefused` when a check failed, or when the journal is damaged and no reason to go on is given.
+    """
     from chronicle.journal import read_journal
-    from chronicle.launch.admission import LaunchRefused
+    from chronicle.launch.admission import LaunchRefused, refuse_damaged
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
     from chronicle.preflight.results import CheckVerdict
 
-    entries = read_journal(settings.paths).entries
+    journal = read_journal(settings.paths)
+    if force is None:
+        refuse_damaged(settings.paths, journal)
+    entries = journal.entries
     save = measured_save_seconds(entries) or 0.0
     seconds = grace if grace is not None else max(DEFAULT_GRACE_SECONDS, 2.0 * save)
     host = Host(

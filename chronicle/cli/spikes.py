@@ -17,7 +17,9 @@ from chronicle.cli.options import (
     given_flags,
     settings_with_checkpoints,
 )
-from chronicle.errors import UsageProblem
+from chronicle.errors import Refusal, UsageProblem
+from chronicle.journal import read_journal
+from chronicle.journal.reader import describe_damage, find_damage
 from chronicle.metrics.readers import UnknownLog
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
 from rollback.detect import Tier
@@ -148,6 +150,9 @@ def propose_rollback(
     Example: chronicle propose --run tr-190-80b
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    damage = find_damage(settings.paths, read_journal(settings.paths))
+    if damage:
+        raise Refusal(describe_damage(settings.paths, damage), "`chronicle audit` lists it all; restore it from a backup")
     scan = scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))
     if scan.proposal is None:
         text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"

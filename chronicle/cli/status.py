@@ -16,8 +16,10 @@ from chronicle.cli.options import (
     need_run,
     settings_from,
 )
+from chronicle.journal import Journal
 from chronicle.journal.events import GuardVerdict
 from chronicle.journal.place import describe_parent
+from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.plain import format_age, format_factor, format_number, plain
 from chronicle.story.read import read_brief_story
@@ -42,8 +44,15 @@ def show_status(
     story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)
-    text = "\n".join(_screen(story, lr, verdict, time.time()))
-    return CommandResult(text=text, data=summarize(story, lr, verdict))
+    journal = Journal(run=story.run, entries=story.entries, problems=story.problems)
+    damage = find_damage(settings.paths, journal, quick=True)
+    said = [f"DAMAGED: {plain(describe_damage(settings.paths, damage))}", f"hint: {DAMAGED_HINT}"] if damage else []
+    text = "\n".join([*said, *_screen(story, lr, verdict, time.time())])
+    return CommandResult(text=text, data=summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]})
+
+
+def _damaged(problem: JournalProblem) -> dict[str, object]:
+    return {"check": problem.check, "file": problem.path.name, "line": problem.line, "message": problem.message}
 
 
 def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict | None:

@@ -37,6 +37,7 @@ from chronicle.journal.events import (
     read as read_event,
 )
 from chronicle.journal.place import Anchors, Place, is_same_directory, look, refuse_copy
+from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
@@ -60,6 +61,7 @@ __all__ = [
     "find_undoable",
     "open_run",
     "read_every_byte",
+    "read_sound_journal",
     "uninterrupted",
 ]
 
@@ -105,7 +107,7 @@ class OpenedRun:
         """
         step, launch = data.get("step"), data.get("launch")
         refs = tuple(str(data[key]) for key in ("undoes", "intent") if data.get(key))
-        if self.force is not None and kind in INTENTS:
+        if self.force is not None and (kind in INTENTS or kind == EntryKind.RECOVER_RECEIPT):
             data = data | {"force": self.force}
         if self.identity and kind in (EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT):
             data = data | {"identity": dict(self.identity)}
@@ -126,12 +128,13 @@ def open_run(
 ) -> Iterator[OpenedRun]:
     """Hold the run's rollback lock for the duration of a block.
 
-    Raises `RunAlive`, `IntentOpen` (unless `recovering`) or `Locked` before anything is changed. With `writing` False,
-    no lock is taken and nothing is created.
+    Raises `RunAlive`, `IntentOpen` (unless `recovering`), `Locked` or, for a damaged journal, `Refusal` before anything is
+    changed; `force` (a reason, which is journalled) goes on with a run that seems alive and with a damaged journal.
+    With `writing` False, no lock is taken and nothing is created.
     """
     paths = settings.paths
     if not writing:
-        journal = _read_whole(paths)
+        journal = read_sound_journal(paths, force)
         intent = find_open_transaction(journal.entries)
         if intent is not None:
             raise unfinished(intent)
@@ -143,7 +146,7 @@ def open_run(
         refuse_copy(place, standing, paths)
     paths.run_dir.mkdir(parents=True, exist_ok=True)
     with hold_lock(paths.lock_path):
-        journal = _read_whole(paths)
+        journal = read_sound_journal(paths, force)
         intent = find_open_transaction(journal.entries)
         if intent is not None and not recovering:
             raise unfinished(intent)
@@ -158,15 +161,19 @@ def open_run(
             opened.writer.close()
 
 
-def _read_whole(paths: RunPaths) -> Journal:
-    """The journal; raises `JournalError` when a file of it cannot be read, since it could hold an open transaction."""
+def read_sound_journal(paths: RunPaths, force: str | None) -> Journal:
+    """The journal; raises `Refusal` when it is damaged, unless a reason is given: a lost entry may be a transaction.
+
+    A last line that a crash cut short is said and does not refuse (`find_damage` says why).
+    """
     journal = read_journal(paths)
+    damage = find_damage(paths, journal)
+    if damage and force is None:
+        raise Refusal(describe_damage(paths, damage), DAMAGED_HINT)
     for problem in journal.problems:
-        if problem.check == "unreadable":
-            raise JournalError(
-                f"`{problem.path}` cannot be read: {problem.message}; it may hold an unfinished transaction",
-                "make the journal readable, then repeat the command",
-            )
+        if problem.check == "torn-line":
+            where = problem.path.relative_to(paths.run_dir).as_posix()
+            print(f"chronicle: `{where}` line {problem.line}: {problem.message}; nothing acted on it", file=sys.stderr)
     return journal
 
 

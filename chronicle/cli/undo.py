@@ -77,7 +77,11 @@ def _describe(entry: Entry, receipt: RollbackReceipt, newer: tuple[str, ...]) ->
 
 
 def recover_transaction(
-    run: RunOption = None, logs: LogsOption = None, checkpoints: CheckpointsOption = None, json: JsonOption = False
+    force: ForceOption = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
 ) -> CommandResult:
     """Finish or revert an interrupted rollback or undo.
 
@@ -86,7 +90,7 @@ def recover_transaction(
     Example: chronicle recover
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    with open_run(settings, recovering=True) as opened:
+    with open_run(settings, force=force, recovering=True) as opened:
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:
             return CommandResult(text="nothing to recover", data={"recovered": None})

@@ -34,6 +34,7 @@ class Entry:
     title: str = ""
     refs: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
+    heads: Mapping[str, str] = field(default_factory=dict)  # other writers -> digest of their last line; in a first entry
     v: int = VERSION
 
     def to_json(self) -> str:
@@ -49,6 +50,8 @@ class Entry:
             record["refs"] = list(self.refs)
         if self.data:
             record["data"] = self.data
+        if self.heads:
+            record["heads"] = dict(self.heads)
         record |= {"writer": self.writer, "seq": self.seq, "prev": self.prev}
         return _dump(record)
 
@@ -80,6 +83,7 @@ class Entry:
                 title=str(record.get("title", "")),
                 refs=tuple(str(r) for r in record.get("refs", ())),
                 data=_mapping(record.get("data", {})),
+                heads=_heads(record.get("heads")),
             )
         except TypeError as problem:
             raise JournalError(f"malformed entry: {problem}") from problem
@@ -120,6 +124,14 @@ def _number(record: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise JournalError(f"field `{key}` is {value!r}: expected a whole number")
     return value
+
+
+def _heads(value: Any) -> Mapping[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise JournalError(f"field `heads` is {value!r}: expected an object")
+    return {str(writer): str(digest) for writer, digest in value.items()}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -525,6 +525,7 @@ class Pruned(JournalEvent, kind=EntryKind.PRUNE):
     objects: tuple[str, ...]
     bytes: int | None
     root: str
+    force: str | None = None  # why it went on although the run seemed alive or its journal was damaged
 
 
 # --- events and proposals ----------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """Read a run's journal and check it: every writer's file, its hash chain, and the heads of other writers' chains.
 
 A broken line becomes a `JournalProblem`; the entries around it are still read. A writer's hash chain shows changes in the
-middle of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, each launch
-and claim records the last hash of the other writers (`anchor_heads`), and `check_anchors` compares.
+middle of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, the first
+entry of each writer records the last hashes of the other writers (`heads`), launches and claims those of more writers
+(`anchor_heads`), and `check_anchors` compares. `find_damage` is what every command asks that decides on a journal.
+
+Limits: the end of a file that no other writer recorded later can be cut off unnoticed, and a line cut short there cannot be
+told from a write that a crash cut short.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +26,32 @@ from chronicle.journal.place import Anchors, anchors_of, names_of
 from chronicle.paths import RunPaths
 
 __all__ = [
+    "DAMAGED_HINT",
     "Journal",
     "JournalProblem",
     "anchor_heads",
     "check_anchors",
     "check_line",
+    "describe_damage",
+    "find_damage",
     "in_order",
     "read_journal",
 ]
 
 MOST_WRITERS = 64  # of the newest, whose last lines are recorded
 DIGITS = 16  # of a recorded digest
+WHOLE_BYTES = 4 << 20  # a larger file is not read again for `status`
+# What hides an entry or lets a wrong one in. A torn last line (`torn-line`) does not: see `find_damage`.
+DAMAGE = frozenset(("bad-line", "broken-chain", "gap", "duplicate-id", "unreadable"))
+DAMAGED_HINT = '`chronicle audit` lists it all; restore the file from a backup, or go on without it: --force "reason"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalProblem:
     """Something wrong with a line of a journal file, or with the file."""
 
-    check: str  # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable
+    # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable | chain-cut | empty-file | missing
+    check: str
     path: Path
     line: int
     message: str
@@ -226,23 +238,88 @@ def anchor_heads(journal: Journal) -> dict[str, str]:
     return {writer: digest[:DIGITS] for writer, digest in newest}
 
 
-def check_anchors(paths: RunPaths, journal: Journal) -> Iterator[tuple[str, str]]:
-    """(file, sentence) for every recorded last line that its writer's file does not hold any more."""
-    anchors: dict[str, dict[str, str]] = {}
-    recorded = [(entry, start.journal_heads) for entry, start in events_of(journal.entries, LaunchStart)]
-    recorded += [(entry, claim.journal_heads) for entry, claim in events_of(journal.entries, Claim)]
-    for entry, heads in recorded:
-        for writer, digest in heads.items():
-            anchors.setdefault(str(writer), {}).setdefault(str(digest), entry.id)
-    for writer, expected in anchors.items():
+def check_anchors(paths: RunPaths, journal: Journal, *, quick: bool = False) -> Iterator[JournalProblem]:
+    """A problem for every recorded last line that its writer's file does not hold any more.
+
+    `quick` looks only whether files larger than `WHOLE_BYTES` are there.
+    """
+    known: dict[str, set[str]] = {}
+    for entry in journal.entries:
+        known.setdefault(entry.writer, set()).add(entry.prev[:DIGITS])
+    for writer, digest in journal.heads:
+        known.setdefault(writer, set()).add(digest[:DIGITS])
+    for writer, expected in _recorded_heads(journal).items():
+        if expected.keys() <= known.get(writer, set()):
+            continue
         path = paths.journal_dir / f"{writer}.jsonl"
-        where = path.relative_to(paths.run_dir).as_posix()
         try:
-            lines = path.read_bytes().split(b"\n")
-        except OSError:
-            yield where, f"the file is missing; entry {next(iter(expected.values()))} recorded it"
+            if quick and path.stat().st_size > WHOLE_BYTES:
+                continue
+            lines = path.read_bytes().split(b"\n")  # again: the listing of a network filesystem may be old
+        except OSError as problem:
+            gone = isinstance(problem, FileNotFoundError)
+            text = "the file is missing" if gone else problem.strerror or str(problem)
+            text = f"{text}; entry {next(iter(expected.values()))} recorded it"
+            yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
             continue
         found = {hashlib.sha256(line).hexdigest()[:DIGITS] for line in lines}
         for digest, entry_id in expected.items():
             if digest not in found:
-                yield where, f"the line that entry {entry_id} recorded as the last one was changed or removed"
+                text = f"the line that entry {entry_id} recorded as the last one was changed or removed"
+                yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
+
+
+def _recorded_heads(journal: Journal) -> dict[str, dict[str, str]]:
+    """Writer -> digest of a last line -> id of the entry that recorded it."""
+    recorded = [(entry, entry.heads) for entry in journal.entries if entry.heads]
+    recorded += [(entry, start.journal_heads) for entry, start in events_of(journal.entries, LaunchStart)]
+    recorded += [(entry, claim.journal_heads) for entry, claim in events_of(journal.entries, Claim)]
+    anchors: dict[str, dict[str, str]] = {}
+    for entry, heads in recorded:
+        for writer, digest in heads.items():
+            anchors.setdefault(str(writer), {}).setdefault(str(digest), entry.id)
+    return anchors
+
+
+# --- damage ------------------------------------------------------------------------------------------------------------
+
+
+def find_damage(paths: RunPaths, journal: Journal, *, quick: bool = False) -> tuple[JournalProblem, ...]:
+    """What forbids a decision on this journal: lines that cannot be read, cut chains, files cut, emptied or deleted.
+
+    A last line that a crash cut short is no damage. An entry is on disk before its writer acts on it: so nothing was done
+    after an intent whose line is torn, and a receipt whose line is torn leaves its intent open, which `recover` repeats.
+    `quick` is for a screen: of large files it is only checked that they are there.
+    """
+    found = [problem for problem in journal.problems if problem.check in DAMAGE]
+    found += check_anchors(paths, journal, quick=quick)
+    said = {problem.path for problem in found}
+    for path in _writer_files(paths.journal_dir, []):
+        if path not in said and _is_empty(path):
+            text = "the file is empty: a journal file gets its name with its first entry, so it was emptied"
+            found.append(JournalProblem(check="empty-file", path=path, line=0, message=text))
+    if not journal.entries and not found and _was_written(paths):
+        text = "no entry is left, although `run.json` and logged steps show that the run was recorded"
+        found.append(JournalProblem(check="missing", path=paths.journal_dir, line=0, message=text))
+    return tuple(found)
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False  # it is named as unreadable already
+
+
+def _was_written(paths: RunPaths) -> bool:
+    logged = paths.launches_dir.glob("*/metrics.jsonl")
+    return (paths.run_dir / "run.json").is_file() and any(True for _ in logged)
+
+
+def describe_damage(paths: RunPaths, damage: Sequence[JournalProblem]) -> str:
+    """One sentence: the first place with what is wrong there, and how many more there are."""
+    first = damage[0]
+    where = first.path.relative_to(paths.run_dir).as_posix() + (f" line {first.line}" if first.line else "")
+    more = f"; and {len(damage) - 1} more" if len(damage) > 1 else ""
+    what = ("cannot be read: " if first.check == "unreadable" else "") + first.message
+    return f"the journal of run `{paths.run}` is damaged: `{where}`: {what}{more}"

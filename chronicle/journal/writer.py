@@ -7,8 +7,12 @@ reports the torn one.
 Hosts' clocks differ. `ts` is this host's clock. The *id* holds a hybrid clock: later than the last ids in the journal when
 this file was created (of the `NEWEST_FILES` files written last) and later than this writer's own last id. So an entry sorts
 behind the entries that its writer could have read, however wrong a clock is, and `audit` reports by how much clocks differ.
+
+A writer's first entry records the last lines of the files written last (`heads`), so that a file that was cut, emptied or
+deleted later is noticed. The file gets its name when its first entry is on disk: a crash leaves no empty journal file.
 """
 
+import contextlib
 import errno
 import hashlib
 import heapq
@@ -35,6 +39,8 @@ __all__ = ["JournalWriter", "fresh_id", "id_milliseconds", "new_id", "store_file
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
+NOTED_FILES = 16  # of these, whose last lines the first entry records
+HEAD_DIGITS = 16  # of a recorded digest
 TAIL_BYTES = 1 << 16
 
 
@@ -92,6 +98,7 @@ class JournalWriter:
         self._prev = FIRST_PREV
         self._last_milliseconds = 0
         self._torn = False
+        self._heads: Mapping[str, str] = {}
         self._lock = threading.RLock()
         self.writer = ""
 
@@ -140,11 +147,16 @@ class JournalWriter:
                     title=title,
                     refs=tuple(refs),
                     data=data or {},
+                    heads=self._heads if self._seq == 0 else {},
                 )
                 stored = replace(entry, data=self._anchors.store(entry.data)) if entry.data else entry
                 line = stored.to_json().encode("utf-8")
                 self._write(fd, line)
+                if self._seq == 0:
+                    self._publish()
             except OSError as problem:
+                if self._seq == 0:
+                    self._discard()
                 raise JournalError(
                     f"cannot write to the journal `{self.paths.journal_dir}`: {problem.strerror or problem}",
                     "free space or fix the permissions, then repeat the command",
@@ -198,19 +210,34 @@ class JournalWriter:
             return self._fd
         directory = self.paths.journal_dir
         directory.mkdir(parents=True, exist_ok=True)
-        self._last_milliseconds = max(self._last_milliseconds, _newest_milliseconds(directory))
+        newest, self._heads = _newest(directory)
+        self._last_milliseconds = max(self._last_milliseconds, newest)
         stamp = moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S")
         self.writer = f"{stamp}-{self._host}-{self._pid}-{self._randomness(16):04x}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(directory / f"{self.writer}.jsonl", flags, 0o644)
-        try:
-            _fsync_dir(directory)
-        except OSError:
-            os.close(fd)
-            raise
+        fd = os.open(self._unnamed, flags, 0o644)
         self._seq, self._prev, self._torn = 0, FIRST_PREV, False
         self._fd = fd
         return fd
+
+    @property
+    def _unnamed(self) -> Path:
+        """The file before its first entry is on disk; no reader lists it."""
+        return self.paths.journal_dir / f".{self.writer}.new"
+
+    def _publish(self) -> None:
+        """Give the file its name."""
+        os.rename(self._unnamed, self.paths.journal_dir / f"{self.writer}.jsonl")
+        _fsync_dir(self.paths.journal_dir)
+
+    def _discard(self) -> None:
+        """Remove a file whose first entry could not be written; the next append starts another."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            for path in (self._unnamed, self.paths.journal_dir / f"{self.writer}.jsonl"):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _leave_parent(self) -> None:
         """In a forked child: let go of the parent's file and lock, so that the child writes a file of its own."""
@@ -259,13 +286,18 @@ def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
     return {"kind": "file", "path": source.name, "sha256": digest, "bytes": size}
 
 
-def _newest_milliseconds(directory: Path) -> int:
-    """The highest hybrid clock among the last lines of the files written last.
+def _newest(directory: Path) -> tuple[int, dict[str, str]]:
+    """The highest hybrid clock among the last lines of the files written last, and digests of these lines by writer.
 
     File times only select the files: a wrong one can affect the order of entries, not their number.
     """
-    newest = heapq.nlargest(NEWEST_FILES, _written(directory))
-    return max((_last_id_milliseconds(path) for _, path in newest), default=0)
+    highest, heads = 0, {}
+    for _, path in heapq.nlargest(NEWEST_FILES, _written(directory)):
+        milliseconds, digest = _last_line(path)
+        highest = max(highest, milliseconds)
+        if digest and len(heads) < NOTED_FILES:
+            heads[os.path.basename(path).removesuffix(".jsonl")] = digest
+    return highest, heads
 
 
 def _written(directory: Path) -> Iterator[tuple[int, str]]:
@@ -277,20 +309,23 @@ def _written(directory: Path) -> Iterator[tuple[int, str]]:
             continue  # gone: the listing was older than the directory (NFS)
 
 
-def _last_id_milliseconds(path: str) -> int:
+def _last_line(path: str) -> tuple[int, str]:
+    """The hybrid clock of the last readable line, and the first digits of the digest of the last complete line."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")
+            start = file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
     except OSError:
-        return 0  # not readable: the order falls back to the wall clock
-    for line in reversed(lines[:-1]):
+        return 0, ""  # not readable: the order falls back to the wall clock
+    whole = len(lines) > 1 or (start == 0 and bool(lines))
+    digest = hashlib.sha256(lines[-1]).hexdigest()[:HEAD_DIGITS] if whole else ""
+    for line in reversed(lines):
         try:
-            return id_milliseconds(str(json.loads(line)["id"])) or 0
+            return id_milliseconds(str(json.loads(line)["id"])) or 0, digest
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return 0
+    return 0, digest
 
 
 def _fsync_dir(directory: os.PathLike[str]) -> None:

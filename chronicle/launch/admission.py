@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import Hardware, LaunchEnd, events_of, find_open_transaction
+from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import open_group
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
 from chronicle.launch.orphans import LaunchFacts, LiveProcess, ProcessRole, find_alive, list_launches
@@ -90,9 +91,8 @@ def ensure_startable(
 
     `own` is the number of a launch over several nodes that this process joins.
     """
-    for problem in journal.problems:
-        if problem.check == "unreadable" and force is None:  # an unreadable file may contain an open rollback
-            raise LaunchRefused(f"cannot read `{problem.path}`: {problem.message}", "make the journal readable first")
+    if force is None:
+        refuse_damaged(paths, journal)
     intent = _find_open_transaction(journal)
     if intent is not None:
         raise LaunchRefused(
@@ -103,6 +103,13 @@ def ensure_startable(
     _refuse_alive_here(journal.run, find_alive(paths, launches))
     if force is None:
         _refuse_alive_elsewhere(paths, launches, now)
+
+
+def refuse_damaged(paths: RunPaths, journal: Journal) -> None:
+    """Raise `LaunchRefused` when the journal is damaged: a lost entry may be an open rollback."""
+    damage = find_damage(paths, journal)
+    if damage:
+        raise LaunchRefused(describe_damage(paths, damage), DAMAGED_HINT)
 
 
 def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from chronicle.errors import Refusal
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import Autopilot, EntryKind, LaunchEnd, Proposed
-from chronicle.journal.reader import read_journal
+from chronicle.journal.reader import describe_damage, find_damage, read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
 
@@ -110,7 +110,11 @@ def run_autopilot(
     rolled_back = False
     while True:
         end = launch()
-        decision = decide(end, latest_proposal(read_journal(paths).entries, end.launch), rolled_back=rolled_back)
+        journal = read_journal(paths)
+        decision = decide(end, latest_proposal(journal.entries, end.launch), rolled_back=rolled_back)
+        damage = find_damage(paths, journal)
+        if damage and decision.step is not Step.LAND:
+            decision = Decision(step=Step.HALT, reason=describe_damage(paths, damage))
         if decision.step is Step.LAND:
             return end
         say(f"autopilot: {decision.step.value}: {decision.reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -104,8 +105,8 @@ def test_entry_is_synced_before_append_returns(paths: RunPaths, disk: FaultyDisk
     with JournalWriter(paths) as writer:
         for title in ("one", "two"):
             writer.append("note", title=title)
-            path, content = disk.synced[-1]
-            assert path.endswith(".jsonl") and json.loads(content.splitlines()[-1])["title"] == title
+            _, content = [found for found in disk.synced if found[0] != str(paths.journal_dir)][-1]
+            assert json.loads(content.splitlines()[-1])["title"] == title
     assert [path for path, _ in disk.synced if path == str(paths.journal_dir)] == [str(paths.journal_dir)]
 
 
@@ -323,3 +324,27 @@ def test_ids_follow_what_was_written_before_whatever_the_clock_says(paths: RunPa
     assert titles(paths) == ["first", "second", "third"]
     fast.close()
     slow.close()
+
+
+def test_file_whose_first_entry_was_refused_does_not_exist(paths: RunPaths, disk: FaultyDisk) -> None:
+    """A file has its name when its first entry is on disk: an empty one was emptied, not begun."""
+    disk.fsync_fails = True
+    with JournalWriter(paths) as writer:
+        with pytest.raises(JournalError):
+            writer.append("note", title="refused")
+        assert os.listdir(paths.journal_dir) == []
+        disk.fsync_fails = False
+        writer.append("note", title="written")
+    assert titles(paths) == ["written"] and checks(paths) == []
+
+
+def test_first_entry_records_the_last_lines_of_other_writers(paths: RunPaths) -> None:
+    """Only the first: a later one of the same writer adds nothing."""
+    for title in ("one", "two"):
+        with JournalWriter(paths) as writer:
+            writer.append("note", title=title)
+            writer.append("note", title=f"{title}, later")
+    first, _, second, later = read_journal(paths).entries
+    line = (paths.journal_dir / f"{first.writer}.jsonl").read_bytes().splitlines()[-1]
+    assert (first.heads, later.heads) == ({}, {})
+    assert second.heads == {first.writer: hashlib.sha256(line).hexdigest()[:16]}
