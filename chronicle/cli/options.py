@@ -5,7 +5,7 @@
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.errors import ChronicleError
-from chronicle.journal import Entry
+from chronicle.journal.place import anchors_of
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 
@@ -109,9 +109,6 @@ def need_run(settings: Settings) -> Settings:
 
 # --- The checkpoints directory, from settings or from the journal
 
-NEWEST = 2000  # saves that are read to find the checkpoints directory
-
-
 def settings_with_checkpoints(run: str | None, logs: Path | None, checkpoints: Path | None) -> Settings:
     """The settings of a command that works on checkpoints, with the checkpoints directory.
 
@@ -136,26 +133,16 @@ def _with(settings: Settings, root: Path | None, origin: str) -> Settings:
 
 
 def _recorded_roots(paths: RunPaths) -> list[Path]:
+    """The roots in `run.json`; those of the saves in the journal where an earlier version wrote it."""
     if not paths.journal_dir.is_dir():
         return []
     from chronicle.checkpoints import find_checkpoint_roots
+    from chronicle.journal import read_journal
+    from chronicle.journal.events import EntryKind
 
     try:
-        roots = find_checkpoint_roots(_newest_saves(paths), None, Path.cwd())
+        roots = [Path(root) for root in anchors_of(paths).roots]
+        roots = roots or find_checkpoint_roots(read_journal(paths).of_kind(EntryKind.CHECKPOINT), None, Path.cwd())
     except (ChronicleError, OSError):
         return []  # the command that reads the journal reports what is wrong with it
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
-
-
-def _newest_saves(paths: RunPaths) -> Iterable[Entry]:
-    from chronicle.journal import read_journal
-    from chronicle.journal.events import EntryKind
-    from chronicle.journal.index import open_index
-
-    index = open_index(paths)
-    if index is None:
-        return read_journal(paths).of_kind(EntryKind.CHECKPOINT)
-    try:
-        return index.newest(NEWEST, kinds=[EntryKind.CHECKPOINT])
-    finally:
-        index.close()

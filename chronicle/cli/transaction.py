@@ -194,7 +194,7 @@ def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: 
         paths=settings.paths,
         root=root,
         journal=journal,
-        writer=JournalWriter(settings.paths, checkpoints=root),
+        writer=JournalWriter(settings.paths, checkpoints=settings.checkpoints_dir),
         force=force,
         is_new=is_new,
     )

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.journal.events import EntryKind
-from chronicle.journal.place import Anchors, Place, settle
+from chronicle.journal.place import Anchors, Place, is_same_directory, settle
 from chronicle.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -109,6 +109,12 @@ class JournalWriter:
             self._settle()
         assert self._place is not None
         return self._place
+
+    def add_root(self, root: Path) -> None:
+        """Remember a checkpoint root of the run; raises as `append`."""
+        if not any(is_same_directory(known, root) for known in self.place.anchors(self.paths.run_dir).roots):
+            self._checkpoints = root
+            self._settle()
 
     def append(
         self,

@@ -94,6 +94,8 @@ class GuardJournal:
         try:
             if self._writer is None:
                 self._writer = JournalWriter(self.paths)
+            if isinstance(event, CheckpointSaved) and event.path:
+                self._writer.add_root(Path(event.path).parent)
             return self._writer.write(event, step=step, launch=self.launch, title=title, refs=tuple(refs)).id
         except (ChronicleError, OSError, ValueError) as problem:
             self.say("journal", f"the journal could not be written ({problem}); training goes on")
