@@ -51,14 +51,15 @@ def export(
     story = read_story(settings.paths)
     if out is None and format_name in (Format.PARQUET, Format.TENSORBOARD):
         raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
+    about = {"run": settings.run, "format": format_name.value, "inferred": story.lineage.inferred}
     if format_name is Format.TENSORBOARD:
         assert out is not None
         count = _tensorboard(story, settings.paths, out)
     else:
         count, text = _table(story, settings.paths, format_name, out, every=every)
         if out is None:
-            return CommandResult(text=text, data={"run": settings.run, "rows": count, "format": format_name.value})
-    data = {"run": settings.run, "rows": count, "format": format_name.value, "path": str(out)}
+            return CommandResult(text=text, data={**about, "rows": count})
+    data = {**about, "rows": count, "path": str(out)}
     return CommandResult(text=str(out), data=data, talk=(f"{count} rows",))
 
 

@@ -16,7 +16,7 @@ from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
-from chronicle.story.series import read_series
+from chronicle.story.series import read_parent, read_series
 
 __all__ = [
     "render",
@@ -39,7 +39,7 @@ def write_report(
     story = read_story(paths, signs_of_life=False)
     series = read_series(paths, [launch.number for launch in story.launches])
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    page = render_html(story, series, script=script, lost_seconds=lost, panels=panels)
+    page = render_html(story, series, script=script, lost_seconds=lost, panels=panels, parent=read_parent(story, paths))
     target = out or paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
@@ -86,11 +86,11 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:
     from chronicle.report.lineage_picture import draw_lineage
-    from chronicle.story.series import read_series
+    from chronicle.story.series import read_parent, read_series
 
     numbers = [launch.number for launch in story.launches]
     try:
-        draw_lineage(story, read_series(paths, numbers), paths.run_dir / LINEAGE_PICTURE)
+        draw_lineage(story, read_series(paths, numbers), paths.run_dir / LINEAGE_PICTURE, read_parent(story, paths))
     except ModuleNotFoundError as problem:
         return (f"picture not drawn: {problem.name} is not installed (pip install 'chronicle-ml[report]')",)
     return ()
@@ -137,12 +137,13 @@ def _page(paths: RunPaths, script: str) -> str:
     from chronicle.report.page_data import read_panels
     from chronicle.story import read_story
     from chronicle.story.read import lost_seconds
-    from chronicle.story.series import read_series
+    from chronicle.story.series import read_parent, read_series
 
     story = read_story(paths)
     series = read_series(paths, [launch.number for launch in story.launches])
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    return render_html(story, series, script=script, lost_seconds=lost, panels=panels, live=True)
+    parent = read_parent(story, paths)
+    return render_html(story, series, script=script, lost_seconds=lost, panels=panels, parent=parent, live=True)
 
 
 def _status(paths: RunPaths) -> str:

@@ -20,7 +20,7 @@ from chronicle.story.assemble import Story
 from chronicle.story.chapters import Chapter, tell_chapters
 from chronicle.story.learning import MOST_WINDOWS
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain_block
-from chronicle.story.series import LaunchSeries
+from chronicle.story.series import LaunchSeries, ParentSeries
 
 __all__ = [
     "page_body",
@@ -142,7 +142,8 @@ def page_header(story: Story) -> str:
     items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
     factors = [format_factor(factor) for factor in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
-    ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}</p>'
+    doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
+    ledger = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
     return f'<ul class="facts">{items}</ul>{ledger}' + _problems(story)
 
 
@@ -174,15 +175,26 @@ def _lineage(data: Mapping[str, Any]) -> Iterator[str]:
     heads = ["launch", "from", "to", "kept to", "LR", "why", "guard", "ended", "started"]
     keys = ("number", "start", "last", "keptTo", "lr", "why", "guard", "outcome")
     rows = [[*(x[key] for key in keys), format_when(x["started"])] for x in data["launches"]]
+    if any(x["inferred"] for x in data["launches"]):
+        heads.append("parent")
+        rows = [[*row, _origin(x)] for row, x in zip(rows, data["launches"], strict=True)]
     words = (
         '<p class="soft">Top: LR. Middle: loss by launch. Bottom: which launch continues which. '
         "Grey: abandoned. Dashed: target of a rollback. Dotted: restart."
     )
+    if data["parent"]:
+        words += f" Grey line before the first launch: the parent. This run {html_text(data['parent']['words'])}."
     if data["every"] > 1:
         words += f" The graph shows one of {data['every']} launches; the table has all {len(rows)}."
     label = f"learning rate, loss and tree of {len(rows)} launches"
     listed = folded(html_table(heads, rows, numeric=(0, 1, 2, 3)), "launches as a table")
     yield section("lineage", "Lineage", f"{words}</p>", plot("plot-lineage", label), listed)
+
+
+def _origin(launch: Mapping[str, Any]) -> str:
+    """What a launch continues, in the table of launches."""
+    parent = "" if launch["parent"] is None else f"launch {launch['parent']}"
+    return f"{parent} (inferred)".strip() if launch["inferred"] else parent
 
 
 def _incidents(data: Mapping[str, Any]) -> Iterator[str]:
@@ -322,10 +334,11 @@ def render_html(
     script: str,
     lost_seconds: Mapping[str, float] | None = None,
     panels: Sequence[Mapping[str, Any]] = (),
+    parent: ParentSeries | None = None,
     live: bool = False,
 ) -> str:
     """The page. `panels`: the curves of studies. `live` adds the script that listens for changes."""
-    data = build_page_data(story, series, lost_seconds or {}, panels)
+    data = build_page_data(story, series, lost_seconds or {}, panels, parent)
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
         "CSS": _own("page.css"),

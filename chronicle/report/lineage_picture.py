@@ -14,13 +14,14 @@ from typing import Any
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.plain import format_factor, plain
-from chronicle.story.series import ChannelCurve, LaunchSeries, shown_range, smooth, thin
+from chronicle.story.series import ChannelCurve, LaunchSeries, ParentSeries, shown_range, smooth, thin
 from rollback.channels import Role, find_channel, role_of
 
 __all__ = ["PALETTE", "draw_lineage"]
 
 PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#b0506f", "#7a5fb5", "#20938f", "#a4742d", "#c2545b", "#4f7d2a", "#5a6f9e")
 GREY, LIGHT, INK, ALARM = "#b3b8bf", "#e4e7eb", "#2b2f36", "#c62f2f"
+BEFORE = "#7c828b"  # the parent run's curve: grey, and darker than what was abandoned
 BUCKETS = 900
 SMOOTHED_POINTS, SMOOTH_BINS = 120, 120
 TICKS = 20  # checkpoints shown per launch; more would look like a dashed line
@@ -68,7 +69,9 @@ class _Strokes:
             axes.plot(xs, ys, **dict(look))
 
 
-def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path) -> None:
+def draw_lineage(
+    story: Story, series: Sequence[LaunchSeries], destination: Path, parent: ParentSeries | None = None
+) -> None:
     """Write the PNG (about 1600 × 1150 pixels); raises ImportError if matplotlib is not installed."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -76,11 +79,16 @@ def draw_lineage(story: Story, series: Sequence[LaunchSeries], destination: Path
     with matplotlib.rc_context(RC):
         panels = _panels(Figure, min(max(len(story.launches), 2), 40))
         _curves(panels, story, series)
-        _scale(panels.loss, story, series, _name(series, Role.LOSS))
-        _scale(panels.lr, story, series, _name(series, Role.LR))
+        before = {} if parent is None else parent.channels
+        for axes, role in ((panels.loss, Role.LOSS), (panels.lr, Role.LR)):
+            name = _name(series, role)
+            curve = before.get(name or "", ChannelCurve())
+            thinned = thin(curve, BUCKETS)
+            axes.plot(thinned.steps, thinned.values, color=BEFORE, linewidth=1.3, zorder=2.5)
+            _scale(axes, story, series, name, curve.values)
         _tree(panels, story)
         _marks(panels, story)
-        _words(panels, story)
+        _words(panels, story, parent)
         destination.parent.mkdir(parents=True, exist_ok=True)
         panels.figure.savefig(destination, dpi=150, metadata={"Software": None}, facecolor="white")
 
@@ -145,11 +153,13 @@ def _name(series: Sequence[LaunchSeries], role: Role) -> str | None:
     return find_channel((name for launch in series for name in launch.channels), role)
 
 
-def _scale(axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | None) -> None:
+def _scale(
+    axes: Any, story: Story, series: Sequence[LaunchSeries], name: str | None, before: Sequence[float]
+) -> None:
     """The y range: that of the kept points with room for abandoned ones near it; points outside are marked at the border."""
     if name is None:
         return
-    parts: tuple[list[float], list[float]] = ([], [])  # kept, abandoned
+    parts: tuple[list[float], list[float]] = ([*before], [])  # kept, abandoned
     for launch in series:
         told, curve = story.launch(launch.launch), launch.channels.get(name, ChannelCurve())
         limit = FOREVER if told is None or told.span.abandoned_after is None else told.span.abandoned_after
@@ -212,6 +222,7 @@ def _tree(panels: _Panels, story: Story) -> None:
         strokes.add(axes, saved, [row] * len(saved), linestyle="none", marker="|", markersize=6, color="white", zorder=4)
         if wide:
             label = f"{launch.number}  {format_factor(launch.lr.factor)}" if launch.lr else str(launch.number)
+            label += "  inferred" if story.lineage.is_guess(launch.span) else ""
             axes.annotate(label, (last, row), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
     strokes.draw()
     axes.set_ylim(len(rows) - 0.4, -0.7)
@@ -254,7 +265,7 @@ def _pin(axes: Any, step: int, marker: str, colour: str) -> None:
     axes.axvline(step, color=colour, linewidth=0.7, alpha=0.35, zorder=1)
 
 
-def _words(panels: _Panels, story: Story) -> None:
+def _words(panels: _Panels, story: Story, parent: ParentSeries | None) -> None:
     from matplotlib.lines import Line2D
 
     head = story.headline
@@ -263,6 +274,12 @@ def _words(panels: _Panels, story: Story) -> None:
         title += f", loss {head.loss:.4g}"
     panels.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     handles = [Line2D([], [], color=GREY, linewidth=2, label="abandoned")]
+    if parent is not None and parent.channels:
+        handles.insert(0, Line2D([], [], color=BEFORE, linewidth=2, label=f"run {parent.name}"))
+    remarks = [*([parent.words] if parent else []), *([story.lineage.doubt] if story.lineage.doubt else [])]
+    if remarks:
+        place = {"transform": panels.loss.transAxes, "va": "bottom", "fontsize": 8, "color": "#555b64", "zorder": 7}
+        panels.loss.text(0.006, 0.05, "\n".join(remarks), **place)
     if story.lineage.rollbacks:
         handles.append(Line2D([], [], color="#8a5a00", linestyle=(0, (4, 3)), linewidth=1, label="rollback to here"))
     if _restarts(story):
@@ -271,7 +288,7 @@ def _words(panels: _Panels, story: Story) -> None:
         handles.append(Line2D([], [], color=ALARM, marker="v", linestyle="none", label="incident"))
     if story.hardware:
         handles.append(Line2D([], [], color="#7a3fb0", marker="D", linestyle="none", label="hardware"))
-    panels.lr.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=5, frameon=False, fontsize=8)
+    panels.lr.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=6, frameon=False, fontsize=8)
     _factors(panels, story)
 
 

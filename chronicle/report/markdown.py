@@ -10,6 +10,7 @@ from typing import Any
 
 from chronicle.journal import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Proposed, StudyReport, Words
+from chronicle.journal.place import describe_parent
 from chronicle.report.markup import anchor_of, link_target, markdown_cell, markdown_line, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
@@ -273,6 +274,10 @@ def _front(story: Story, picture: bool) -> Iterator[str]:
         values.append(f"LR {format_number(head.lr)}")
     yield ", ".join([place, *values]) + "."
     factors = story.lr_path
+    if story.parent is not None:
+        yield f"Begins from {markdown_line(describe_parent(story.parent))}."
+    if story.lineage.doubt:
+        yield f"The lineage is {story.lineage.doubt}."
     if len(factors) > 1:
         yield f"LR ledger: {' → '.join(format_factor(f) for f in factors)} of the first schedule."
     if story.problems:
@@ -323,11 +328,11 @@ def _launches(story: Story) -> Iterator[str]:
     yield "| launch | from | to | kept to | LR | guard | checkpoints | ended |"
     yield "|--:|--:|--:|--:|--:|---|--:|---|"
     for launch in story.launches:
-        yield "| " + " | ".join(_launch_cells(launch)) + " |"
+        yield "| " + " | ".join(_launch_cells(launch, story.lineage.is_guess(launch.span))) + " |"
     yield ""
 
 
-def _launch_cells(launch: LaunchStory) -> list[str]:
+def _launch_cells(launch: LaunchStory, guess: bool) -> list[str]:
     span = launch.span
     kept = span.last_step if span.abandoned_after is None else span.abandoned_after
     none_kept = span.abandoned_after is not None and span.abandoned_after <= (span.start_step or 0)
@@ -336,7 +341,7 @@ def _launch_cells(launch: LaunchStory) -> list[str]:
         factor += f" ({markdown_cell(launch.lr.reason)})"
     return [
         str(launch.number),
-        _step(span.start_step),
+        _step(span.start_step) + (" (inferred)" if guess else ""),
         _step(span.last_step),
         "–" if none_kept else _step(kept),
         factor,

@@ -25,6 +25,7 @@ from chronicle.story.series import (
     ChannelCurve,
     Clock,
     LaunchSeries,
+    ParentSeries,
     flops_are_estimated,
     shown_range,
     smooth,
@@ -64,7 +65,7 @@ CONTRAST_KEYS = ("name", "formula", "question", "n", "mean", "low", "high", "ver
 SOURCE_PREFIXES = ("loss/", "loss.", "share/", "ratio/")
 # Of the rows in the tables, the fields that the script draws: with 10^4 launches the others are megabytes
 DRAWN: Mapping[str, Sequence[str]] = {
-    "launches": ("number", "start", "last", "keptTo", "parent", "stood", "lr", "why", "outcome", "colour"),
+    "launches": ("number", "start", "last", "keptTo", "parent", "inferred", "stood", "lr", "why", "outcome", "colour"),
     "rollbacks": ("launch", "to"),
     "incidents": ("launch", "onset", "title"),
 }
@@ -186,6 +187,7 @@ def build_page_data(
     series: Sequence[LaunchSeries],
     lost_seconds: Mapping[str, float],
     panels: Sequence[Mapping[str, Any]] = (),
+    parent: ParentSeries | None = None,
 ) -> dict[str, Any]:
     """All data of the page. Text is plain: the script sets it as text, not as markup."""
     names, clocks = _names(series), tell_clocks(story, series)
@@ -201,7 +203,8 @@ def build_page_data(
         "curves": {name: channel_curves(story, series, name) for name in names},
         "clocks": [_clock(c) for c in clocks],
         "flopsEstimated": flops_are_estimated(series),
-        "ranges": {name: _range(story, series, name) for name in names},
+        "parent": _parent(parent, names),
+        "ranges": {name: _range(story, series, name, parent) for name in names},
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
         "incidents": [incident_row(matter) for matter in story.matters],
@@ -237,6 +240,7 @@ def _launch(story: Story, launch: LaunchStory) -> dict[str, Any]:
         "last": span.last_step,
         "keptTo": span.last_step if span.abandoned_after is None else span.abandoned_after,
         "parent": span.parent,
+        "inferred": story.lineage.is_guess(span),
         "stood": None if span.has_steps or launch.alive else would_have_resumed_at(story, launch),
         "lr": "" if launch.lr is None else format_factor(launch.lr.factor),
         "why": "" if launch.lr is None else plain(launch.lr.reason),
@@ -257,9 +261,18 @@ def _clock(clock: Clock) -> dict[str, Any]:
     return out
 
 
-def _range(story: Story, series: Sequence[LaunchSeries], name: str) -> list[float]:
+def _parent(parent: ParentSeries | None, names: Iterable[str]) -> dict[str, Any] | None:
+    """The curves of the run that this one begins from, for the channels that both logged."""
+    if parent is None:
+        return None
+    curves = {name: packed(thin(parent.channels[name], POINTS // 4)) for name in names if name in parent.channels}
+    return {"name": parent.name, "words": parent.words, "curves": curves}
+
+
+def _range(story: Story, series: Sequence[LaunchSeries], name: str, parent: ParentSeries | None) -> list[float]:
     parts = cut(story, series, name).values()
     kept, gone = ([v for both in parts for v in both[side].values] for side in (0, 1))
+    kept += parent.channels[name].values if parent is not None and name in parent.channels else []
     if role_of(name) is Role.LR:  # not clipped: an abandoned LR was often the reason for a rollback
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
         return [0.0, 1.15 * top or 1.0]

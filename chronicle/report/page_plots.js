@@ -2,6 +2,11 @@
 function lines(name, axes, options = {}) {
   const traces = [], curves = data.curves[name] || [];
   const few = curves.reduce((sum, c) => sum + (c.kept?.s.length || 0) + (c.gone?.s.length || 0), 0) < 120;
+  const before = data.parent?.curves[name];
+  if (before && state.axis === "step") traces.push({
+    type: "scatter", mode: "lines", ...axes, x: before.s, y: before.v, line: { color: css("--soft"), width: 1.2 },
+    name: escape(`run ${data.parent.name}`), showlegend: Boolean(options.legend), hovertemplate: `run ${escape(data.parent.name)}<br>step %{x}<br>${escape(name)} %{y:.5g}<extra></extra>`,
+  });
   for (const curve of curves) {
     const l = launches.get(curve.launch);
     for (const [part, abandoned] of [["gone", true], ["kept", false]]) {
@@ -57,7 +62,7 @@ function lineage(element) {
       type: "scatter", mode: "lines", x: [place(l.number, from), place(l.number, to)], y: [row, row], xaxis: "x", yaxis: "y",
       line: { color: colour, width }, hoverinfo: "text", text: name, showlegend: false, legendgroup: `launch ${l.number}`,
     });
-    const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}`;
+    const about = `launch ${l.number}: steps ${l.start + 1}–${l.last ?? "?"}, LR ${l.lr} (${escape(l.why)}), ${escape(l.outcome)}${l.inferred ? ", parent inferred" : ""}`;
     if (l.last !== null && l.last > l.keptTo) draw(Math.max(l.keptTo, l.start), l.last, grey(), 3, `${about}, abandoned after ${l.keptTo}`);
     if (l.keptTo !== null && l.keptTo > l.start) draw(l.start, l.keptTo, l.colour, 7, about);
     const parent = rows.get(l.parent);

@@ -13,16 +13,22 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from chronicle.journal.events import DataStart, PlanDeclared, events_of
+from chronicle.errors import ChronicleError
+from chronicle.journal.events import DataStart, GuardVerdict, PlanDeclared, events_of
+from chronicle.journal.place import describe_parent, find_run, read_place
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.story.assemble import Story
+from chronicle.story.plain import plain
+from chronicle.story.read import read_story
 
 __all__ = [
     "ChannelCurve",
     "Clock",
     "LaunchSeries",
+    "ParentSeries",
     "flops_are_estimated",
+    "read_parent",
     "read_series",
     "robust_range",
     "shown_range",
@@ -77,6 +83,74 @@ def _read(path: Path, only: Sequence[str] | None) -> dict[str, ChannelCurve]:
     except FileNotFoundError:
         pass  # a launch that died before its first step logged nothing
     return channels
+
+
+# --- the run that this one begins from ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentSeries:
+    """What the parent logged on the way to the step that this run begins from; no channels when it is not to be found."""
+
+    name: str
+    words: str
+    channels: dict[str, ChannelCurve] = field(default_factory=dict)
+
+
+def read_parent(story: Story, paths: RunPaths) -> ParentSeries | None:
+    """The parent's curve along the steps that the loaded checkpoint descends from. The parent is only read."""
+    parent = story.parent
+    if parent is None:
+        return None
+    words = f"begins from {plain(describe_parent(parent))}"
+    directory = _parent_directory(story, paths)
+    try:
+        told = None if directory is None else read_story(RunPaths(directory), signs_of_life=False)
+        channels = {} if directory is None or told is None else _ancestry(told, RunPaths(directory), parent.launch, parent.step)
+    except (ChronicleError, OSError) as problem:
+        return ParentSeries(name=plain(parent.run), words=f"{words}; that run cannot be read ({plain(problem)})")
+    missing = "" if told is not None else "; that run is not here, so its curve is not drawn"
+    return ParentSeries(name=plain(parent.run), words=words + missing, channels=channels)
+
+
+def _parent_directory(story: Story, paths: RunPaths) -> Path | None:
+    """Where the parent lies: as recorded, beside this run, or in the project of the checkpoint that was loaded."""
+    parent = story.parent
+    if parent is None or not parent.run_id:
+        return None
+    try:
+        place = read_place(RunPaths(Path(parent.path))) if parent.path else None
+    except ChronicleError:
+        place = None
+    if place is not None and place.run_id == parent.run_id:
+        return Path(parent.path)
+    verdicts = [event for _, event in events_of(story.entries, GuardVerdict) if event.loaded.get("run_id") == parent.run_id]
+    loaded = [Path(event.checkpoint) for event in verdicts[:1] if event.checkpoint]
+    found = find_run(parent.run_id, (paths.run_dir.parent, *(folder / "logs" for path in loaded for folder in path.parents)))
+    return Path(found) if found else None
+
+
+def _ancestry(story: Story, paths: RunPaths, launch: int | None, step: int | None) -> dict[str, ChannelCurve]:
+    """The channels along the steps that this step of this launch descends from."""
+    parts: list[tuple[int, int, int]] = []
+    while launch is not None and step is not None:
+        told = story.launch(launch)
+        if told is None or told.span.start_step is None:
+            break
+        if step > told.span.start_step:
+            parts.append((launch, told.span.start_step + 1, step))
+        launch, step = told.span.parent, min(step, told.span.start_step)
+    channels: dict[str, ChannelCurve] = {}
+    for number, first, last in reversed(parts):
+        for name, curve in _read(paths.metrics_path(number), None).items():
+            part, whole = curve.between(first, last), channels.setdefault(name, ChannelCurve())
+            whole.steps.extend(part.steps)
+            whole.times.extend(part.times)
+            whole.values.extend(part.values)
+    return channels
+
+
+# --- thinning -----------------------------------------------------------------------------------------------------------
 
 
 def thin(curve: ChannelCurve, buckets: int) -> ChannelCurve:

@@ -12,6 +12,9 @@ import pytest
 pytest.importorskip("accelerate")
 
 from benchmarks.histories.world import RUN, World, digest_of
+from chronicle.report.page_data import build_page_data
+from chronicle.story.read import read_story
+from chronicle.story.series import read_parent, read_series
 
 
 @dataclass
@@ -95,3 +98,51 @@ def test_a_child_that_started_afresh_after_all_has_no_parent(family: Family) -> 
     declare(family)
     family.child.launch(None, 6, on_purpose=True)
     assert family.status()["parent"] is None and family.status()["lineage"][0]["first"] == 1
+
+
+def test_the_parents_curve_is_drawn_up_to_the_checkpoint_and_the_parent_is_only_read(family: Family) -> None:
+    declare(family)
+    family.parent.launch("opt_step-15", 3)  # what the parent did later is no part of the child's story
+    before = digest_of(family.parent.home)
+    family.child.launch(family.checkpoint, 6)
+    paths = family.child.paths
+    found = read_parent(read_story(paths), paths)
+    assert found is not None and found.channels["loss"].steps == list(range(1, 11))
+    assert found.words == f"begins from run {RUN}, step 10 of launch 1"
+    for words in (("render",), ("report",), ("log", "--graph"), ("status",), ("export",)):
+        assert family.child.command(*words)[0] == 0
+    page, text = paths.report_html.read_text(), paths.chronicle_md.read_text()
+    assert found.words in page and found.words.capitalize() in text
+    assert "inferred" not in text and (paths.run_dir / "plots" / "lineage.png").exists()
+    data = build_page_data(read_story(paths), read_series(paths, [1]), {}, parent=found)
+    assert data["parent"]["curves"]["loss"]["s"] == list(range(1, 11))
+    assert digest_of(family.parent.home) == before
+
+
+def test_a_parent_that_is_not_there_is_one_sentence(family: Family) -> None:
+    declare(family)
+    family.child.launch(family.checkpoint, 6)
+    family.parent.home.rename(family.parent.home.with_name("elsewhere"))
+    found = read_parent(read_story(family.child.paths), family.child.paths)
+    assert found is not None and not found.channels and "is not here" in found.words
+    assert family.child.command("report")[0] == 0 and found.words in family.child.paths.report_html.read_text()
+    assert f"begins from run {RUN}, step 10 of launch 1" in family.child.command("log", "--graph")[1]
+
+
+def test_another_run_in_the_parents_place_is_not_the_parent(family: Family) -> None:
+    declare(family)
+    family.child.launch(family.checkpoint, 6)
+    family.parent.home.rename(family.parent.home.with_name("elsewhere"))
+    World(family.parent.home).create()
+    found = read_parent(read_story(family.child.paths), family.child.paths)
+    assert found is not None and not found.channels
+
+
+def test_an_unguarded_launch_is_marked_in_the_document_and_on_the_page(family: Family) -> None:
+    family.parent.launch("opt_step-10", 4, guarded=False)
+    for command in ("render", "report"):
+        assert family.parent.command(command)[0] == 0
+    paths = family.parent.paths
+    assert "The lineage is inferred: no guard recorded what launch 2 loaded." in paths.chronicle_md.read_text()
+    assert "| 2 | 10 (inferred) | 14 |" in paths.chronicle_md.read_text()
+    assert "launch 1 (inferred)" in paths.report_html.read_text()
