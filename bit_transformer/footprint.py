@@ -1,4 +1,4 @@
-"""The memory and the work that a run needs, by arithmetic: `python -m bit_transformer.footprint --recipe baseline`.
+"""Estimates the memory and compute of a run: `python -m bit_transformer.footprint --recipe baseline`.
 
 Counted per rank: weights, gradients, optimizer state, averaged weights, and what the forward pass keeps for the backward
 pass. `measure_room` compares the sum with the free memory before the model is built; `Announcer` prints the size of data,

@@ -111,7 +111,7 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
             log.keep_frames(batch, step)
             raise NonFiniteGradients(
                 f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
-                "roll back with `chronicle rollback`; the last frames lie beside the launch's metrics")
+                "roll back with `chronicle rollback`; `non_finite.json` in the launch directory holds the last steps")
         progress.step += 1
         progress.bits_seen += data.plan.batch_size * recipe.data.window_bytes * BITS_PER_BYTE
         last = step.stop or progress.step in (stop_at, total_steps)

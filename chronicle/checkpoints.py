@@ -1,4 +1,4 @@
-"""What the journal knows of a run's checkpoints: where they are, which launch saved each, and what `verify` found.
+"""What the journal records about checkpoints: their paths, the launch that saved each, and the verdict of `verify`.
 
 An entry of kind `verified` carries the checkpoint's stamp (`rollback.checkpoint.layout`): names, sizes, times and inodes of
 its files. A verdict is valid while a checkpoint has that stamp, wherever a rollback moves it.

@@ -151,7 +151,7 @@ class Profile:
             if getattr(self, key) < bound:
                 raise BadStudy(f"profile `{self.name}`: {key} is {getattr(self, key)}, expected {bound} or more")
         if self.num_heads < 1 or self.d_model % self.num_heads:
-            raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is no multiple of num_heads {self.num_heads}")
+            raise BadStudy(f"profile `{self.name}`: d_model {self.d_model} is not a multiple of num_heads {self.num_heads}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The files of a study: its directories below `logs/`, and the result file that every launch writes as its last act."""
+"""The files of a study: its directories below `logs/`, and the result file that every launch writes at its end."""
 
 from __future__ import annotations
 

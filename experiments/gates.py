@@ -1,7 +1,10 @@
-"""The study's own controls. A study that fails one of them has nothing to say, and its report is refused.
+"""Control checks of a study; when one fails, no results are reported.
 
-Exact restarts change no bit (A′ ≡ A0). Arms that share an order have seen the same data, and lost the same loss to the
-last bit, until their treatment, and other data or state after it. What was read is what was planned. The LR is equal.
+1. An exact restart changes no bit (A′ ≡ A0).
+2. Arms that share an order have read the same data and have the same loss, bit for bit, until their treatment. After it,
+   their data or state differ.
+3. Each launch read the planned samples.
+4. All arms have the same LR.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The samples that an arm reads at each update, as arrays: the whole order of one arm at one seed. All randomness is seeded.
+"""The order of samples: the samples that one arm reads at each update, for one seed, as arrays. All randomness is seeded.
 
 A data shard is a run of `shard_samples` neighbouring windows, as a tar holds neighbouring documents; with random samples in
 a shard, an empty buffer would equal a full shuffle. The shards of a source are permuted once per study, and the first belong

@@ -71,15 +71,15 @@ def build_report(paths: StudyPaths, directory: Path) -> Built:
     plan, history = read_registered(paths)
     data = read_study(plan, history, paths)
     if not data.seeds(plan.study.reference):
-        raise StudyError(f"arm {plan.study.reference} has no complete run yet", "`chronicle experiment run` goes on")
+        raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
     shape, corpora = read_shape(plan)
     ledgers = count_ledger(data, shape)
     checks = check_gates(data, ledgers)
     broken = [check for check in checks if not check.ok]
     if broken:
         named = "; ".join(f"{check.name}: {check.found}" for check in broken[:4])
-        raise GateFailed(f"the study's own controls failed, so it has nothing to report: {named}",
-                         "find the cause before anything else: an exact restart that is not exact is a bug")  # fmt: skip
+        raise GateFailed(f"control checks of the study failed, so no results are reported: {named}",
+                         "find the cause first: an exact restart that differs is a bug")  # fmt: skip
     judged = (*judge_contrasts(data), *judge_factorial(data))
     told = answer_questions(plan.study, judged)
     digests = {corpus.name: corpus.digest for corpus in corpora}

@@ -158,7 +158,7 @@ class _Records:
         try:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
-                line = b"\n" + line  # a write was cut short here; its line is ignored
+                line = b"\n" + line  # a write was interrupted here; its line is ignored
             REAL_DISK.write_all(descriptor, line, self.path)
             os.fsync(descriptor)
         finally:

@@ -1,4 +1,4 @@
-"""The one table of channel names: which role a logged series has, by its name.
+"""The table of channel names: the role of a logged series (loss, LR, gradient norm, …), found by its name.
 
 A channel is one logged series (`loss`, `lr`, `grad_norm`). Log readers, the detector, `status`, the report and the
 restart checks all ask this module. Another literal list of channel names is an error of `scripts/channel_names.py`,

@@ -5,7 +5,7 @@
     ├── UnreadableFile              a file is damaged, hostile or beyond the reader's limits
     ├── UnknownFormat               no known writer writes such files; names what was seen
     ├── Refused                     exit 3: nothing was changed
-    │   ├── StrayFiles              a file in the checkpoint could be taken for state
+    │   ├── StrayFiles              a file in the checkpoint could be loaded as state
     │   ├── Incomplete              a required state file is missing or damaged
     │   ├── AmbiguousStep           several checkpoints of one step; lists them
     │   ├── PlanRefused             the plan would not have the requested effect

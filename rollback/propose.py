@@ -1,4 +1,4 @@
-"""From a cluster of events and the existing checkpoints to one proposal: target, action, cost and command.
+"""Turn a cluster of events and the existing checkpoints into one proposal: target, action, cost and command.
 
 Target: the newest verified, healthy checkpoint before `min(onset_low - 50, onset - 100)` of the whole cluster. The
 first human rollback of the seed's 80B run went to a checkpoint after the onset, and failed. Actions form a ladder: other

@@ -1,1 +1,1 @@
-"""What is measured on a model: held-out bits per byte, telemetry, and the safety gate."""
+"""Measurements on a model: held-out bits per byte, telemetry, and the safety gate."""

@@ -1,4 +1,4 @@
-"""Causal self-attention through torch's fused kernel, over everything before or over a band of chunks.
+"""Causal self-attention through torch's fused kernel, over all earlier positions or over a band of chunks.
 
 Shapes: B batch, T positions, D channels, H heads, E channels a head; N chunks of C queries, each with W = overlap + C
 keys. Only `attention_map` builds a T × T map.

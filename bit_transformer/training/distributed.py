@@ -54,7 +54,7 @@ class Topology:
             sizes["recipe"] = self.expected_world_size
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{who} says {size}" for who, size in sizes.items())
-            raise TopologyMismatch(f"the parts disagree on the world size: {said}",
+            raise TopologyMismatch(f"launcher, process group and framework disagree on the world size: {said}",
                                    "start with `torchrun --nproc_per_node N -m bit_transformer.train …`")
         wrapper = self.expected_wrapper
         if wrapper is not None and self.sharding != wrapper:

@@ -117,7 +117,7 @@ def _read_contract(environ: Mapping[str, str]) -> dict[str, Any] | None:
     except ValueError as problem:
         raise CannotResume(f"contract `{path}` cannot be read: {problem}") from problem
     if not isinstance(contract, dict) or contract.get("v") != 1 or not contract.get("checkpoint"):
-        raise CannotResume(f"contract `{path}` is not of version 1 or names no checkpoint")
+        raise CannotResume(f"contract `{path}` does not have version 1 or does not name a checkpoint")
     return contract
 
 

@@ -1,4 +1,4 @@
-"""Everything that a launch builds before its first step: ranks, data, model, optimizer, schedule, and what is restored.
+"""Builds what a launch needs before its first step: ranks, data, model, optimizer, schedule, restored state.
 
 The loop in `train.py` and the trial of `chronicle preflight --full` both start from here, so that they train alike.
 """

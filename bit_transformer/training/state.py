@@ -1,4 +1,4 @@
-"""What the training loop keeps besides model and optimizer: progress, averaged weights, and the sums of one step."""
+"""State of the training loop besides model and optimizer: progress, averaged weights, and the sums of one step."""
 
 from __future__ import annotations
 

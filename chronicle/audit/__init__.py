@@ -1,4 +1,4 @@
-"""What ranks recorded, claims judged against it, hardware events, and post-mortems of runs without a journal.
+"""Evidence recorded by ranks, claims checked against it, hardware events, and post-mortems of runs without a journal.
 
 A trainer calls `open_evidence()` in every rank and reports devices, counts and samples. `evidence` reads the records
 back; `claims` answers SUPPORTED, CONTRADICTED or UNSUPPORTED. A plan, a target or a name is not evidence.

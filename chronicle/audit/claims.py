@@ -81,7 +81,7 @@ def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
     if statement.kind is Topic.INTENT:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "a plan or a target is not an event")
     if statement.kind is Topic.DENIAL:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done; a denial cannot be verified")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done; a negative statement cannot be verified")
     if statement.kind is Topic.OTHER:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "no record can confirm or contradict this number")
     if statement.kind is Topic.DURATION:
@@ -98,7 +98,7 @@ def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
         chosen = next((one for one in answers if one.verdict is verdict), None)
         if chosen is not None:
             return chosen
-    missing = answers[0].message if answers else "no launch of this run left evidence"
+    missing = answers[0].message if answers else "no launch of this run recorded evidence"
     return _answer(statement, ClaimVerdict.UNSUPPORTED, missing)
 
 
@@ -178,7 +178,7 @@ def _idle_ranks(launch: LaunchEvidence) -> dict[int, float]:
 def _judge_ranks(statement: Statement, launch: LaunchEvidence) -> Judgement:
     processes = launch.newest("process")
     if not processes:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank left a record")
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded anything")
     sizes = {one.fields.get("world_size") for one in processes.values()}
     message = f"launch {launch.launch}: {len(processes)} ranks recorded, world size {_join(sizes)}"
     agreed = sizes == {len(processes)} and statement.admits(len(processes))

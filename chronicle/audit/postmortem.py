@@ -249,7 +249,7 @@ def list_unknowns(launches: Sequence[InferredLaunch]) -> tuple[str, ...]:
         if launch.ending is None:
             unknown.append(f"launch {launch.number}: how and when it ended")
     if not any(launch.first(LineKind.SAVED) for launch in launches):
-        unknown.append("whether anything was saved: no line says so, which does not prove that nothing was")
+        unknown.append("whether anything was saved: no line reports a save")
     return tuple(unknown)
 
 
@@ -336,7 +336,7 @@ def write_draft(
     lines += ["", "### Contradictions", ""]
     lines += [f"- {one.text} · from {_refs(one)}" for one in contradictions] or ["- none found"]
     lines += ["", "## Unknown", ""]
-    lines += [f"- {text}" for text in unknowns] or ["- nothing that is checked for"]
+    lines += [f"- {text}" for text in unknowns] or ["- nothing found by these checks"]
     lines += [f"- {text}" for text in scan.left_out]
     lines += ["", "## Cause", "", "_Not determined by this draft._", ""]
     return "\n".join(lines)

@@ -66,7 +66,7 @@ def apply_written_plan(
             raise PlanRefused(
                 f"this is run `{settings.run}` in `{opened.root}`: the plan is for run `{written['run']}` "
                 f"in `{written['root']}`",
-                "plan again here",
+                "make a new plan here with `chronicle rollback`",
             )
         settings.need_checkpoints()
         request = RollbackRequest.from_json(written["request"])
@@ -128,7 +128,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
     if not isinstance(record.get("request"), dict):
         raise ChronicleError(f"`{path}` is not a plan: its request is not an object")
     if record.pop("digest", None) != plan_digest(record):
-        raise PlanRefused(f"`{path}` was changed since it was written: its digest does not match", "plan again")
+        raise PlanRefused(
+            f"`{path}` was changed since it was written: its digest does not match",
+            "make a new plan with `chronicle rollback`",
+        )
     return record
 
 

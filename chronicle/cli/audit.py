@@ -57,7 +57,7 @@ def audit(
 ) -> CommandResult:
     """Check the journal, logs, attachments, manifests and claims.
 
-    Checked are journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
+    It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
     """
@@ -233,7 +233,7 @@ def forensics(
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
 
-    Files, logs and processes are read. The result distinguishes observed, inferred and unknown facts.
+    It reads files, logs and processes. The result distinguishes observed, inferred and unknown facts.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
     """

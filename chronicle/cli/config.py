@@ -52,7 +52,7 @@ def show_settings(
 def completion_script(
     shell: Annotated[str, typer.Argument(help="`bash`, `zsh` or `fish`.", metavar="SHELL")],
 ) -> CommandResult:
-    """Print the script with which your shell completes commands, runs, steps and entry ids.
+    """Print the shell completion script.
 
     Example: chronicle config completion bash > ~/.local/share/bash-completion/completions/chronicle
     """

@@ -18,7 +18,7 @@ __all__ = ["costs"]
 def costs(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
     """Show goodput, lost steps and lost hours by cause.
 
-    Also shown are interruptions, and the times to detect, to decide and to recover.
+    It also shows interruptions, and the times to detect, to decide and to recover.
 
     Example: chronicle costs --run tr-190
     """

@@ -50,7 +50,7 @@ def verify_shards(
 ) -> CommandResult:
     """Compare the shards with their manifest.
 
-    Missing, truncated, changed and unlisted shards are reported.
+    It reports missing, truncated, changed and unlisted shards.
 
     Example: chronicle data verify data
     """
@@ -70,9 +70,9 @@ def verify_shards(
 
 @app.command("usage")
 def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """Show what the lineage read: repeats and skips of each restart, unseen data.
+    """Show the data that the lineage read.
 
-    For a foreign loader under `chronicle.data.observe`, samples, repeats and shares of each launch are shown.
+    It shows repeats and skips of each restart, and unseen data. With `chronicle.data.observe` it shows samples, repeats and shares of each launch.
 
     Example: chronicle data usage --run demo
     """

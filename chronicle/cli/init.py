@@ -38,7 +38,7 @@ def init(
     moved: Annotated[bool, typer.Option("--moved", help="This directory is the run itself, which was moved.")] = False,
     fork_of: Annotated[
         Path | None,
-        typer.Option("--fork-of", help="This directory is a copy of that run, and now a run of its own.", metavar="RUN_DIR"),
+        typer.Option("--fork-of", help="This directory is a copy of that run and now a run of its own.", metavar="RUN_DIR"),
     ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -109,7 +109,10 @@ def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
             f"chronicle init --fork-of {place.path}",
         )
     if is_same_directory(origin, paths.run_dir):
-        raise UsageProblem(f"`{origin}` is this run's own directory", "a fork is a copy of it in another place")
+        raise UsageProblem(
+            f"`{origin}` is this run's own directory",
+            "copy the run directory to another place first, then run this command there",
+        )
     story = read_story(paths, signs_of_life=False)
     parent = Parent(
         run_id=place.run_id,

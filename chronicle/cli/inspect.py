@@ -216,7 +216,7 @@ def diff(
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
 
-    Compared are LRs, counters, RNG, topology and files.
+    It compares LRs, counters, RNG, topology and files.
 
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
     """

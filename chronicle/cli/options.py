@@ -1,4 +1,4 @@
-"""What commands share: their options, the settings of the run they work on, and the result they return.
+"""Shared parts of the commands: their options, the settings of the run, and the result that a command returns.
 
 `main.py` renders results for people or as JSON.
 """

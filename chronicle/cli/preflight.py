@@ -49,7 +49,7 @@ def preflight(
 ) -> CommandResult:
     """Check a launch before it spends GPU hours.
 
-    Checked are shards, counts, devices, memory, plan, LR, labels, disk, save time, strays and orphans. What cannot be
+    It checks shards, counts, devices, memory, plan, LR, labels, disk, save time, stray files and orphans. What cannot be
     checked is reported as unknown and does not count as passed. Exit code 3 when a check failed.
 
     Example: chronicle preflight --claim "1.21B on 4 GPUs" -- torchrun --nproc_per_node 4 train.py

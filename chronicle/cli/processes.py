@@ -24,7 +24,7 @@ __all__ = [
 def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
     """List the living processes of a run.
 
-    Listed are its supervisor, the processes of its launches, and orphans of earlier launches.
+    It lists the supervisor, the processes of the launches, and orphans of earlier launches.
 
     Example: chronicle ps --run demo
     """
@@ -68,7 +68,7 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
 def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
     """End orphaned processes of earlier launches.
 
-    Only processes of this run, this user and this boot are ended, recognised by token or record, never by name.
+    It ends only processes of this run, user and boot, identified by token or record, never by name.
 
     Example: chronicle sweep --run demo --yes
     """

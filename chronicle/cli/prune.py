@@ -39,7 +39,7 @@ def prune(
 ) -> CommandResult:
     """Delete abandoned checkpoints that no undo needs.
 
-    Kept are the checkpoints that the undo of the last rollback needs, and the last two verified ones.
+    It keeps the checkpoints that the undo of the last rollback needs, and the last two verified ones.
 
     Example: chronicle prune
     """

@@ -1,4 +1,4 @@
-"""`chronicle rollback`: find the checkpoint, verify it, plan, show the plan, ask, record, apply, record.
+"""`chronicle rollback`: finds and verifies the checkpoint, shows the plan, asks, applies, and records it.
 
 Below the command is how a plan is made from what is on disk; `chronicle apply` makes its plan in the same way.
 """
@@ -95,7 +95,7 @@ def rollback(
         str,
         typer.Option(
             "--verify",
-            help="`full` reads every byte; `quick` does not; `auto` does unless `chronicle verify` did since the last change.",
+            help="`full` reads every byte, `quick` does not; `auto` skips what `chronicle verify` read since the last change.",
             metavar="HOW",
         ),
     ] = "auto",
@@ -261,7 +261,10 @@ def _select(found: Sequence[Checkpoint], request: RollbackRequest, abandoned_by:
     if len(hits) == 1:
         return hits[0]
     if hits:
-        raise AmbiguousStep(f"step {request.step} was abandoned by several rollbacks ending in `{abandoned_by}`")
+        raise AmbiguousStep(
+            f"step {request.step} was abandoned by several rollbacks ending in `{abandoned_by}`",
+            "use more characters of the id",
+        )
     raise CheckpointNotFound(
         f"no checkpoint of step {request.step} abandoned by a rollback `{abandoned_by}`",
         remedy="`chronicle log` lists the rollbacks",

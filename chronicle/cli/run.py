@@ -110,7 +110,7 @@ def run_launcher(
     finally:
         feeding = mirror.pid
         if not mirror.stop():
-            _say(f"process {feeding} still sends data to MLflow; it ends by itself")
+            _say(f"process {feeding} still sends data to MLflow; it exits when it is done")
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
 
 

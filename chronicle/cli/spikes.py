@@ -100,7 +100,9 @@ def describe_scan(scan: Scan) -> str:
     """The text of one log: title, sparkline, one line per event, the proposal."""
     if scan.problem is not None:
         return f"{scan.source}: {scan.problem}"
-    lines = [f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} events"]
+    lines = [
+        f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} event{'s' * (len(scan.events) != 1)}"
+    ]
     if scan.spark:
         lines += ["  " + sparkline([value for _, value in scan.spark]), "  " + marks(scan)]
     lines += [f"  {describe_event(event)}" for event in scan.events]
@@ -167,7 +169,7 @@ def describe_proposal(proposal: Proposal) -> str:
         lines.append(f"to: {_place(proposal.target_step, proposal.cost_steps, proposal.cost_hours)}")
     lines += [f"or: {_place(other.step, other.cost_steps, other.cost_hours)}" for other in proposal.alternatives]
     lines.append(f"action: {proposal.action.value}")
-    lines += [f"budget spent: {text}" for text in proposal.exhausted]
+    lines += [f"budget exceeded: {text}" for text in proposal.exhausted]
     if proposal.command is not None:
         lines.append(proposal.command)
     return "\n".join(lines)

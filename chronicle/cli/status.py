@@ -36,7 +36,7 @@ def show_status(
 ) -> CommandResult:
     """Show where the run is, what is open and what to do next.
 
-    Shown are step, loss and LR of the lineage, the last checkpoint, open entries, and the next command.
+    Prints step, loss and LR of the lineage, the last checkpoint, open entries, and the next command.
 
     Example: chronicle status --run tr-190
     """

@@ -1,4 +1,4 @@
-"""A transaction on a run's checkpoints: its lock, the checks before it, its journal entries, and asking the user.
+"""Shared by rollback, undo and recover: lock, checks before the change, journal entries, and the question to the user.
 
 Used by the commands that change checkpoints. The edit itself is in `rollback.transaction`.
 """

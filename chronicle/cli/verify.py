@@ -84,7 +84,7 @@ def verify_checkpoints(
 ) -> CommandResult:
     """Verify one checkpoint or all of them (exit 5 on findings).
 
-    Checked are strays, missing files, checksums, and whether steps and LRs agree. The verdict on a run's own
+    It checks for stray and missing files, checksums, and whether steps and LRs agree. The verdict on a run's own
     checkpoints is recorded in its journal, and is valid until one of their files changes.
 
     Example: chronicle verify --all

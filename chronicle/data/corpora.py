@@ -42,7 +42,7 @@ def read_text(corpus: str, *, root: Path = Path("/")) -> bytes:
     if path.is_dir():
         return read_folder(path)
     known = ", ".join(sorted({*_READERS, *_PACKAGES}))
-    raise DataError(f"corpus `{corpus}` is not known: expected one of {known}, a .deb, or a folder")
+    raise DataError(f"unknown corpus `{corpus}`: expected one of {known}, a .deb, or a folder")
 
 
 def read_folder(folder: Path) -> bytes:
@@ -121,7 +121,7 @@ def _ar_members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield (name, content) of an ar archive, which is what a .deb is (deb(5)): 60-byte headers, even offsets."""
     content = path.read_bytes()
     if not content.startswith(b"!<arch>\n"):
-        raise DataError(f"`{path}` is no Debian package")
+        raise DataError(f"`{path}` is not a Debian package")
     position = 8
     while position + 60 <= len(content):
         header = content[position:position + 60]

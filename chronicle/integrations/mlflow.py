@@ -1,4 +1,4 @@
-"""MLflow: the journal projected into a tracking store, and runs of a store imported. The only module that imports mlflow.
+"""Copies the journal to an MLflow tracking store, and imports runs from one. The only module that imports mlflow.
 
 Parent run = run, nested run = launch, tag `abandoned_after` on launches that were rolled back. An MLflow run is never
 resumed across a rollback: MLflow's headline would stay with the abandoned launch, and a changed LR parameter raises.

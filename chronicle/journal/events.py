@@ -1,4 +1,4 @@
-"""Every kind of journal entry as a typed value: its fields, its version, its JSON form, and what the kinds mean together.
+"""Every kind of journal entry as a typed value, with its fields, version and JSON form; and the sets of kinds.
 
 One frozen class per kind; `EntryKind` lists the kinds. `read` gives the value of an `Entry`, `JournalWriter.write` writes one.
 An unknown kind is read as `UnknownKind` with all of its data, so that views can show it. An unknown version is refused with

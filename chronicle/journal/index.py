@@ -1,4 +1,4 @@
-"""A cache of where each entry of a large journal lies, so that a command need not read all of it: SQLite.
+"""SQLite index of a large journal: the place of each entry, so that a command does not read the whole journal.
 
 It saves CPU time and memory: with 10^5 entries (34 MiB) `chronicle status` takes 0.2 s and 27 MiB with the index, 1.3 s
 when the index is built, 3.0 s and 165 MiB without it (`log -n 20`: 0.2, 1.4 and 2.0 s). Journals below `LARGE_BYTES` are
@@ -146,7 +146,7 @@ class JournalIndex:
             file.seek(state.consumed)
             for raw in file:
                 if raw[-1:] != b"\n":
-                    text = f"last line ends without a newline after {len(raw)} bytes: a write was cut short"
+                    text = f"last line ends without a newline after {len(raw)} bytes: a write was interrupted"
                     self._problem(state.file, "torn-line", state.lines + 1, text)
                     break
                 start, line = state.consumed, raw[:-1]

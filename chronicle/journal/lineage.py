@@ -1,4 +1,4 @@
-"""The lineage: which steps of which launches the present weights descend from. All other steps are abandoned.
+"""The lineage: the steps of each launch that the present weights descend from. All other steps are abandoned.
 
 A checkpoint carries its identity: run, launch and step. The guard records which one was loaded, and the launch's history is
 that launch's history up to that step, whatever lies between them in the journal. A guarded launch that was refused, or

@@ -1,4 +1,4 @@
-"""The identity of a run, where it lies, and whether this directory is the run, the run moved, or a copy of it.
+"""The identity and location of a run, and whether this directory is the run, the moved run, or a copy of it.
 
 `run.json` in the run directory holds the run's id and where that directory was when it was last written to: host, path,
 inodes. Inodes survive `mv`, bind mounts, other mount points and symbolic links, and no copy has them. So a copy is
@@ -348,9 +348,9 @@ def refuse_copy(place: Place, standing: Standing, paths: RunPaths) -> None:
     run = os.path.abspath(paths.run_dir)
     what = "is a copy of" if standing is Standing.COPIED else "was copied, or moved to another filesystem, from"
     raise Refusal(
-        f"`{run}` {what} run {place.run_id} at `{place.path}` ({place.host}): nothing is written before you say which it is",
-        f"the same run, moved: `chronicle init --moved --run {paths.run}`; "
-        f"a run of its own from here on: `chronicle init --fork-of {place.path} --run {paths.run}`",
+        f"`{run}` {what} run {place.run_id} at `{place.path}` ({place.host}): nothing is written until you declare what it is",
+        f"if the run was moved: `chronicle init --moved --run {paths.run}`; "
+        f"if this is a new run: `chronicle init --fork-of {place.path} --run {paths.run}`",
     )
 
 

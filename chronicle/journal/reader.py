@@ -149,7 +149,7 @@ def _read_file(
         with path.open("rb") as lines:
             for number, raw in enumerate(lines, start=1):
                 if raw[-1:] != b"\n":
-                    text = f"last line ends without a newline after {len(raw)} bytes: a write was cut short"
+                    text = f"last line ends without a newline after {len(raw)} bytes: a write was interrupted"
                     problems.append(JournalProblem(check="torn-line", path=path, line=number, message=text))
                     break
                 line = raw[:-1]
@@ -182,13 +182,13 @@ def _chain_problems(
     entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, line: int
 ) -> Iterator[JournalProblem]:
     if entry.prev != prev and not (after_bad_line and entry.seq == seq):
-        text = f"entry {entry.seq} says prev {entry.prev[:12]}…, the line before hashes to {prev[:12]}…"
+        text = f"entry {entry.seq} has prev {entry.prev[:12]}…, but the previous line has the hash {prev[:12]}…"
         yield JournalProblem(check="broken-chain", path=path, line=line, message=text)
     if entry.seq != seq and not after_bad_line:
-        text = f"entry number {entry.seq} where {seq} was expected"
+        text = f"entry number is {entry.seq}: expected {seq}"
         yield JournalProblem(check="gap", path=path, line=line, message=text)
     if entry.run not in names:
-        text = f"entry belongs to run `{entry.run}`, which this run was never called"
+        text = f"entry belongs to run `{entry.run}`, but this run never had that name"
         yield JournalProblem(check="foreign-run", path=path, line=line, message=text)
 
 

@@ -96,7 +96,7 @@ def ensure_startable(
     intent = _find_open_transaction(journal)
     if intent is not None:
         raise LaunchRefused(
-            f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was begun and not finished",
+            f"{intent.kind.split('.')[0]} {intent.id} of run `{journal.run}` was started and not finished",
             "finish or revert it first: `chronicle recover`",
         )
     launches = [one for one in list_launches(journal.entries) if one.number != own]
@@ -136,7 +136,7 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
     for facts in list_launches(journal.entries):
         if facts.ended or facts.host != host_name() or facts.supervisor_alive(read_boot_id()):
             continue
-        title = f"launch {facts.number} ended without an entry: its supervisor is gone"
+        title = f"launch {facts.number} ended without an entry: its supervisor no longer runs"
         writer.write(LaunchEnd(host=facts.host, inferred=True), launch=facts.number, title=title)
         closed.append(facts.number)
         group = open_group(facts.cgroup)

@@ -88,7 +88,7 @@ class LatencyTest:
                 self.late[rank] = None
                 say(
                     f"output of rank {rank} is buffered: a line it printed has not arrived within {LIMIT_SECONDS:g} s; "
-                    "look for a program between trainer and supervisor that buffers output"
+                    "find the program between trainer and supervisor that buffers it"
                 )
 
     def _arrived(self, mark: bytes) -> None:

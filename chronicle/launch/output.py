@@ -70,7 +70,7 @@ class LogFile:
                 self._rotate()
         except OSError as error:
             if not self.lost_bytes:
-                self._complain(f"cannot write `{self.path}`: {error.strerror or error}; the run goes on without that log")
+                self._complain(f"cannot write `{self.path}`: {error.strerror or error}; the run continues without this log")
             self._lose(len(data))
             self._retry_at = self._clock() + RETRY_SECONDS
 

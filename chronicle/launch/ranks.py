@@ -1,4 +1,4 @@
-"""Ranks of a launch: how a rank reports itself to the supervisor, and which rank's process ended first.
+"""Ranks of a launch: how a rank reports itself to the supervisor, and which rank ended first.
 
 The first part runs inside the trainer: standard library only. The second part runs in the supervisor. A pidfd per rank
 gives the order of deaths although the ranks are not children of the supervisor.

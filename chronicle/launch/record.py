@@ -60,7 +60,7 @@ class LaunchRecord:
                 entry = self.writer.write(event, launch=self.launch, step=step, title=title)
             except JournalError as error:
                 if not self._said:
-                    self._complain(f"{error}; the run goes on, journal entries wait in memory")
+                    self._complain(f"{error}; the run continues; journal entries are kept in memory until they can be written")
                     self._said = True
                 return None
             self._waiting.pop(0)
@@ -180,7 +180,7 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
     if data.get("log_bytes_lost"):
         lines.append(f"{data['log_bytes_lost']} bytes of logs could not be written")
     if data.get("buffered_ranks"):
-        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} arrived late: something buffered it")
+        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} arrived late: it was buffered")
     return lines
 
 

@@ -213,7 +213,7 @@ class Supervisor:
             seconds = TERM_SECONDS if ended_well else self._grace + BEYOND_GRACE_SECONDS
             self._deadline = now + seconds
             names = ", ".join(f"{process.name} ({process.pid})" for process in alive[:5])
-            self._channels.say(f"the launcher has ended and left {len(alive)} processes, which are now ended: {names}")
+            self._channels.say(f"the launcher has ended and left {len(alive)} processes, which are being ended: {names}")
         for process in alive:
             if process.parent == os.getpid() and process.key not in self._told:
                 self._told.add(process.key)

@@ -80,7 +80,7 @@ class MetricsWriter:
 
     def _key(self, name: str) -> str:
         if name in _RESERVED:
-            raise ValueError(f"channel name `{name}` is reserved for the line itself: expected another name")
+            raise ValueError(f"channel name `{name}` is reserved: expected another name")
         self._keys[name] = f",{json.dumps(name)}:"
         return self._keys[name]
 

@@ -55,9 +55,9 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
         except sqlite3.OperationalError as problem:
             if "locked" in str(problem):
                 raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
-            raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
+            raise ChronicleError(f"`{path}` is not an MLflow store: {problem}") from problem
         except sqlite3.DatabaseError as problem:
-            raise ChronicleError(f"`{path}` is no MLflow store: {problem}") from problem
+            raise ChronicleError(f"`{path}` is not an MLflow store: {problem}") from problem
     row = 0
     for number, rows in enumerate(measured):
         for point in points_of(rows):

@@ -1,4 +1,4 @@
-"""Checks before a launch costs anything: PF01 to PF31, each pass, fail, warn or unknown, with what was read.
+"""Checks before a launch spends GPU hours: PF01 to PF31, each pass, fail, warn or unknown, with the data it read.
 
 `facts.py`: what a trainer says about itself. `model_checks.py`, `data_checks.py`: checks of those facts. `host.py`: checks of
 the machine, which need no trainer. `gate.py`: the catalogue in order, called inside the ranks. `full.py`: what only

@@ -38,7 +38,7 @@ def check_shards(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     if facts.data_addressable:
         return answer.passed("every reader reads any sample by its number", "the trainer's data plan")
     if shards is None or world is None or workers is None:
-        return answer.unknown("data shards, ranks or workers")
+        return answer.unknown("the trainer did not report data shards, ranks or workers")
     per_rank = max(workers, 1)
     readers = world * per_rank
     starved = max(0, readers - shards)
@@ -61,7 +61,7 @@ def check_labels(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF14", "labels")
     masked = facts.masked_fractions
     if not masked:
-        return answer.unknown("no collated batch was looked at")
+        return answer.unknown("the trainer reported no collated batch")
     read = f"{len(masked)} batches"
     share = sum(masked) / len(masked)
     if min(masked) >= 1.0:
@@ -78,7 +78,7 @@ def check_size(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     distinct = facts.num_distinct_samples if facts.num_distinct_samples is not None else facts.num_samples
     size, claimed = facts.dataset_bytes, expected.claimed_dataset_bytes
     if distinct is None and size is None:
-        return answer.unknown("samples and bytes")
+        return answer.unknown("the trainer did not report samples and bytes")
     read = f"{_or_unknown(distinct)} distinct samples, {_or_unknown(size)} bytes"
     if size is not None and claimed is not None and size < CORPUS_FRACTION * claimed:
         text = f"{size:,} bytes; the named corpus has {claimed:,}"
@@ -102,7 +102,7 @@ def check_samples(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     if wrong:
         return answer.failed(f"{wrong} of {len(facts.samples)} do not decode to their bytes", read, "check the encoding")
     if any(sample.exact is None for sample in facts.samples):
-        return answer.unknown("whether the round trip is exact")
+        return answer.unknown("the trainer did not report whether the round trip is exact")
     return answer.passed(f"{len(facts.samples)} samples decode exactly", read)
 
 
@@ -110,11 +110,11 @@ def check_causality(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF17: changing a token changes no earlier logit."""
     answer = CheckAnswer("PF17", "causality")
     if facts.future_leak is None:
-        return answer.unknown("no token was changed")
+        return answer.unknown("the trainer did not run the causality test")
     read = f"largest change of an earlier logit: {facts.future_leak:.3g}"
     if facts.future_leak > LEAK_TOLERANCE:
-        return answer.failed("earlier positions see later ones", read, "check the attention mask")
-    return answer.passed("earlier positions see nothing later", read)
+        return answer.failed("earlier positions depend on later ones", read, "check the attention mask")
+    return answer.passed("no position depends on a later one", read)
 
 
 def _or_unknown(number: int | None) -> str:
@@ -146,9 +146,9 @@ def check_devices(facts: TrainerFacts, expected: Baseline) -> CheckResult:
         device, ranks = next(iter(shared.items()))
         found = f"{len(devices)} distinct device{'s' if len(devices) > 1 else ''}"
         text = f"asked {asked or len(facts.ranks)}, {found}: ranks {', '.join(map(str, ranks))} all on {device}"
-        return answer.failed(text, read, "look at CUDA_VISIBLE_DEVICES and device_ids")
+        return answer.failed(text, read, "check CUDA_VISIBLE_DEVICES and device_ids")
     if asked is not None and len(devices) != asked:
-        return answer.failed(f"asked {asked} devices, {len(devices)} in use", read, "look at the launcher's arguments")
+        return answer.failed(f"{asked} devices requested, {len(devices)} in use", read, "check the launcher's arguments")
     return answer.passed(f"{len(devices)} devices, one rank each", read)
 
 
@@ -173,7 +173,7 @@ def check_seeds(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF19", "every rank reads its own data")
     known = [rank for rank in facts.ranks if rank.first_batch_digest is not None]
     if len(known) < 2:
-        return answer.unknown("first batches of at least two ranks")
+        return answer.unknown("fewer than two ranks reported their first batch")
     by_batch: dict[str, list[RankFacts]] = defaultdict(list)
     for rank in known:
         by_batch[str(rank.first_batch_digest)].append(rank)
@@ -205,7 +205,11 @@ def check_free_memory(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     needed = sum(facts.memory_needed.values())
     known = [(rank.memory_free, rank) for rank in facts.ranks if rank.memory_free is not None]
     if not needed or not known:
-        return answer.unknown("the memory a rank needs" if not needed else "free memory")
+        return answer.unknown(
+            "the trainer did not report the memory that a rank needs"
+            if not needed
+            else "the trainer did not report the free memory"
+        )
     free, rank = min(known, key=lambda pair: pair[0])
     parts = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in facts.memory_needed.items())
     text = f"a rank needs {needed / 1e9:,.2f} GB ({parts}), rank {rank.rank} on {rank.host} has {free / 1e9:,.2f} GB"

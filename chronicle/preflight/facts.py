@@ -1,4 +1,4 @@
-"""`TrainerFacts`: what a trainer says before its first step, and the `Baseline` it is compared with.
+"""`TrainerFacts`: what a trainer reports before its first step, and the `Baseline` it is compared with.
 
 Every field of the facts may stay None; its check then answers `unknown`.
 

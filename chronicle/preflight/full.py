@@ -1,4 +1,4 @@
-"""What only `chronicle preflight --full` needs: two starts of the trainer, the checks of their results, and reuse of these.
+"""`chronicle preflight --full`: starts the trainer twice, checks the results, and reuses those that passed before.
 
 The first start fits and saves; the second loads in fresh processes and compares, so that state which exists only in memory
 cannot pass. A trainer that does not know the request would begin to train: its first logged step ends the start.
@@ -56,9 +56,9 @@ def check_round_trip(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF22: what is saved comes back equal in a fresh process."""
     answer = CheckAnswer("PF22", "save round trip")
     if facts.save_round_trip is None:
-        return answer.unknown("needs --full")
+        return answer.unknown("this check needs --full")
     if facts.save_round_trip:
-        return answer.failed(f"`{facts.save_round_trip}` came back different", "save, load, compare", "save all of it")
+        return answer.failed(f"`{facts.save_round_trip}` came back different", "save, load, compare", "save and load all of it")
     return answer.passed("everything came back equal", "save, load, compare")
 
 
@@ -67,13 +67,17 @@ def check_fit(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF25", "sanity fit")
     losses = facts.fit_losses
     if len(losses) < 2:
-        return answer.unknown("needs --full")
+        return answer.unknown("this check needs --full")
     fall = (losses[0] - min(losses)) / abs(losses[0]) if losses[0] else 0.0
     read = f"{len(losses)} updates, loss {losses[0]:.4g} → {losses[-1]:.4g}"
     if fall < MIN_FALL:
         return answer.failed(f"the loss falls by {fall:.1%}", read, "check gradients, LR and labels")
     if facts.fit_resumed_equal is False:
-        return answer.failed("the resumed half differs from the uninterrupted one", read, "state is lost at a resume")
+        return answer.failed(
+            "the resumed half differs from the uninterrupted one",
+            read,
+            "find the state that the trainer does not save or load",
+        )
     return answer.passed(f"the loss falls by {fall:.0%}", read)
 
 
@@ -82,7 +86,7 @@ def check_micro_batches(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF28", "micro-batch independence")
     difference = facts.micro_batch_difference
     if difference is None:
-        return answer.unknown("needs --full")
+        return answer.unknown("this check needs --full")
     read = f"relative difference {difference:.2g}"
     if difference > DIFFERENCE:
         return answer.failed("the parts do not add up to the batch", read, "scale by tokens, not by parts")
@@ -178,7 +182,10 @@ def run_experiments(settings: Settings, command: tuple[str, ...], *, grace_secon
                 return end.launch  # the failed checks are in the journal
             if end.exit_code:
                 reason = end.data.get("proposal") or f"the trainer ended with code {end.exit_code}, see launch {end.launch}"
-                raise ChronicleError(f"preflight --full, {what}: {reason}", "`chronicle preflight` alone needs no such start")
+                raise ChronicleError(
+                    f"preflight --full, {what}: {reason}",
+                    "`chronicle preflight` without --full does not start the trainer",
+                )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     recorded = events_of(read_journal(settings.paths).entries, Preflight)

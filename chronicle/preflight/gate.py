@@ -1,4 +1,4 @@
-"""The catalogue of checks over a trainer's facts, and the gate inside the ranks: check, record, refuse.
+"""The list of checks on a trainer's facts, and the gate in each rank: run the checks, record them, refuse on failure.
 
 `check_before_first_step` is called on one rank with the gathered facts. Without `chronicle run` there is no journal and
 nothing is written, but a failed check still refuses. The first launch of a run declares its plan here.

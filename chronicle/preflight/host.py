@@ -114,7 +114,7 @@ def check_port(host: Host) -> CheckResult:
     answer = CheckAnswer("PF09", "rendezvous port")
     port = _find_port(host.command) or host.environ.get("MASTER_PORT")
     if port is None or not port.isdigit() or port == "0":
-        return answer.unknown("no port was named")
+        return answer.unknown("the command names no port")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -168,14 +168,14 @@ def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
 
 
 def check_strays(host: Host) -> CheckResult:
-    """PF30: no file in the newest checkpoint or beside it could be taken for state by a loader."""
+    """PF30: no file in the newest checkpoint or beside it could be loaded as state by a loader."""
     answer = CheckAnswer("PF30", "stray files")
     if host.checkpoints_dir is None or not host.checkpoints_dir.is_dir():
         return answer.unknown("no checkpoints directory")
     strays = list_strays(host.checkpoints_dir)
     if strays:
         text = ", ".join(f"`{stray}`" for stray in strays[:4])
-        return answer.failed(f"{text} could be taken for state", "names only", "move them out, or `chronicle verify`")
+        return answer.failed(f"{text} could be loaded as state", "names only", "move them out, or `chronicle verify`")
     return answer.passed("no stray file", "names only")
 
 
@@ -236,7 +236,7 @@ def check_build_tools(command: Sequence[str], environ: Mapping[str, str]) -> Che
     missing += [] if shutil.which("ninja", path=path) else ["ninja"]
     read = f"`{named}`, the PATH"
     if not missing:
-        return answer.passed("a C++ compiler and ninja are there for what DeepSpeed builds", read)
+        return answer.passed("C++ compiler and ninja found; DeepSpeed builds extensions with them", read)
     text = f"DeepSpeed builds parts of itself when it is first used, and {' and '.join(missing)} is not on the PATH"
     remedy = "install g++ and `pip install ninja`, and put both on the PATH (activate the environment)"
     on_cpu = environ.get("DS_ACCELERATOR") == "cpu" or shutil.which("nvidia-smi", path=path) is None
@@ -253,7 +253,7 @@ def check_disk(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF21", "disk space")
     size, free = facts.checkpoint_bytes, expected.free_bytes
     if size is None or free is None:
-        return answer.unknown("the size of a checkpoint" if size is None else "free space")
+        return answer.unknown("the size of a checkpoint is unknown" if size is None else "the free space is unknown")
     needed = int(ROOM * size * ((facts.checkpoints_kept or 1) + 1))
     text = f"{free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed"
     if free < needed:
@@ -266,7 +266,11 @@ def check_save_time(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF23", "save time")
     limits = [seconds for seconds in (expected.grace_seconds, expected.signal_lead_seconds) if seconds is not None]
     if facts.save_seconds is None or not limits:
-        return answer.unknown("how long a save takes" if facts.save_seconds is None else "the launcher's grace")
+        return answer.unknown(
+            "the trainer did not report how long a save takes"
+            if facts.save_seconds is None
+            else "the launcher's grace is unknown"
+        )
     text = f"save {facts.save_seconds:.0f} s, killed after {min(limits):.0f} s"
     if facts.save_seconds >= min(limits):
         wanted = max(60, round(facts.save_seconds * 2))

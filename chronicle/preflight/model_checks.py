@@ -1,4 +1,4 @@
-"""Checks of what is trained: parameter counts, wrapper, plan, tied weights, precision, flags and the LR schedule. Pure.
+"""Checks of the model and its training plan: parameter counts, wrapper, tied weights, precision, flags, LR schedule. Pure.
 
 Sources: seed 000 ("1B" that was 771,176,450), seed 001 (169,990,657 is ceil(679,962,626 / 4), one rank's part), seed 002
 tasks 1 and 4 (a OneCycle horizon that forgot the accumulation never finishes), seed 004 (warm-up).
@@ -38,7 +38,11 @@ def check_claimed_count(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF02", "parameter count against the claim")
     counted = facts.params_counted
     if counted is None or expected.claimed_params is None:
-        return answer.unknown("a count before wrapping" if counted is None else "no claim to compare with")
+        return answer.unknown(
+            "the trainer did not report the parameter count before wrapping"
+            if counted is None
+            else "no claim was given"
+        )
     claimed = expected.claimed_params
     off = (counted - claimed) / claimed
     read = f"counted {counted:,} before wrapping"
@@ -52,14 +56,14 @@ def check_arithmetic_count(facts: TrainerFacts, expected: Baseline) -> CheckResu
     answer = CheckAnswer("PF03", "three parameter counts agree")
     logical, counted = facts.params_logical, facts.params_counted
     if logical is None or counted is None:
-        return answer.unknown("formula or count")
+        return answer.unknown("the trainer did not report the formula or the parameter count")
     local = [rank.params_local for rank in facts.ranks if rank.params_local is not None]
     read = f"formula {logical:,}, counted {counted:,}, local {', '.join(f'{n:,}' for n in local[:8]) or 'unknown'}"
     if logical != counted:
         share = _share_of(logical, counted, len(facts.ranks))
         return answer.failed(f"formula says {logical:,}, counted {counted:,}{share}", read, _module_table(facts))
     if local and not _local_fits(counted, local, facts.wrapper):
-        return answer.failed(f"{len(local)} ranks hold {sum(local):,} of {counted:,}", read, "look at the wrapper")
+        return answer.failed(f"{len(local)} ranks hold {sum(local):,} of {counted:,}", read, "check the wrapper")
     return answer.passed(f"{counted:,} by formula and by count", read)
 
 
@@ -89,7 +93,9 @@ def check_wrapper(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF05", "wrapper")
     claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
     if facts.wrapper is None or claimed is None:
-        return answer.unknown("the model's wrapper" if facts.wrapper is None else "no wrapper was declared")
+        return answer.unknown(
+            "the trainer did not report the model's wrapper" if facts.wrapper is None else "no wrapper was declared"
+        )
     if _same_wrapper(facts.wrapper, str(claimed)):
         return answer.passed(facts.wrapper, f"class {facts.wrapper}")
     remedy = "start it under the launcher that shards it, or declare the wrapper that is intended"
@@ -150,7 +156,7 @@ def check_tied_weights(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF18: input and output embedding share storage exactly when the configuration says so."""
     answer = CheckAnswer("PF18", "tied weights")
     if facts.tied_expected is None or facts.tied_in_memory is None:
-        return answer.unknown("whether they are tied")
+        return answer.unknown("the trainer did not report whether the weights are tied")
     words = {True: "tied", False: "separate"}
     text = f"declared {words[facts.tied_expected]}, in memory {words[facts.tied_in_memory]}"
     if facts.tied_expected == facts.tied_in_memory:
@@ -162,7 +168,7 @@ def check_precision(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF20: the device supports the requested precision."""
     answer = CheckAnswer("PF20", "precision")
     if facts.precision is None or facts.precision_supported is None:
-        return answer.unknown("whether the device supports it")
+        return answer.unknown("the trainer did not report whether the device supports the precision")
     name = "fp32" if facts.precision == "no" else facts.precision
     if facts.precision_supported:
         return answer.passed(f"{name} works here", "a matrix product")
@@ -173,11 +179,11 @@ def check_flags(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF29: a requested compilation that is not possible is reported."""
     answer = CheckAnswer("PF29", "requested flags")
     if facts.compile_requested is None:
-        return answer.unknown("whether compilation is requested")
+        return answer.unknown("the trainer did not report whether compilation is requested")
     if not facts.compile_requested:
         return answer.passed("no compilation requested")
     if facts.compile_possible is None:
-        return answer.unknown("whether compilation works here")
+        return answer.unknown("the trainer did not report whether compilation works here")
     if facts.compile_possible:
         return answer.passed("compilation requested and possible")
     return answer.skipped("compilation was requested and is NOT possible here: the run goes on without it")
@@ -196,7 +202,7 @@ def check_horizon(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF11", "LR horizon")
     horizon, updates = facts.scheduler_horizon, facts.planned_steps
     if horizon is None or updates is None:
-        return answer.unknown("the scheduler's horizon or the planned updates")
+        return answer.unknown("the trainer did not report the scheduler's horizon or the planned updates")
     per_update = facts.scheduler_steps_per_update or 1.0
     taken = updates * per_update
     read = f"horizon {horizon:,}, {updates:,} updates × {per_update:g} scheduler steps"
@@ -217,7 +223,7 @@ def check_warmup(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF12", "warm-up")
     lrs = facts.learning_rates
     if len(lrs) < 2:
-        return answer.unknown("no predicted LRs")
+        return answer.unknown("the trainer did not report predicted LRs")
     updates = count_warmup(lrs)
     read = f"{len(lrs)} predicted LRs"
     if updates == 0:
@@ -244,7 +250,7 @@ def check_lr_picture(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     answer = CheckAnswer("PF13", "LR plan")
     lrs = facts.learning_rates
     if not lrs:
-        return answer.unknown("no predicted LRs")
+        return answer.unknown("the trainer did not report predicted LRs")
     peak = max(range(len(lrs)), key=lrs.__getitem__)
     places = {0: "start", 1: "second", peak: "peak", len(lrs) // 2: "half-way", len(lrs) - 1: "end"}
     text = ", ".join(f"{name} {lrs[index]:.4g}" for index, name in sorted(places.items()))

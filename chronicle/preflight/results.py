@@ -1,4 +1,4 @@
-"""The result of one check: a verdict, the message, what was read, and the way out; and the refusal that failures lead to."""
+"""The result of one check (verdict, message, data read, remedy), and the exception that failures raise."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class CheckAnswer:
         """The check failed."""
         return self._make(CheckVerdict.FAIL, message, read, remedy)
 
-    def unknown(self, missing: str) -> CheckResult:
-        """There was nothing to read; `missing` names it."""
-        return self._make(CheckVerdict.UNKNOWN, f"not known: {missing}", "", None)
+    def unknown(self, message: str) -> CheckResult:
+        """There was nothing to read; `message` says what is missing."""
+        return self._make(CheckVerdict.UNKNOWN, message, "", None)
 
     def skipped(self, message: str) -> CheckResult:
         """The check was left out on purpose."""

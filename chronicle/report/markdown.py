@@ -73,7 +73,7 @@ def _incident(event: Incident) -> Iterator[tuple[str, str]]:
 
 def _proposal(proposed: Proposed) -> Iterator[tuple[str, str]]:
     if proposed.command:
-        cost = "" if proposed.cost_steps is None else f" gives up {proposed.cost_steps} steps"
+        cost = "" if proposed.cost_steps is None else f" discards {proposed.cost_steps} steps"
         command = proposed.command.replace("`", "'")
         yield "Proposed", f"`{command}`{cost}"
     if proposed.reasons:

@@ -1,4 +1,4 @@
-"""Text of people and file names made safe for Markdown and HTML, and the building blocks of the HTML page.
+"""Escapes text from people and file names for Markdown and HTML, and holds the building blocks of the HTML page.
 
 Code spans in backticks stay code; all other markup is escaped.
 """

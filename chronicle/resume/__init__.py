@@ -1,4 +1,4 @@
-"""The guard: a resumed run must not take its first optimizer step in another state than the journal promises.
+"""The guard: stops a resumed run before its first optimizer step if its state differs from what the journal expects.
 
 At a save a description of memory goes into the checkpoint's manifest. At a load, and again right before the first step, memory
 is compared with it or with the contract of a rollback (`first_step.py` lists what); a mismatch refuses on every rank.

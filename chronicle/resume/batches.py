@@ -1,4 +1,4 @@
-"""M4: the data a launch really begins with, seen where it enters the model, and the trainer's own data position.
+"""M4: observes the first batches that enter the model, and the data position that the trainer reports.
 
 The three batches after every save and the first three of every launch are hashed (a strided sample of each tensor) and
 written to the journal as `guard.batches`. A resume whose first batch is the one that followed the checkpoint continues the

@@ -1,4 +1,4 @@
-"""What a resumed launch must find in memory: the manifest, overruled by the contract of a rollback and by accepted changes.
+"""What a resumed launch must have in memory: the manifest, overridden by a rollback's contract and accepted changes.
 
 `contract.json` in the run directory is written by the transaction that edited the checkpoint; the guard only reads it.
 `Options` are this launch's own arguments and environment variables. `load_contract` is the one function

@@ -1,4 +1,4 @@
-"""From the objects in memory to a `Memory`: norms of first moments, a strided sample of every tensor, generator digests.
+"""Makes a `Memory` from the objects in memory: norms of first moments, samples of every tensor, generator digests.
 
 A sum does not notice a permutation, and a full hash costs as much as a save. So `SAMPLES` elements of every tensor, at a fixed
 stride, are hashed bit for bit, and the first moments also give their norm per group. No object is changed and no random

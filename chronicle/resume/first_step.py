@@ -2,7 +2,7 @@
 
 Always:
 - the optimizer that steps is the guarded one, and every scheduler drives a guarded optimizer (`check_identity`);
-- as many ranks train as the launcher was asked for (`check_ranks`);
+- as many ranks train as requested from the launcher (`check_ranks`);
 - a launch that loaded nothing is the first of its run, or asked for a fresh start (`Loads.check_unseen`);
 - warm-up, skipped batches and reshuffle that a rollback asked for are being applied (`Honours.begin`).
 

@@ -98,7 +98,7 @@ class GuardJournal:
                 self._writer.add_root(Path(event.path).parent)
             return self._writer.write(event, step=step, launch=self.launch, title=title, refs=tuple(refs)).id
         except (ChronicleError, OSError, ValueError) as problem:
-            self.say("journal", f"the journal could not be written ({problem}); training goes on")
+            self.say("journal", f"the journal could not be written ({problem}); training continues")
             return None
 
     def read(self) -> GuardHistory:

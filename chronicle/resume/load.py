@@ -1,4 +1,4 @@
-"""A load under guard: which state was promised, what the files and the memory hold, and what the launch must find later.
+"""A load under guard: the expected state, what the files and the memory hold, and what is checked later.
 
 Two kinds of loads exist. An adapter announces the load of a checkpoint directory before and after it happens. A plain
 loop loads an optimizer state, which carries its own description of memory. A trainer that loads without either is

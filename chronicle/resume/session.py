@@ -265,7 +265,7 @@ class GuardSession:
         if contract is None or contract.rollback in self.journal.read().fulfilled:
             return
         if options := self.honours.not_by_script(contract):
-            self.journal.say("off", f"switched off: {options} of rollback {contract.rollback} will not be applied")
+            self.journal.say("off", f"the guard is off: {options} of rollback {contract.rollback} will not be applied")
 
     def _trip(self, lrs: tuple[float, ...]) -> None:
         assert self._tripwire is not None

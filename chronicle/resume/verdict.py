@@ -1,4 +1,4 @@
-"""From checks to a verdict: exchanged between ranks, printed, recorded in the journal, and raised on every rank.
+"""The verdict of the checks: exchanged between ranks, printed, recorded in the journal, and raised on every rank.
 
 The main process prints and writes. When the guard itself fails while checking a resume, that counts as a failed check.
 Saves use no collective, because a script may save on the main process alone. At a save every rank puts its digest into the

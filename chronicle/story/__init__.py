@@ -1,4 +1,4 @@
-"""What a run's entries and per-step logs say together: launches, lineage, headline values, open matters.
+"""The story of a run, from its journal and per-step logs: launches, lineage, headline values, open matters.
 
 `assemble` computes it from values, `read_story` reads the disk. `status`, `log`, `render` and `report` show the same facts
 because all of them start from this story. Names are imported on first use, because `chronicle note` needs only `plain`.

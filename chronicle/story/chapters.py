@@ -1,4 +1,4 @@
-"""The story as chapters, oldest first: one chapter for each thing that happened, however many entries it has.
+"""The story as chapters, oldest first: one chapter per event of the run, even if it has several entries.
 
 A launch is one chapter (start, guard, end), a rollback is one (intent and receipt), an incident is one. Outcomes and
 amendments belong to the chapter that they are about. Checkpoints and bookkeeping have no chapters. An entry of an unknown

@@ -1,4 +1,4 @@
-"""What is not finished: open incidents, rollbacks without an outcome, a proposal that waits. Computed from entries.
+"""Open matters: incidents, rollbacks without an outcome, and the pending proposal. Computed from entries.
 
 The detector writes an incident again as it develops (same launch and event number, or `refs` to the first entry); that is
 one matter.

@@ -30,7 +30,7 @@ TOLERANCE = 0.01  # logs print LRs with three or four digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrCheck:
-    """Whether the logged LR follows the ledger. `follows` None: no step was logged by both launches."""
+    """Whether the logged LR agrees the ledger. `follows` None: no step was logged by both launches."""
 
     follows: bool | None = None
     sentence: str = ""
@@ -80,9 +80,9 @@ def _compare(
     at = shared[-1]
     found = mine[at] / theirs[at]
     if abs(found - ratio) <= TOLERANCE * abs(ratio):
-        return LrCheck(follows=True, sentence="the logged LR follows", step=at, found=found, expected=ratio)
+        return LrCheck(follows=True, sentence="the logged LR agrees", step=at, found=found, expected=ratio)
     words = (
-        f"the logged LR does NOT follow: launch {launch.number} runs at {format_factor(_round(found))} of launch "
+        f"the logged LR does NOT agree: launch {launch.number} runs at {format_factor(_round(found))} of launch "
         f"{earlier.number} at step {at}, expected {format_factor(ratio)}"
     )
     return LrCheck(follows=False, sentence=words, step=at, found=found, expected=ratio)

@@ -71,7 +71,7 @@ def decide(end: Ended, proposal: Proposed | None, *, rolled_back: bool) -> Decis
     if proposal.exhausted:
         return Decision(step=Step.HALT, reason="; ".join(proposal.exhausted))
     if not proposal.command:
-        return Decision(step=Step.HALT, reason=f"no rollback is left to try: {reason}")
+        return Decision(step=Step.HALT, reason=f"no further rollback is proposed: {reason}")
     if proposal.lr_scale is not None and proposal.lr_scale > 1.0:
         return Decision(step=Step.HALT, reason="the proposal raises the LR: only a person may do that")
     return Decision(step=Step.ROLL_BACK, reason=reason, command=(*shlex.split(proposal.command)[1:], "--yes"))
@@ -86,7 +86,7 @@ def require_note_after_halt(entries: Sequence[Entry]) -> None:
         elif entry.kind == EntryKind.NOTE:
             halted = None
     if halted is not None:
-        raise Refusal(f"the autopilot halted ({halted.title}) and there is no note since", WAY_OUT)
+        raise Refusal(f"the autopilot halted ({halted.title}) and nobody has written a note since", WAY_OUT)
 
 
 def latest_proposal(entries: Sequence[Entry], launch: int) -> Proposed | None:
@@ -104,7 +104,7 @@ def run_autopilot(
     """Launch until a launch ends by itself or the autopilot halts; returns how the last launch ended.
 
     `launch` runs one launch that stops on a proposal. `type_command` runs `chronicle` with these words and returns its
-    exit code. Raises Refusal when the autopilot halted before and there is no note since.
+    exit code. Raises Refusal when the autopilot halted before and nobody has written a note since.
     """
     require_note_after_halt(read_journal(paths).entries)
     rolled_back = False
@@ -129,7 +129,7 @@ def run_autopilot(
             _record(paths, end.launch, failed)
             return end
         if decision.step is Step.UNDO:
-            halted = Decision(step=Step.HALT, reason="the guard refused its rollback, which was undone")
+            halted = Decision(step=Step.HALT, reason="the guard refused the autopilot's rollback, which was undone")
             say(f"autopilot: {halted.reason}; {WAY_OUT}")
             _record(paths, end.launch, halted)
             return end

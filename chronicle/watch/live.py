@@ -165,7 +165,7 @@ class LiveWatch:
         text = f"{type(problem).__name__}: {problem}"
         if text not in self._complained:
             self._complained.add(text)
-            self._say(f"chronicle: the live detector failed, training goes on: {text}")
+            self._say(f"chronicle: the live detector failed; training continues: {text}")
 
 
 # --- Events as journal entries

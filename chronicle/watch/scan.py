@@ -1,4 +1,4 @@
-"""A log or a whole run scanned after the fact: events, proposal, the series for a sparkline, the picture.
+"""Scans a finished log or a whole run: events, proposal, the series for a sparkline, the picture.
 
 matplotlib and rich are imported inside the functions that draw.
 """

@@ -1,4 +1,4 @@
-"""A long finished log scanned by two processes: each reads it, each folds its half of the channels.
+"""Scans a long log with two processes: both read the whole log, and each processes a part of the channels.
 
 `EvidenceDetector` folds the channels that never decide (norms, throughput) and hands out what it found, point by point.
 `DecisiveDetector` folds the rest and takes those findings in where the whole detector would have made them. Together

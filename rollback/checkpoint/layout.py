@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: roles of files, the files, stray names, and a stamp that tells two states apart.
+"""The layout of a checkpoint: its files and their roles, stray names, and a stamp that tells two states apart.
 
 Names, kinds and sizes only; no content is read. `rollback.checkpoint.formats` says which names belong to which writer;
 `rollback.checkpoint.listing` lists and selects.
@@ -122,7 +122,7 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntr
             if entry.kind is FileType.DIRECTORY and level + 1 < levels:
                 todo.append((entry.path + "/", level + 1))
         if len(entries) > MAX_ENTRIES:
-            raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: no checkpoint has as many")
+            raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: that is not a plausible checkpoint")
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 

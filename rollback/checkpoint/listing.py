@@ -1,4 +1,4 @@
-"""Checkpoints listed by anchored names, selected by exact step, and their state read. Nothing is guessed.
+"""Lists checkpoints by strict name patterns, selects one by exact step, and reads its state. Nothing is guessed.
 
 Listing uses names and sizes and opens only the manifest. Where name and manifest do not give the step (Accelerate's
 `checkpoint_7` counts saves), the counters are read. Checkpoints that a rollback has moved away are in
@@ -310,7 +310,7 @@ def refuse_strays(checkpoint: Checkpoint) -> None:
     names = ", ".join(f"`{name}`" for name in checkpoint.strays)
     noun = "stray" if len(checkpoint.strays) == 1 else "strays"
     raise StrayFiles(
-        f"{noun} {names} in `{checkpoint.path}`: a loader could take it for state, expected only the files of "
+        f"{noun} {names} in `{checkpoint.path}`: a loader could load it as state, expected only the files of "
         f"{checkpoint.format}",
         "move it out of the checkpoint, or let `chronicle verify --quarantine` do it",
     )

@@ -100,13 +100,13 @@ def _manifest(parts: Iterable[JsonPart], where: str) -> Manifest:
     left = _MAX_MEMORY_BYTES
     for part in parts:
         if not part.keys or isinstance(part.keys[0], int):
-            raise UnreadableFile(f"`{where}` holds no object, which was expected", _WRITE_ANEW)
+            raise UnreadableFile(f"`{where}` is not a JSON object", _WRITE_ANEW)
         if part.keys[0] == "files":
             files = files or []
             files += _listed_files(part, where)
             if len(files) > MAX_ENTRIES:
                 raise UnreadableFile(
-                    f"`{where}` lists more than {MAX_ENTRIES} files: no checkpoint has as many", _WRITE_ANEW
+                    f"`{where}` lists more than {MAX_ENTRIES} files: that is not a plausible checkpoint", _WRITE_ANEW
                 )
             continue
         left -= part.num_bytes
@@ -138,7 +138,7 @@ def _listed_files(part: JsonPart, where: str) -> Iterator[ManifestFile]:
     """The files in one part of the list; a short list is one part."""
     try:
         if len(part.keys) > 2 or not (len(part.keys) == 2 or isinstance(part.value, list)):
-            raise TypeError("no list of objects")
+            raise TypeError("expected a list of objects")
         for record in [part.value] if len(part.keys) == 2 else part.value:
             yield _listed_file(record)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -150,7 +150,7 @@ def _listed_file(record: Mapping[str, object]) -> ManifestFile:
     if not isinstance(path, str) or not is_count(size):
         raise ValueError(f"{str(path)[:80]!r} of {str(size)[:40]} bytes")
     if not isinstance(sha256, str | None) or not isinstance(crc32, str | None):
-        raise ValueError(f"digests of {path[:80]!r} are no text")
+        raise ValueError(f"digests of {path[:80]!r}: expected text")
     return ManifestFile(path=path, size_bytes=size, sha256=sha256, crc32=crc32)
 
 
@@ -239,7 +239,7 @@ def digest_file(path: Path) -> tuple[str, str]:
         # a link may lead to a pipe or a device, on which a plain open waits and a read never ends
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as f:
             if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                raise UnreadableFile(f"`{path}` does not lead to a regular file", "remove it from the checkpoint")
+                raise UnreadableFile(f"`{path}` is not a regular file", "remove it from the checkpoint")
             while count := f.readinto(buffer):
                 sha.update(view[:count])
                 crc = zlib.crc32(view[:count], crc)

@@ -222,7 +222,8 @@ class Budget:
         self.left -= count
         if self.left < 0:
             raise UnreadableFile(
-                f"`{self.file}`: a state dict of more than {_MAX_VALUES} values: no scheduler or optimizer is as large"
+                f"`{self.file}`: a state dict of more than {_MAX_VALUES} values: "
+                "expected the state of a scheduler or an optimizer"
             )
 
 

@@ -145,7 +145,7 @@ def _examine_zip(
                 targets.append(ChecksumTarget(path=path, name=name, label=label, offset=start,
                                               length=record.size_bytes, expected=record.crc))  # fmt: skip
             elif zlib.crc32(read_record(fd, layout, record, max_bytes=MAX_DEFLATED_BYTES)) != record.crc:
-                problems.append((f"record `{record.name}` has another CRC than the stored one", None))
+                problems.append((f"record `{record.name}` does not have the stored CRC", None))
         except UnreadableFile as problem:
             problems.append((problem.message, problem.remedy))
     return problems, targets
@@ -155,7 +155,7 @@ def _checked_start(fd: int, layout: ZipLayout, record: ZipRecord) -> int:
     expected = record.name.encode("utf-8", "backslashreplace")
     header = read_at(fd, layout.base + record.header_offset, LOCAL_HEADER.size + len(expected))
     if header[LOCAL_HEADER.size :] != expected or header[:4] != b"PK\x03\x04":
-        raise UnreadableFile(f"record `{record.name}`: its local header names something else")
+        raise UnreadableFile(f"record `{record.name}`: its local header has another name")
     return data_offset(fd, layout, record)
 
 
@@ -193,7 +193,7 @@ def _check(checkpoint: Checkpoint, optimizer: OptimizerState) -> list[Finding]:
             severity=Severity.ERROR,
             path=optimizer.file,
             message=message,
-            remedy="go back to a checkpoint before it happened",
+            remedy="go back to an earlier checkpoint",
         )
         for message in found
     ]

@@ -55,7 +55,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
     for name, value in counters:
         if named is not None and value != named:
             yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
-                           f"the checkpoint is of step {named}", WRONG_FILE)  # fmt: skip
+                           f"the checkpoint has step {named}", WRONG_FILE)  # fmt: skip
 
 
 def _are_parts(optimizers: Sequence[OptimizerState]) -> bool:
@@ -91,7 +91,7 @@ def _scheduler_position(scheduler: SchedulerState, state: CheckpointState) -> It
         "it went through `accelerator.prepare` with another number of processes, or micro-steps were counted")  # fmt: skip
     if behind and last_epoch < expected // 2:
         why += "; a schedule that restarted from zero also looks like this"
-    message = f"last_epoch is {last_epoch} where the optimizer made {step} steps ({unit} per step expected): {why}"
+    message = f"last_epoch is {last_epoch} but the optimizer made {step} steps (expected {unit} per step): {why}"
     yield _finding("F4", Severity.WARN, scheduler.file, message, "compare with an earlier one: `chronicle diff A B`")
 
 
@@ -205,12 +205,13 @@ def check_random_states(state: CheckpointState) -> Iterator[Finding]:
     for rank, digest in state.rng_digests.items():
         if digest in seen:
             yield _finding("F7", severity, ".", f"ranks {seen[digest]} and {rank} have the same random state: "
-                           "one rank's was saved for all", "this is right only if all ranks share one seed")  # fmt: skip
+                           "the state of one rank was saved for all",
+                           "this is right only if all ranks share one seed")  # fmt: skip
         seen.setdefault(digest, rank)
     recorded = state.topology.get("world_size")
     if state.rng_ranks and isinstance(recorded, int) and len(state.rng_ranks) != recorded:
         yield _finding("F7", Severity.WARN, ".", f"random states of {len(state.rng_ranks)} ranks: expected {recorded}; "
-                       "the other ranks restart theirs")  # fmt: skip
+                       "the other ranks start new ones")  # fmt: skip
 
 
 def check_data(state: CheckpointState) -> Iterator[Finding]:

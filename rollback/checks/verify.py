@@ -123,7 +123,7 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
             check="F1",
             severity=Severity.ERROR,
             path=path,
-            message=f"stray: a loader could take it for state, but {known.name} writes no file of this name",
+            message=f"stray file: a loader could load it as state, but {known.name} writes no file of this name",
             remedy=QUARANTINE,
         )
         for path in checkpoint.strays
@@ -138,7 +138,7 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
             check="F1",
             severity=Severity.WARN,
             path=name,
-            message="stray beside the checkpoints: a loader that looks for the latest may take it or fail on it",
+            message="stray file among the checkpoints: a loader that looks for the latest may load it or fail on it",
             remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
         )
         for name in names
@@ -157,7 +157,7 @@ def check_retention(
             check="F10",
             severity=Severity.INFO,
             path=".",
-            message=f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}: expected at least 2; delete none",
+            message=f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}: expected at least 2; do not delete any",
         )
     ]
 

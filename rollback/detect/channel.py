@@ -1,4 +1,4 @@
-"""One logged series folded point by point: a local baseline for sudden events, a slow one with a CUSUM for gradual ones.
+"""Processes one logged series point by point: a local baseline for sudden events, a slow CUSUM for gradual ones.
 
 The *local* layer compares a value with a fast level and the quartiles of the last 48 residuals: a robust z whose
 threshold follows the tail of the run's own noise (peaks over threshold, Siffer 2017), so that a micro-batch loss with

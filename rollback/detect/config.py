@@ -1,4 +1,4 @@
-"""The constants of one channel's fold, each with its reason. Lengths are logged points.
+"""The constants of one channel's detector, with their reasons. Lengths are logged points.
 
 The values come from theory (Siegmund's approximation for the CUSUM, exponential tails for the local threshold) or are
 round numbers of the right size; none is fitted to a single curve. A test holds `channel.py` to it: no number with a

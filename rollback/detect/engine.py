@@ -1,4 +1,4 @@
-"""The detector: a fold over logged points, live or after the fact, with the same answer.
+"""The detector: processes logged points one by one; live and offline runs give the same answer.
 
     detector = Detector()
     for point in points:

@@ -1,4 +1,4 @@
-"""The detector's result: kinds, tiers, statuses, and the event that has one of each. Values only; JSON in and out.
+"""The result types of the detector: kinds, tiers, statuses, and the event itself. They convert to and from JSON.
 
 Rows count logged points from 0, because steps repeat after a rewind. Unknown is None.
 """

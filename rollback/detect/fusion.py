@@ -1,4 +1,4 @@
-"""Events of channels become events of the run: one per incident, with a kind, a tier, a cluster and evidence.
+"""Merges events of channels into events of the run: one per incident, with a kind, a tier, a cluster and evidence.
 
 The loss decides. A gradient norm that moves with it gives an earlier onset and joins the event; alone it warns and
 never proposes (a clipped norm is ten times its usual size in many healthy runs). Instant spikes that come back are

@@ -1,4 +1,4 @@
-"""The noise of one series: the grid its numbers lie on, and how strongly neighbouring values are correlated.
+"""The noise of one series: the rounding step of its numbers, and the correlation of neighbouring values.
 
 `GridSense` finds the rounding of the logged values (bf16, fp16, printed decimals). `calibrate_inflation` estimates, by a
 block bootstrap of healthy residuals, how much higher a CUSUM threshold must be than independent noise would need.

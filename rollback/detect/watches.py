@@ -1,4 +1,4 @@
-"""Small folds beside the channels: the learning rate, the fp16 loss scale and the plateau of the loss.
+"""Detectors of single signals: the learning rate, the fp16 loss scale, and a plateau of the loss.
 
 Each keeps a few numbers, returns a finding when something begins or ends, and knows no other channel.
 """

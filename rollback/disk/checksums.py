@@ -84,7 +84,7 @@ def _crc_of(span: _Span, progress: ByteProgress | None) -> int:
         while left:
             count = os.preadv(fd, [view[: min(left, _BUFFER_BYTES)]], at)
             if not count:
-                raise UnreadableFile(f"`{span.path}` ends at byte {at}: {left} more bytes were expected")
+                raise UnreadableFile(f"`{span.path}` ends at byte {at}: expected {left} more bytes")
             crc = zlib.crc32(view[:count], crc)
             at, left = at + count, left - count
             if progress is not None:

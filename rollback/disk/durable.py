@@ -1,4 +1,4 @@
-"""Filesystem operations that are durable or atomic, one by one; a crash-safe change is made of them.
+"""Durable and atomic filesystem operations: the building blocks of a crash-safe change.
 
 `write_atomic` replaces a file in one step, for every package of this project. The methods of `Disk` announce each
 operation to `Disk.point` first, so that the crash tests can stop or fail before each one. Below: a new file composed

@@ -1,4 +1,4 @@
-"""A lock file: one process changes the checkpoints of a run at a time, and others are told which.
+"""The lock file: one process at a time changes the checkpoints of a run; the file names that process.
 
 `flock` is used where the filesystem supports it; the kernel releases it when the process ends. Elsewhere a file is
 created exclusively. Such a file is taken over if its owner ran on this host, in this boot, and is gone; its age is not used.

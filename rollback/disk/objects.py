@@ -57,10 +57,13 @@ class ObjectStore:
         target = self.path(sha256)
         if not target.is_file():
             raise UnreadableFile(
-                f"the original {sha256[:12]}… is not in `{self.directory}`", remedy="restore that directory"
+                f"the original file {sha256[:12]}… is not in `{self.directory}`", remedy="restore that directory"
             )
         if sha256_of(target) != sha256:
-            raise UnreadableFile(f"`{target}` was changed: its bytes no longer have the digest in its name")
+            raise UnreadableFile(
+                f"`{target}` was changed: its bytes no longer have the digest in its name",
+                remedy="restore it from a copy",
+            )
         return target
 
     def _holds(self, target: Path, sha256: str) -> bool:
@@ -76,7 +79,8 @@ class ObjectStore:
         if sha256_of(temporary) != sha256:
             self.disk.unlink(temporary)
             raise UnreadableFile(
-                f"the file kept as {sha256[:12]}… changed while it was read", remedy="end the run that writes it"
+                f"the file kept as {sha256[:12]}… changed while it was read",
+                remedy="stop the run that writes it, then repeat the command",
             )
         self.disk.replace(temporary, target)
         self.disk.sync_directory(target.parent)

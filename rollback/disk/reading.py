@@ -1,4 +1,4 @@
-"""Reading files that may be hostile, huge or many.
+"""Reads files that may be malicious or huge, and many files in parallel.
 
 A pipe or device in place of a file does not block the reader, and a huge file is refused by its size before it is read.
 The files of a sharded checkpoint are read by several processes: the pickle reader is Python, so threads would not help.
@@ -32,7 +32,7 @@ def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
             raise UnreadableFile(f"`{path}` is not a regular file", "put the real file there, or remove it")
         if found.st_size > max_bytes:
             raise UnreadableFile(
-                f"`{path}` has {found.st_size} bytes: at most {max_bytes} were expected"
+                f"`{path}` has {found.st_size} bytes: expected at most {max_bytes}"
             )
         yield fd, found.st_size
     finally:

@@ -56,7 +56,7 @@ def read_dcp_index(path: Path) -> tuple[DcpEntry, ...]:
     file = read_torch_file(path, limits=Limits.for_file(parts))
     with naming(path):
         if not isinstance(file.tree, Opaque) or not isinstance(file.tree.state, dict):
-            raise UnknownFormat("no DCP metadata: an object with `storage_data` was expected")
+            raise UnknownFormat("not DCP metadata: expected an object with `storage_data`")
         return _entries(file.tree.state)
 
 
@@ -78,9 +78,9 @@ def _entries(state: dict[object, object]) -> tuple[DcpEntry, ...]:
         name = _field(index, "fqn")
         file, offset, length = (_field(info, field) for field in ("relative_path", "offset", "length"))
         if not isinstance(name, str) or not isinstance(file, str) or "/" in file or file in ("", ".", ".."):
-            raise UnreadableFile(f"DCP metadata names the file {file!r}: a name in its own directory was expected")
+            raise UnreadableFile(f"DCP metadata names the file {file!r}: expected a name in its own directory")
         if not isinstance(offset, int) or not isinstance(length, int) or offset < 0 or length < 0:
-            raise UnreadableFile(f"DCP metadata gives `{name}` no valid place")
+            raise UnreadableFile(f"DCP metadata has no valid offset for `{name}`")
         chunks.setdefault(name, []).append(DcpChunk(file=file, offset=int(offset), length=int(length)))
     paths = planned if isinstance(planned, dict) else {}
     return tuple(
@@ -132,7 +132,9 @@ def read_dcp_directory(directory: Path) -> tuple[TorchFile, dict[Keys, str]]:
 def read_distcp_file(path: Path) -> TorchFile:
     """The small entries of one `.distcp` file, as a tree under their paths; needs the `.metadata` beside it."""
     if not (path.parent / METADATA_NAME).is_file():
-        raise Incomplete(f"`{path.parent / METADATA_NAME}` is missing: entries of a `.distcp` are located by it")
+        raise Incomplete(
+            f"`{path.parent / METADATA_NAME}` is missing: it holds the offsets of the entries in the `.distcp` files"
+        )
     tree: dict[Key, object] = {}
     segments: list[PickleSegment] = []
     for keys, (value, segment) in _read_entries(path, read_dcp_index(path.parent / METADATA_NAME)):

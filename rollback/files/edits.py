@@ -1,4 +1,4 @@
-"""What an edit of a state file changes: the fields, their new bytes, and the check that nothing else changes.
+"""The edit of a state file: the fields, their new bytes, and the check that nothing else changes.
 
 `rollback.files.torch_edit` writes the edited file. A constant of a pickle is written with the width and opcode of the old one,
 or as wide as it needs to be.
@@ -38,7 +38,7 @@ def encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
             continue
     count = value.bit_length() // 8 + 1
     if count > 255:
-        raise PlanRefused(f"{value!r} is no counter: integers of up to 255 bytes can be stored")
+        raise PlanRefused(f"{value!r} is not a counter: expected an integer of at most 255 bytes")
     return b"\x8a" + bytes([count]) + value.to_bytes(count, "little", signed=True)
 
 
@@ -116,8 +116,8 @@ def _check_shared(file: TorchFile, changes: list[NumberChange]) -> None:
         other = wanted.setdefault(change.place, change)
         if other.value != change.value:
             raise PlanRefused(
-                f"`{file.path.name}`: {dotted(other.keys)} and {dotted(change.keys)} are one stored number, "
-                f"yet are to become {other.value!r} and {change.value!r}"
+                f"`{file.path.name}`: {dotted(other.keys)} and {dotted(change.keys)} are the same stored number, "
+                f"but the plan sets them to {other.value!r} and {change.value!r}", "edit both to the same value",
             )
     edited = {change.keys for change in changes}
     for leaf in walk_leaves(file.tree):

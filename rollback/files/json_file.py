@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: numbers replaced in place, and large files read piece by piece.
+"""JSON files of a checkpoint: replaces numbers in place, and reads large files piece by piece.
 
 Replacing keeps order, indentation and every other byte. Reading builds a part with `json` if it fits into a piece and
 walks into it if it does not. The walker is there for memory: a Trainer's log of 500,000 records (66 MB of
@@ -62,7 +62,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twins = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise NotPlainJson(f"the key {twins[0]!r} is there twice")
+        raise NotPlainJson(f"the key {twins[0]!r} appears twice")
     return found
 
 
@@ -307,4 +307,4 @@ class _Walk:
         raise self.damage("something follows its end")
 
     def damage(self, what: str) -> UnreadableFile:
-        return UnreadableFile(f"no valid JSON at byte {self.base + self.at}: {what}")
+        return UnreadableFile(f"invalid JSON at byte {self.base + self.at}: {what}")

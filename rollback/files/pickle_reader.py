@@ -1,4 +1,4 @@
-"""Pickles read opcode by opcode into plain values: a stack machine that can build, but cannot import or call.
+"""Reads pickles opcode by opcode into plain values; nothing in a pickle is imported or called.
 
 The opcodes and their arguments are those of Python's `pickletools` (protocols 0 to 5). Three things differ from an
 unpickler: a GLOBAL stays a name, a REDUCE stays a description (`rollback.files.pickle_values` models the few calls that

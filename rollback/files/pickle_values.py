@@ -1,4 +1,4 @@
-"""The values read from a pickle: numbers that know where their bytes are, tensors and arrays described, known calls.
+"""The values read from a pickle: numbers with their byte offsets, descriptions of tensors and arrays, known calls.
 
 Nothing is imported or called: a global stays a name, and a call becomes a description. Element types are torch's and
 numpy's, little-endian.

@@ -61,7 +61,7 @@ def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
         dtypes.add(str(dtype))
         if len(starts) > _MAX_TENSORS or len(dtypes) > _MAX_DTYPES:
             raise UnreadableFile(
-                f"safetensors header of {len(starts)} tensors and {len(dtypes)} types: no writer makes such"
+                f"safetensors header of {len(starts)} tensors and {len(dtypes)} types: no known writer produces this"
             )
     _check_tiling(starts, ends, data_bytes)
     return SafetensorsHeader(num_tensors=len(starts), num_elements=elements, dtypes=tuple(sorted(dtypes)))
@@ -75,7 +75,7 @@ def _tensors(parts: Iterable[JsonPart]) -> Iterator[tuple[str, Any]]:
     """(name, description) of each tensor, of a header read at once or member by member."""
     for part in parts:
         if part.keys == () and not isinstance(part.value, dict):
-            raise UnreadableFile("safetensors header is no object")
+            raise UnreadableFile("safetensors header is not an object")
         for name, tensor in part.value.items() if part.keys == () else ((str(part.keys[0]), part.value),):
             if name != "__metadata__":
                 if len(part.keys) > 1:

@@ -1,4 +1,4 @@
-"""Any state file of a checkpoint, read by its content: torch zip, legacy stream, pickle, JSON, DCP entries.
+"""Reads any state file of a checkpoint and recognises its format by content: torch zip, pickle, JSON, DCP entries.
 
 A safetensors file holds tensors only and is refused here; `rollback.files.safetensors_file` checks its header.
 """
@@ -44,7 +44,7 @@ def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
             continue
         left -= 128 + part.num_bytes
         if left < 0:
-            raise UnreadableFile(f"more than {len(members)} values at its top level: no file of counters")
+            raise UnreadableFile(f"more than {len(members)} values at its top level: expected a file of counters")
         value = part.value
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = stored_number(value, Place(0, part.start, length, Encoding.JSON))

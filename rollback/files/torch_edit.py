@@ -1,4 +1,4 @@
-"""Numbers in a state file replaced, everything else left byte for byte as it is.
+"""Replaces numbers in a state file and leaves all other values unchanged.
 
 Two ways, both planned before a byte is written and both checked by reading the planned pickle again:
 `plan_patch` overwrites constants where they lie (equal width) and updates the CRCs; `write_edited_copy` makes a new file
@@ -166,7 +166,7 @@ def _check_planned(fd: int, file: TorchFile, changes: list[NumberChange], patche
 def _spliced(fd: int, file: TorchFile, changes: list[NumberChange]) -> Iterator[Piece]:
     if file.container is Container.DCP or len(file.segments) != 1:
         raise PlanRefused(
-            f"`{file.path.name}`: a value of other width cannot be put between the entries of a `.distcp` file"
+            f"`{file.path.name}`: the new value needs more or fewer bytes, which a `.distcp` file does not allow"
         )
     segment = file.segments[0]
     old = read_at(fd, segment.pickle_offset, segment.pickle_bytes)
@@ -301,7 +301,7 @@ def _move_entry(entry: bytearray, record: ZipRecord, shift: int) -> None:
     offset = record.header_offset + shift
     if fields[16] != _FULL32:
         if offset >= _FULL32:
-            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its entry has no room to say")
+            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its zip entry cannot record")
         struct.pack_into("<I", entry, 42, offset)
         return
     old = struct.pack("<Q", record.header_offset)

@@ -1,4 +1,4 @@
-"""Files that torch saved, read without torch and without executing them.
+"""Reads files that torch saved, without torch and without executing them.
 
 Knows torch zips, torch's legacy stream (before 1.6, `torch.serialization._legacy_save`) and plain pickles.
 Other contents are named in the error: Git LFS pointers, safetensors, gzip, tar. A range of a file can be read as a
@@ -61,7 +61,7 @@ def open_state_file(path: Path) -> Iterator[tuple[int, int]]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise UnreadableFile(f"`{path}` is not a regular file: a state file was expected")
+            raise UnreadableFile(f"`{path}` is not a regular file: expected a state file")
         yield fd, status.st_size
     finally:
         os.close(fd)
@@ -83,7 +83,7 @@ def naming(path: Path) -> Iterator[None]:
 def describe_foreign(head: bytes, size_bytes: int) -> tuple[str, str | None]:
     """(what these bytes are, a hint) for a file that is not a state file."""
     if size_bytes == 0:
-        return "the file is empty: a state file was expected", None
+        return "the file is empty: expected a state file", None
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
         fields = dict(line.partition(" ")[::2] for line in head.decode("utf-8", "replace").splitlines())
         return (

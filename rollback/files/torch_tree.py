@@ -1,4 +1,4 @@
-"""The content of a state file once it is read: a tree of plain values, addressed by key paths.
+"""The content of a state file after reading: a tree of plain values, addressed by key paths.
 
 `rollback.files.state_file` reads it from disk, `rollback.files.torch_edit` writes changed copies. Trees come from untrusted
 files: they may share parts or contain themselves, so the walks here are iterative and bounded.
@@ -197,7 +197,9 @@ def walk_leaves(tree: object) -> Iterator[Leaf]:
             continue
         steps += 1
         if steps > _MAX_LEAVES:
-            raise UnreadableFile(f"more than {_MAX_LEAVES} values, shared parts counted each time: no checkpoint has as many")
+            raise UnreadableFile(
+                f"more than {_MAX_LEAVES} values, with shared parts counted each time: that is not a plausible checkpoint"
+            )
         key, value = step
         parts = children_of(value)
         if parts is None:

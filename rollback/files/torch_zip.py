@@ -1,4 +1,4 @@
-"""The zip files that `torch.save` writes: records located by the headers, read within limits, checked.
+"""The zip files that `torch.save` writes: finds records by their headers, reads them within limits, checks them.
 
 Layout after PKWARE's APPNOTE (§4.3), as PyTorch's miniz writes it: records stored without compression, bit 3 set,
 CRC and sizes in a data descriptor behind each record and in the central directory, zip64 where numbers need it.
@@ -77,12 +77,12 @@ class ZipLayout:
 def read_at(fd: int, offset: int, count: int) -> bytes:
     """Exactly `count` bytes at `offset`; raises `UnreadableFile` when there are fewer."""
     if count < 0 or offset < 0:
-        raise UnreadableFile(f"{count} bytes at {offset} were requested: damaged offsets")
+        raise UnreadableFile(f"{count} bytes at {offset} were requested: the offsets are damaged")
     parts: list[bytes] = []
     while count:
         part = os.pread(fd, min(count, 2**30), offset)
         if not part:
-            raise UnreadableFile(f"file ends at byte {offset}: {count} more bytes were expected")
+            raise UnreadableFile(f"file ends at byte {offset}: expected {count} more bytes")
         parts.append(part)
         offset += len(part)
         count -= len(part)
@@ -192,7 +192,7 @@ def _check_records(records: tuple[ZipRecord, ...], directory_offset: int) -> Non
     for record in sorted(records, key=lambda r: r.header_offset):
         _check_name(record.name)
         if record.name in names:
-            raise UnreadableFile(f"zip record `{record.name}` exists twice: readers differ on which one counts")
+            raise UnreadableFile(f"zip record `{record.name}` appears twice: readers disagree on which one to use")
         names.add(record.name)
         if record.header_offset < end:
             raise UnreadableFile(f"zip record `{record.name}` overlaps the one before it")
@@ -204,7 +204,7 @@ def _check_records(records: tuple[ZipRecord, ...], directory_offset: int) -> Non
 def _check_name(name: str) -> None:
     parts = name.split("/")
     if not name or name.startswith("/") or "\0" in name or "\\" in name or any(p in ("", ".", "..") for p in parts):
-        raise UnreadableFile(f"zip record has the name {name[:80]!r}: no checkpoint writer makes such a name")
+        raise UnreadableFile(f"zip record has the name {name[:80]!r}: no known writer uses such a name")
 
 
 def data_offset(fd: int, layout: ZipLayout, record: ZipRecord) -> int:

@@ -1,4 +1,4 @@
-"""DeepSpeed's own schedulers: their LRs come from the config file of the next launch, which is forecast and edited here.
+"""DeepSpeed's own schedulers: they read their LRs from the config of the next launch, which is forecast and edited here.
 
 A checkpoint holds a counter and a copy of the config it was saved under, which no loader reads. So the file is edited to
 what that copy says times the scale: relative to this checkpoint, and not to an earlier rollback's edit. Pure.
@@ -47,7 +47,7 @@ def deepspeed_lrs(
     if kind is None or not isinstance(step, int):
         return Unknown("the recorded DeepSpeed config names no scheduler")
     if kind not in _RULES:
-        return Unknown(f"DeepSpeed's {kind} is not one that can be computed")
+        return Unknown(f"the LRs of DeepSpeed's {kind} cannot be computed")
     values = []
     for section, name in LR_FIELDS[kind]:
         value = params_of(config, section).get(name, _DEFAULTS.get((kind, name)))
@@ -59,7 +59,7 @@ def deepspeed_lrs(
     try:
         lrs = _RULES[kind](params_of(config, "scheduler"), *values)
     except (TypeError, ValueError, ZeroDivisionError, KeyError) as problem:
-        return Unknown(f"DeepSpeed's {kind} has parameters that cannot be computed with ({problem})")
+        return Unknown(f"DeepSpeed's {kind} has invalid parameters ({problem})")
     return table_from(lrs, step, groups, k, f"DeepSpeed's {kind}")
 
 
@@ -225,7 +225,7 @@ def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: flo
     config = _parsed(file)
     if scheduler_type(config) != kind:
         raise PlanRefused(
-            f"`{file.path}` ({file.origin}) names the scheduler {scheduler_type(config)}, the checkpoint was made with {kind}",
+            f"`{file.path}` ({file.origin}) names the scheduler {scheduler_type(config)}, but the checkpoint was made with {kind}",
             remedy=f"name the config of the next launch with {_OPTION}",
         )
     edits = tuple(_edit(file, config, keys, after) for keys, (_, after) in wanted.items())
@@ -243,7 +243,7 @@ def config_notes(file: ConfigFile | None, recorded: Mapping[str, Any]) -> tuple[
 
 
 def _unknown(kind: str | None) -> str:
-    return "the checkpoint records none" if kind is None else f"`{kind}` is not one whose fields are known"
+    return "the checkpoint records no scheduler" if kind is None else f"`{kind}` is a scheduler with unknown fields"
 
 
 def _wanted(kind: str, recorded: Mapping[str, Any], scale: float) -> Iterator[tuple[Keys, tuple[float, float]]]:
@@ -278,7 +278,7 @@ def _parsed(file: ConfigFile) -> dict[str, Any]:
         return parse_object(file.text)
     except NotPlainJson as problem:
         raise PlanRefused(
-            f"`{file.path}` ({file.origin}) is no plain JSON: {problem}",
+            f"`{file.path}` ({file.origin}) is not plain JSON: {problem}",
             remedy="write it as plain JSON, without comments, or change the LR in it by hand",
         ) from problem
 
@@ -290,7 +290,7 @@ def _edit(file: ConfigFile, config: Mapping[str, Any], keys: Keys, after: float)
             value = value[key]
         except (KeyError, IndexError, TypeError):
             raise PlanRefused(
-                f"`{file.path}` ({file.origin}) does not name `{_dotted(keys)}`, which the next launch takes its LR from",
+                f"`{file.path}` ({file.origin}) does not contain `{_dotted(keys)}`, from which the next launch takes its LR",
                 remedy=f"write `{_dotted(keys)}` with {after:.10g} into it, or name another file with {_OPTION}",
             ) from None
     if value == "auto":
@@ -299,7 +299,7 @@ def _edit(file: ConfigFile, config: Mapping[str, Any], keys: Keys, after: float)
             remedy=f"give the trainer {after:.10g} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PlanRefused(f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number")
+        raise PlanRefused(f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number")
     return FieldEdit(file=file.path, keys=keys, before=value, after=after)
 
 
@@ -309,7 +309,7 @@ def _notes(file: ConfigFile, config: Mapping[str, Any], recorded: Mapping[str, A
         for name in sorted({*now, *then} if now or then else ()):
             if name in now and name in then and now[name] not in ("auto", then[name]):
                 yield (
-                    f"`{section}.params.{name}` is {now[name]!r} in `{file.path}`, the checkpoint was made with {then[name]!r}"
+                    f"`{section}.params.{name}` is {now[name]!r} in `{file.path}`, but the checkpoint was made with {then[name]!r}"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Where the LR lives in a saved state, the edits that scale it in all those places, and the proof of their effect.
+"""The places of the LR in a saved state, the edits that scale it in all of them, and the proof of their effect.
 
 Changing only `base_lrs` and `_last_lr` of one file has no effect for 13 of 26 schedulers: the recursive ones compute
 from the optimizer's `lr`, OneCycleLR from its `initial_lr, max_lr, min_lr`. Scaling every field listed here, nested
@@ -201,7 +201,7 @@ def _unscaled(
             "DeepSpeed's own schedulers read their LRs from the DeepSpeed config; no edit of the checkpoint changes them"
         )
     if name is None:
-        return f"no known scheduler class has the keys {sorted(map(str, state))}: what it computes from is unknown"
+        return f"no known scheduler class has the keys {sorted(map(str, state))}: the fields that its LR depends on are unknown"
     scheduler_fields, group_fields = _DECIDING[name]
     for field in scheduler_fields:
         for x, y in zip(_listed(state.get(field)), _listed(edited.get(field)), strict=True):

@@ -1,4 +1,4 @@
-"""The schedules of transformers: no function is saved, but `training_args.bin` names it and `trainer_state.json` its horizon.
+"""LR schedules of transformers: `training_args.bin` names the schedule, `trainer_state.json` gives its length.
 
 Source: `transformers/optimization.py` (4.57 to 5.23), each formula in its order of operations.
 """

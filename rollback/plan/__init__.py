@@ -1,1 +1,1 @@
-"""A request becomes a plan: the edits, the moves and the LRs that follow. Pure."""
+"""Turns a request into a plan: the edits, the moves and the LRs of the next steps. Pure."""

@@ -1,4 +1,4 @@
-"""The LR edits of a plan: which numbers change in which file, the proof of the effect, and the LRs that follow. Pure.
+"""The LR edits of a plan: the numbers to change in each file, the proof of the effect, and the LRs of the next steps. Pure.
 
 An edit is proved on a copy of the state: every LR of the next steps must be the old one times the factor. A plan that
 cannot be proved is refused. Where each scheduler keeps its LR is in `rollback.lr`.
@@ -60,7 +60,7 @@ def plan_lr_edits(
     if scale is not None:
         if sets_lr(request):
             raise PlanRefused(
-                "--set names an LR field beside --lr-scale or --lr: expected one of them", remedy="drop the --set"
+                "--set names an LR field, and --lr-scale or --lr is given too: expected one of them", remedy="drop the --set"
             )
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
@@ -106,7 +106,7 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
     if request.lr is None:
         return request.lr_scale
     if not optimizers:
-        raise PlanRefused("--lr: no optimizer state holds an LR in this checkpoint")
+        raise PlanRefused("--lr: the optimizer states of this checkpoint hold no LR", remedy="set the LR in the training script")
     values = {
         float(need_plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
         for optimizer in optimizers
@@ -346,7 +346,7 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
     if not edited.schedulers:
         return Unknown("no scheduler was saved with this checkpoint")
     if state.scheduler_unit is None:
-        return Unknown("the checkpoint does not tell how often the scheduler advances per optimizer step")
+        return Unknown("the checkpoint does not record how often the scheduler advances per optimizer step")
     tables: list[LrTable] = []
     for optimizer, edited_optimizer in optimizers:
         table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")

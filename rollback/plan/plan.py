@@ -1,4 +1,4 @@
-"""The plan of a rollback: made from a request and a checkpoint's state, and printed for a person. Pure.
+"""Makes the plan of a rollback from a request and the state of a checkpoint, and prints it. Pure.
 
     request + checkpoints + state + manifest  ->  Plan: every edit, every move, and the LRs that follow
 
@@ -277,7 +277,7 @@ def _notes(request: RollbackRequest, target: Checkpoint, checkpoints: Sequence[C
     if unknown:
         notes.append(f"not moved, because their step is unknown: {', '.join(unknown)}")
     if request.keep_later and _later(target, checkpoints):
-        notes.append("later checkpoints stay: a loader that takes the newest one will not load this one")
+        notes.append("later checkpoints stay: a loader that selects the newest checkpoint will not load this one")
     return tuple(notes)
 
 
@@ -300,10 +300,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.source != str(PurePath(plan.root) / plan.entry):
         yield _row("bring back", plan.source)
         if plan.displaces:
-            yield _row("", f"the present {plan.entry} goes to abandoned/")
+            yield _row("", f"the current {plan.entry} is moved to abandoned/")
     yield from _edits(plan)
     for name in plan.copies:
-        yield _row("copy", f"{name} becomes a copy of {plan.entry}; the present one goes to abandoned/")
+        yield _row("copy", f"{name} becomes a copy of {plan.entry}; the current one is moved to abandoned/")
     if plan.has_manifest and plan.edits:
         yield _row("manifest", "updated: digests of the edited files, expected LRs")
     for pointer in plan.pointers:

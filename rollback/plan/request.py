@@ -1,4 +1,4 @@
-"""What a rollback is asked to do, and the values that a plan is made of. Each has a JSON form.
+"""The request of a rollback, and the values that a plan consists of. Each has a JSON form.
 
 A request may hold options that only the next launch can act on (LR warm-up, skipped batches, another data order).
 These options need runtime support: a plan is refused unless the checkpoint's manifest or the journal lists them.
@@ -64,16 +64,24 @@ class RollbackRequest:
         try:
             request = cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
         except (TypeError, AttributeError) as problem:
-            raise PlanRefused(f"the plan's request cannot be read: {problem}", "plan again") from None
+            raise PlanRefused(
+                f"the plan's request cannot be read: {problem}", "make a new plan with `chronicle rollback`"
+            ) from None
         for name, kinds in _KINDS.items():
             value = getattr(request, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise PlanRefused(f"the plan's request has {name} {str(value)[:80]!r}: expected {expected}", "plan again")
+                raise PlanRefused(
+                    f"the plan's request has {name} {str(value)[:80]!r}: expected {expected}",
+                    "make a new plan with `chronicle rollback`",
+                )
         inner = (*request.sets.values(), *([] if request.launch is None else [request.launch]))
         texts = (*request.sets, *request.accept_change)
         if not all(isinstance(v, int | float) for v in inner) or not all(isinstance(t, str) for t in texts):
-            raise PlanRefused("the plan's request holds a wrong type: expected numbers and text", "plan again")
+            raise PlanRefused(
+                "the plan's request holds a wrong type: expected numbers and text",
+                "make a new plan with `chronicle rollback`",
+            )
         return request
 
 

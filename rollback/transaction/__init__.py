@@ -1,1 +1,1 @@
-"""A plan is applied, undone or recovered: the crash-safe protocol, and the only writer of checkpoints."""
+"""Applies, undoes and recovers plans with a crash-safe protocol."""

@@ -1,4 +1,4 @@
-"""Between a plan and the disk: what a plan needs is read here, and a plan is applied here.
+"""Reads from disk what a plan needs, and applies a plan.
 
 `plan_from_disk` collects the inputs of a plan; `apply_plan` decides which bytes each file gets and checks that they are
 the planned ones. State files are read and written through `rollback.files`. The crash-safe protocol is in
@@ -221,19 +221,27 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
     for file in plan.inputs:
         path = folder / file.path
         if not path.is_file():
-            raise PlanRefused(f"`{path}` is gone since the plan was made", remedy="plan again")
+            raise PlanRefused(
+                f"`{path}` was removed after the plan was made", remedy="make a new plan with `chronicle rollback`"
+            )
         if file_fingerprint(path) != file.fingerprint:
-            raise PlanRefused(f"`{path}` changed since the plan was made", remedy="plan again")
+            raise PlanRefused(
+                f"`{path}` was changed after the plan was made", remedy="make a new plan with `chronicle rollback`"
+            )
     root = Path(plan.root)
     for pointer in plan.pointers:
         text = read_pointer(root / pointer.path)
         if text != pointer.before:
             raise PlanRefused(
-                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}", "plan again"
+                f"pointer `{root / pointer.path}` holds {text!r}: the plan expects {pointer.before!r}",
+                "make a new plan with `chronicle rollback`",
             )
     for later in plan.abandon:
         if not is_there(root / later.name):
-            raise PlanRefused(f"`{root / later.name}` is gone since the plan was made", remedy="plan again")
+            raise PlanRefused(
+                f"`{root / later.name}` was removed after the plan was made",
+                remedy="make a new plan with `chronicle rollback`",
+            )
 
 
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
@@ -256,7 +264,8 @@ def _editor(edits: Sequence[FieldEdit]) -> Writer:
             found = original.get(edit.keys)
             if found != edit.before:
                 raise PlanRefused(
-                    f"`{source}`: {'.'.join(map(str, edit.keys))} is {found!r}, planned: {edit.before!r}", "plan again"
+                    f"`{source}`: {'.'.join(map(str, edit.keys))} is {found!r}, planned: {edit.before!r}",
+                    "make a new plan with `chronicle rollback`",
                 )
         write_edited_copy(original, {edit.keys: edit.after for edit in edits}, target)
         _check_edited(original, target, edits)

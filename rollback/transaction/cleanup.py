@@ -76,8 +76,8 @@ def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_
     taken = [move.path for move in moves if is_there(root / move.path) and not _is(root / move.path, move.inode)]
     if taken:
         raise Refused(
-            f"`{root / taken[0]}` exists again: the stray would overwrite it",
-            "move the present file away first",
+            f"`{root / taken[0]}` exists: restoring the stray file would overwrite it",
+            "move that file away first",
         )
     source = quarantine_dir(root, id_)
     count = _rename_all([(source / move.path, root / move.path, move.inode) for move in moves], disk)
@@ -106,7 +106,7 @@ def _rename_all(pairs: Sequence[tuple[Path, Path, int]], disk: Disk) -> int:
         except OSError as problem:
             raise RollbackError(
                 f"`{source}` could not be moved to `{target}`: {problem.strerror}",
-                "remove the cause and repeat: what was moved before stays moved",
+                "fix the cause and repeat the command; files that were already moved stay moved",
             ) from problem
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""The visible part of a transaction: a list of atomic renames that can be run again from any point.
+"""The visible part of a transaction: a list of atomic renames that can be repeated after an interruption.
 
 All content is prepared beforehand. A move knows the inode it moves, so a second run after a crash sees which moves were
 made: the inode is at its target, or still at its source. A move of kind REPLACE overwrites a small file; the others
@@ -108,8 +108,7 @@ def run_moves(disk: Disk, moves: Sequence[Move]) -> None:
         if not move.is_done():
             if inode_of(move.source) != move.inode:
                 raise StoppedPartWay(
-                    f"what was at `{move.source}` when the transaction was prepared is neither there nor at "
-                    f"`{move.target}`",
+                    f"`{move.source}` was moved or deleted by another program, and it is not at `{move.target}` either",
                     remedy="move it back and run `chronicle recover`",
                 )
             _make(disk, move)

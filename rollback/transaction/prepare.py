@@ -1,4 +1,4 @@
-"""Builds everything a rollback or an undo will put in place, and the ordered list of moves that does it.
+"""Builds the new files of a rollback or an undo, and the ordered list of moves that puts them in place.
 
 All of it is written and fsynced outside the directories that loaders list; nothing visible has changed yet. The order
 of the moves matters: at every point, a loader that takes the newest checkpoint, one that follows a pointer and one that
@@ -201,7 +201,7 @@ def move_of(source: Path, target: Path, kind: MoveKind = MoveKind.MOVE) -> Move:
     """Moves what is at `source` now; raises `Refused` when nothing is there."""
     inode = inode_of(source)
     if inode is None:
-        raise Refused(f"`{source}` is gone since the plan was made", remedy="plan again")
+        raise Refused(f"`{source}` was removed after the plan was made", remedy="make a new plan with `chronicle rollback`")
     return Move(kind=kind, source=source, target=target, inode=inode)
 
 

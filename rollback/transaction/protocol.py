@@ -141,7 +141,7 @@ def recover_change(
         record(Verb.RECOVER.receipt, {"intent": intent, "outcome": "finished", "receipt": receipt.id})
     except OSError as problem:
         raise StoppedPartWay(
-            f"recovery stopped: {_words(problem)}", remedy="remove the cause, then run `chronicle recover` again"
+            f"recovery stopped: {_words(problem)}", remedy="fix the cause, then run `chronicle recover` again"
         ) from problem
     return receipt
 
@@ -231,7 +231,7 @@ def _run(
             raise _named(problem, f"{verb} could not be begun; nothing was changed") from problem
         raise StoppedPartWay(
             f"{verb} stopped part-way: {_words(problem)}",
-            remedy="remove the cause, then finish it with `chronicle recover`",
+            remedy="fix the cause, then finish it with `chronicle recover`",
         ) from problem
 
 
@@ -264,7 +264,8 @@ def _finish(prepared: Prepared, workspace: Path, record: Record, disk: Disk) -> 
 def _read_back(prepared: Prepared) -> None:
     if not patched_at(Path(prepared.final), prepared):
         raise StoppedPartWay(
-            f"`{prepared.final}` does not read back as patched", remedy="check the disk; then run `chronicle recover`"
+            f"`{prepared.final}` does not hold the new bytes after the write",
+            remedy="check the disk; then run `chronicle recover`",
         )
     for path, expected in prepared.checks.items():
         found = sha256_of(Path(path))
@@ -399,13 +400,13 @@ def check_undo(data: Mapping[str, Any], root: Path) -> None:
     if not is_there(place):
         raise Refused(
             f"`{place}` is gone: only the originals of its edited files are kept",
-            remedy="the originals are in the run's objects directory",
+            remedy="restore the checkpoint from a copy; the originals are in the run's `objects` directory",
         )
     for name in data["abandoned"]:
         if inode_of(Path(data["abandoned_dir"]) / name) is None:
             raise Refused(
                 f"`{Path(data['abandoned_dir']) / name}` is gone: the rollback moved this checkpoint there, and undo needs it",
-                remedy="it was pruned or moved by hand; put it back there, or keep the rollback",
+                remedy="move it back if you moved it by hand, or keep the rollback",
             )
     for config in data.get("configs") or ():
         path = Path(config["path"])

@@ -1,4 +1,4 @@
-"""Builds the edited twin of a checkpoint: unchanged files are hard links, edited files are new inodes.
+"""Builds the edited copy of a checkpoint: unchanged files are hard links, edited files are new inodes.
 
 The twin is built where no loader looks. It has the modes, owners and times of the original.
 """
@@ -82,7 +82,7 @@ def refuse_odd_entries(source: Path, edited: Mapping[str, object]) -> None:
             raise Refused(f"`{path}` is neither a file nor a directory: expected state files only")
         if stat.S_ISLNK(kind) and (path == source or relative in edited):
             raise Refused(
-                f"`{path}` is a symbolic link: an edit would change a file outside the checkpoint",
+                f"`{path}` is a symbolic link: editing it would change a file outside the checkpoint",
                 remedy="replace the link by a copy of its target",
             )
 

@@ -59,7 +59,7 @@ def test_status_says_when_the_logged_lr_does_not_follow_the_ledger(tmp_path: Pat
     run.metrics(2, {s: {"loss": 2.0, "lr": (s - 30) * 1e-7} for s in range(31, 50)})
     shown = chronicle("status", "--json").json
     assert shown["lr"]["follows"] is False
-    assert "does NOT follow" in chronicle("status").out
+    assert "does NOT agree" in chronicle("status").out
 
 
 def test_a_warm_up_that_was_asked_for_is_judged_when_it_is_over(tmp_path: Path, chronicle: Cli) -> None:

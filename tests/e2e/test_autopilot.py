@@ -41,7 +41,7 @@ def test_its_rollback_is_taken_back_when_the_guard_refuses_what_follows(tmp_path
     assert autopilot_steps(tmp_path) == ["roll-back", "undo", "halt"]
     assert (tmp_path / "checkpoints" / "opt_step-300").is_dir()
     again = chronicle(tmp_path, *FLIGHT, timeout=60)
-    assert again.returncode == 3 and "there is no note since" in again.stderr
+    assert again.returncode == 3 and "nobody has written a note since" in again.stderr
 
 
 @pytest.mark.slow

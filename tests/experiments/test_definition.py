@@ -112,7 +112,7 @@ def test_chosen_arms_keep_the_reference_and_its_gate() -> None:
         ("sources: {code: 1}", "sources: {}", "names no source"),
         ("sources: {code: 1}", "sources: [code]", "names with weights"),
         ("arms: [X, Y]", "arms: [Y]", "reference `X` is not among the arms of profile `tiny`"),
-        ("d_model: 16", "d_model: 15", "d_model 15 is no multiple of num_heads 2"),
+        ("d_model: 16", "d_model: 15", "d_model 15 is not a multiple of num_heads 2"),
         ("slice_updates: 4", "slice_updates: 0", "slice_updates is 0"),
         ("start_updates: 2", "start_updates: -2", "start_updates is -2"),
         ("reference: X", "reference: X\nanswers: {why: [hram]}", "unknown contrast `hram` in answers"),

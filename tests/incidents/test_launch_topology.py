@@ -33,7 +33,7 @@ def test_two_processes_were_asked_for_and_one_started(driver):  # noqa: F811
     driver.start([*ACCELERATE, "--cpu", "--num_processes", "2", str(script)])
     assert driver.wait() != 0
     printed = driver.out.read_text()
-    assert "refused: preflight PF04 devices: asked 2 devices, 1 in use" in printed
+    assert "refused: preflight PF04 devices: 2 devices requested, 1 in use" in printed
     assert "training" not in printed.splitlines()
     judged = driver.call("claim", "ran on 2 ranks")
     assert judged.returncode == 5

@@ -47,7 +47,7 @@ def test_only_the_numbers_change_in_the_text() -> None:
     [
         ("{", "in line 1"),
         ('{"a": 1} // mine', "Extra data"),
-        ('{"a": {"lr": 1, "lr": 2}}', "'lr' is there twice"),
+        ('{"a": {"lr": 1, "lr": 2}}', "'lr' appears twice"),
         ("[1]", "not an object"),
         ("[" * 200_000, "nested too deeply"),
         (" " * (1 << 21), "larger than"),
@@ -95,8 +95,8 @@ def _changed(**params: Any) -> dict[str, Any]:
         (_changed(), RECORDED, "does not name `scheduler.params.warmup_max_lr`", "write .* with 0.0005"),
         (_changed(warmup_max_lr="1e-3"), RECORDED, "expected a number", None),
         ({"optimizer": {}}, RECORDED, "names the scheduler None, the checkpoint was made with WarmupLR", "--deepspeed-config"),
-        ('{"scheduler": 1, // mine\n}', RECORDED, "no plain JSON", "without comments"),
-        (RECORDED, {}, "the checkpoint records none", "by hand"),
+        ('{"scheduler": 1, // mine\n}', RECORDED, "not plain JSON", "without comments"),
+        (RECORDED, {}, "the checkpoint records no scheduler", "by hand"),
         (
             {"scheduler": {"type": "WarmupCosineLR", "params": {}}},
             {"scheduler": {"type": "WarmupCosineLR", "params": {}}},

@@ -74,7 +74,7 @@ def _without_empty(tree: Any, levels: int) -> Any:
 )  # fmt: skip
 @pytest.mark.parametrize("levels", [0, 1])
 def test_what_is_no_json_is_refused_with_its_byte(text: str, levels: int) -> None:
-    with pytest.raises(UnreadableFile, match="no valid JSON at byte"):
+    with pytest.raises(UnreadableFile, match="invalid JSON at byte"):
         parts_of(text, levels=levels)
 
 
@@ -82,7 +82,7 @@ def test_text_that_is_not_utf8_is_refused() -> None:
     with tempfile.TemporaryFile() as file:
         file.write(b'{"a": "\xff"}')
         file.flush()
-        with pytest.raises(UnreadableFile, match="no valid JSON"):
+        with pytest.raises(UnreadableFile, match="invalid JSON"):
             list(json_parts(file.fileno(), 0, 10))
 
 
@@ -92,5 +92,5 @@ def test_a_long_history_is_checked_and_not_kept() -> None:
     wanted = {part.keys: part.value for part in parts_of(text, wanted=lambda keys: len(keys) <= 1)}
     assert wanted == {("global_step",): 5, ("epoch",): 1.5}
     assert [part.value for part in parts_of(text) if part.keys[0] == "log_history"] == log
-    with pytest.raises(UnreadableFile, match="no valid JSON"):
+    with pytest.raises(UnreadableFile, match="invalid JSON"):
         parts_of(text.replace('"step": 39000', '"step": 39000.'), wanted=lambda keys: len(keys) <= 1)

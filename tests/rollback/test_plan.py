@@ -266,7 +266,7 @@ def test_a_plan_is_refused_when_its_files_changed_since(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="changed since the plan was made"):
         refuse_stale(made, tmp_path)
     state.unlink()
-    with pytest.raises(PlanRefused, match="is gone since the plan was made"):
+    with pytest.raises(PlanRefused, match="was removed after the plan was made"):
         refuse_stale(made, tmp_path)
 
 

@@ -95,7 +95,7 @@ def test_restore_overwrites_nothing(strayed: Path) -> None:
     moves = plan_quarantine(strayed, list_checkpoints(strayed), ())
     apply_quarantine(strayed, "Q1", moves)
     (strayed / MOVED[1]).write_bytes(b"a new backup")
-    with pytest.raises(Refused, match="exists again"):
+    with pytest.raises(Refused, match="exists: restoring"):
         restore(strayed, "Q1", moves)
     assert (strayed / MOVED[1]).read_bytes() == b"a new backup"
     assert (quarantine_dir(strayed, "Q1") / MOVED[2]).is_dir()

@@ -221,7 +221,7 @@ def test_one_number_reached_by_two_names_is_not_edited_by_one(tmp_path: Path) ->
     file = saved(tmp_path / "s.pt", {"a": shared, "b": shared})
     with pytest.raises(PlanRefused, match="same stored number"):
         plan_patch(file, {("a", 0): 1.0})
-    with pytest.raises(PlanRefused, match="one stored number"):
+    with pytest.raises(PlanRefused, match="the same stored number"):
         plan_patch(file, {("a", 0): 1.0, ("b", 0): 2.0})
     write_edited_copy(file, {("a", 0): 1.0, ("b", 0): 1.0}, tmp_path / "new.pt")
     assert torch.load(tmp_path / "new.pt") == {"a": [1.0], "b": [1.0]}
@@ -273,7 +273,7 @@ FOREIGN = {
     "gzip": (b"\x1f\x8b" + b"x" * 50, UnknownFormat, "gzip"),
     "zeros": (bytes(4096), UnknownFormat, "zero bytes"),
     "trailing": (pickle.dumps(1) + b"more", UnreadableFile, "follow the end"),
-    "json": (b'{"a": ', UnreadableFile, "no valid JSON"),
+    "json": (b'{"a": ', UnreadableFile, "invalid JSON"),
 }
 
 

@@ -528,7 +528,7 @@ def test_patch_that_does_not_reach_the_disk_gives_no_receipt(tmp_path: Path) -> 
             pass
 
     root, journal = make_world(tmp_path), Journal()
-    with pytest.raises(StoppedPartWay, match="does not read back as patched"):
+    with pytest.raises(StoppedPartWay, match="does not hold the new bytes after the write"):
         apply(root, change_to(root, 500, {}, patches=PATCHES), journal, Deaf())
     assert [kind for _, kind, _ in journal.entries] == ["rollback.intent"]
 

@@ -97,7 +97,7 @@ def test_its_own_rollback_is_undone_when_the_guard_refuses(paths: RunPaths) -> N
 def test_after_a_halt_a_persons_note_is_required(paths: RunPaths) -> None:
     spent = PROPOSAL | {"exhausted": ["3 rollbacks in the region of step 400 (budget 3)"]}
     Flight(paths, [(End(data=STOPPED), spent)]).fly()
-    with pytest.raises(Refusal, match="there is no note since"):
+    with pytest.raises(Refusal, match="nobody has written a note since"):
         Flight(paths, []).fly()
     with JournalWriter(paths) as writer:
         writer.append("note", title="looked: bad node, drained")

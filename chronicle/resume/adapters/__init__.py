@@ -1,4 +1,4 @@
-"""One file per framework: how the guard sees its saves, its loads and its optimizer steps. `guard` picks one of them.
+"""One file per framework: how the guard hooks into its saves, loads and optimizer steps. `guard` picks one of them.
 
 An adapter builds a `GuardSession` with a function that returns the objects in use, and calls its methods at a save, at a load
 and before a step. `torch.py` is the shortest example.

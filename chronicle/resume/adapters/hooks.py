@@ -89,7 +89,7 @@ class StepLog:
                 self._writer = MetricsWriter(self._path)
             self._writer.write(step, numbers)
         except OSError as problem:
-            print(f"chronicle: the per-step log stops here ({problem}); training goes on", file=sys.stderr, flush=True)
+            print(f"chronicle: the per-step log stops here ({problem}); training continues", file=sys.stderr, flush=True)
             self._path = None
 
     def close(self) -> None:

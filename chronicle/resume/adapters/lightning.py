@@ -1,4 +1,4 @@
-"""Lightning under guard: `Trainer(callbacks=[ChronicleCallback("tr-190")])`, or no line at all under `chronicle run`.
+"""Lightning under guard: `Trainer(callbacks=[ChronicleCallback("tr-190")])`; automatic under `chronicle run`.
 
 A Lightning checkpoint is one file, so the description of memory is stored inside it, as this callback's state. Generators are
 not part of Lightning's checkpoints and are not compared. The entry point `lightning.pytorch.callbacks_factory` needs no line.

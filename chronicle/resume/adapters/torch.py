@@ -1,4 +1,4 @@
-"""Plain torch under guard: `run = chronicle.attach("tr-190", model, optimizer, scheduler)`, and no other line.
+"""Plain torch under guard: one line, `run = chronicle.attach("tr-190", model, optimizer, scheduler)`.
 
 The description of memory is stored in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores
 it on load), and so in whatever file the script writes. Torch's own hooks tell the guard of a save (`state_dict`), a resume

@@ -176,8 +176,8 @@ def forecast_cause(expected: Expectation, found: Memory) -> str:
     if restarted:
         return restarted
     if expected.memory and [s.unit for s in expected.memory.schedulers] != [s.unit for s in found.schedulers]:
-        return "the scheduler advances at another speed: the number of processes changed"
-    return "the schedule has another shape than at save: other arguments (warm-up, horizon), class, or bound optimizer"
+        return "the scheduler advances at a different speed: the number of processes changed"
+    return "the schedule differs from the one at the save: other arguments (warm-up, horizon), class, or bound optimizer"
 
 
 def _restarted_scheduler(memory: Memory | None, schedulers: Sequence[Scheduler]) -> str:
@@ -200,7 +200,7 @@ def position_cause(saved: Scheduler, own: Scheduler) -> str:
         if own.last_epoch in (saved.last_epoch * factor, saved.last_epoch // factor):
             return f"off by a factor of {factor}: stepped twice, or counted in another number of processes"
     if abs(own.last_epoch - saved.last_epoch) <= saved.unit:
-        return "stepped once too often or too seldom around the save or the load"
+        return "stepped once too often or once too few around the save or the load"
     return "state of another step was loaded"
 
 

@@ -145,7 +145,7 @@ def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> I
                 saved.unit,
                 own.unit,
                 f"{where}: scheduler steps per optimizer step",
-                "the number of processes changed, so the schedule would run at another speed",
+                "the number of processes changed, so the schedule would run at a different speed",
             )
 
 
@@ -176,7 +176,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
             memory.order,
             found.order,
             "positions in the optimizer against positions in the model",
-            "the optimizer was built over the parameters in another order: each gets the moments of another",
+            "the optimizer was built over the parameters in another order: each parameter gets the moments of another one",
         )
     if len(memory.groups) != len(found.groups):
         return
@@ -330,7 +330,7 @@ def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
                 expected=f"step +{step}: {points[bad]:.6g}",
                 found=f"step +{step}: {own_points[bad]:.6g}",
                 where=f"function of scheduler {index} ({own.name})",
-                cause="same LR for now, another one later: the schedule was built with another length; "
+                cause="the LR is equal now and differs later: the schedule was built with another length; "
                 'if that is intended, accept "schedule: why"',
             )
             break
@@ -371,7 +371,7 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         yield equal("buffers", "M1", saved.buffers, loaded.buffers, where, cause)
     if memory.frozen and found.frozen and not expected.accepts("frozen_parameters"):
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
-        where, cause = "requires_grad", "other layers are trained than before"
+        where, cause = "requires_grad", "the set of trained layers changed"
         yield equal("frozen parameters", "M3", memory.frozen, own, where, cause)
     for name, digest in memory.objects.items():
         own = loaded.objects.get(name, "")

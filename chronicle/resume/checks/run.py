@@ -80,7 +80,7 @@ def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) ->
                 expected="the manifest that is written at the end of every save",
                 found="none",
                 where=str(root),
-                cause="the save was cut short, or the manifest was removed",
+                cause="the save was interrupted, or the manifest was removed",
             )
         )
     if history.open_intent:
@@ -110,7 +110,7 @@ def check_contract(
             expected=contract.checkpoint,
             found=str(root),
             where=f"contract of rollback {contract.rollback}",
-            cause="the launch resumes from another checkpoint than the one that was rolled back to",
+            cause="the launch resumes from a checkpoint that is not the target of the rollback",
         )
     ]
 
@@ -133,7 +133,7 @@ def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contr
             expected=f"step {saved}: {path}",
             found=f"step {step}: {root}",
             where="checkpoints in the journal",
-            cause="a pointer that is stale, or names sorted as text; to go back on purpose: "
+            cause="the pointer is stale, or checkpoint names were sorted as text; to go back on purpose: "
             f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
         )
     ]
@@ -160,7 +160,7 @@ def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | 
 
 
 def check_ranks(asked: int | None, world_size: int) -> list[Check]:
-    """PF04: as many ranks train together as the launcher was asked for.
+    """PF04: as many ranks train together as requested from the launcher.
 
     `accelerate launch --cpu --num_processes 2` silently starts one.
     """
@@ -170,7 +170,7 @@ def check_ranks(asked: int | None, world_size: int) -> list[Check]:
         failed(
             "ranks",
             "PF04",
-            expected=f"{asked}, as the launcher was asked for",
+            expected=f"{asked}, as requested from the launcher",
             found=f"{world_size} in the process group",
             where="this launch",
             cause='the launcher started fewer, or the process group was never formed; --accept-change "world_size: why"',

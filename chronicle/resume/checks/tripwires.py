@@ -129,8 +129,8 @@ def _same(a: LrRow, b: LrRow) -> bool:
 
 def _cause(expected: LrRow, found: LrRow) -> str:
     if all(f < e for e, f in zip(expected, found, strict=False)):
-        return "LR below the forecast: the schedule starts again, or its counter was not restored"
-    return "LR off the forecast: something other than the restored scheduler sets it"
+        return "the LR is below the forecast: the schedule started again, or its counter was not restored"
+    return "the LR differs from the forecast: something other than the restored scheduler sets it"
 
 
 # ---- from the per-step log alone: step, LR and loss of a restart -----------------------------------------------------
@@ -188,9 +188,9 @@ def _lr(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow], ratio: float) 
         fell = now * limit < last
         # a schedule may fall in steps; one that falls and then rises has started again (seed exp9)
         if fell and max(curve[index + 1 :]) > now:
-            cause = "the schedule started again: far below its last value, and rising"
+            cause = "the LR is far below its last value and rises: the schedule started again"
         elif index == 0 and (fell or last * limit < now):
-            cause = "the LR was not restored, or set again by the script"
+            cause = "the LR was not restored, or the script set it again"
         else:
             continue
         return [
@@ -214,7 +214,7 @@ def _loss(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow]) -> list[Chec
     if abs(found - centre) <= FAR * scale:
         return []
     high = found > centre
-    cause = "state was lost: weights, moments or precision" if high else "suspiciously low: data is being repeated"
+    cause = "state was lost: weights, moments or precision" if high else "the loss is too low: data may be repeated"
     code, name = "L3" if high else "L4", "loss after the resume"
     return [
         failed(name, code, expected=f"{centre:.6g} ± {FAR * scale:.2g}", found=f"{found:.6g}", where="log", cause=cause)

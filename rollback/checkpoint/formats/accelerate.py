@@ -161,7 +161,7 @@ def _gaps(files: Sequence[StateFile], role: Role, stem: str) -> list[Finding]:
     pattern = re.compile(re.escape(stem).replace(r"\{\}", r"(\d+)"))
     numbers = {int(found[1]) for file in files if (found := pattern.fullmatch(file.path.rpartition("/")[2]))}
     highest = max(numbers, default=-1)
-    what = f"it is number {{}} of 0–{highest}, of which {len(numbers)} are there"
+    what = f"it is number {{}} of 0–{highest}, and only {len(numbers)} exist"
     return list(gaps(numbers, stem.format, what.format, highest))
 
 

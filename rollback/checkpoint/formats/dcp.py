@@ -1,4 +1,4 @@
-"""torch Distributed Checkpoint directories: torchtitan's `step-N`, and those of any other app.
+"""torch Distributed Checkpoint directories: `step-N` of torchtitan, and directories that other programs write.
 
 The app decides the structure of the state, so schedulers and optimizers are found by their keys. Numbers may be spread
 over several `.distcp` files; `located` says which file holds a field. `.metadata` is written last: without it the save
@@ -101,7 +101,7 @@ def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
     names = {file.path.rpartition("/")[2] for file in files if file.path.rpartition("/")[0] == folder}
     found = []
     if METADATA_NAME not in names:
-        found.append((METADATA_NAME, "it is written last: the save was cut off"))
+        found.append((METADATA_NAME, "it is written last, so the save was interrupted"))
     if not any(_PART.fullmatch(name) for name in names):
         found.append(("__0_0.distcp", "no part holds any data"))
     return [missing_file(name, why, f"{folder}/{name}" if folder else name) for name, why in found]

@@ -154,8 +154,8 @@ def _other_step(first: Mapping[str, int | float], other: Mapping[str, int | floa
             check="F4",
             severity=Severity.ERROR,
             path=file.path,
-            message=f"global_steps is {other.get('global_steps')}, rank 0 says {first.get('global_steps')}: "
-            "a part of another checkpoint",
+            message=f"global_steps is {other.get('global_steps')}, rank 0 has {first.get('global_steps')}: "
+            "this file belongs to another checkpoint",
             remedy=WRONG_FILE,
         )
     ]
@@ -173,7 +173,7 @@ def _rank_count(
         found.append((f"{len(optims)} optimizer parts", f"{dp} data-parallel × {mp} model-parallel ranks ran"))
     expected = dp * mp if stage == 3 else mp
     if len(models) != expected:
-        found.append((f"{len(models)} model states", f"{expected} were expected from {dp}×{mp} ranks"))
+        found.append((f"{len(models)} model states", f"{dp}×{mp} ranks write {expected}"))
     return [
         Finding(
             check="F2",

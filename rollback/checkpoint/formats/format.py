@@ -118,7 +118,7 @@ def pointer_findings(folder: Path, tag: str | None, where: str, name: str = "lat
     elif not named:
         message = "is empty: a write was lost"
     elif "/" in named or named in (".", "..") or not (folder / named).is_dir():
-        message = f"names `{named[:80]}`, which is no directory beside it"
+        message = f"names `{named[:80]}`, which is not a directory beside it"
     elif (folder / named).is_symlink():
         message = f"names `{named}`, a symbolic link: it may lead out of the checkpoints"
     else:
