@@ -263,7 +263,7 @@ def test_a_plan_is_refused_when_its_files_changed_since(tmp_path: Path) -> None:
     made = replace(plan(RollbackRequest(step=500)), inputs=read_inputs(tmp_path, ["optimizer.bin"]), root=str(tmp_path))
     refuse_stale(made, tmp_path)
     state.write_bytes(b"two")
-    with pytest.raises(PlanRefused, match="changed since the plan was made"):
+    with pytest.raises(PlanRefused, match="changed after the plan was made"):
         refuse_stale(made, tmp_path)
     state.unlink()
     with pytest.raises(PlanRefused, match="was removed after the plan was made"):

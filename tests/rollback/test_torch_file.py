@@ -300,7 +300,7 @@ def test_record_names_that_no_writer_makes_are_refused(tmp_path: Path, name: str
     path = tmp_path / "s.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(name, b"x")
-    with path.open("rb") as file, pytest.raises(UnreadableFile, match="no checkpoint writer makes"):
+    with path.open("rb") as file, pytest.raises(UnreadableFile, match="no known writer uses such a name"):
         read_layout(file.fileno(), 0, path.stat().st_size)
 
 
