@@ -81,7 +81,9 @@ def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
     if statement.kind is Topic.INTENT:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "a plan or a target is not an event")
     if statement.kind is Topic.DENIAL:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, "records show what was done; a negative statement cannot be verified")
+        return _answer(
+            statement, ClaimVerdict.UNSUPPORTED, "records show what was done; a negative statement cannot be verified"
+        )
     if statement.kind is Topic.OTHER:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "no record can confirm or contradict this number")
     if statement.kind is Topic.DURATION:

@@ -72,7 +72,8 @@ def verify_shards(
 def usage(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
     """Show the data that the lineage read.
 
-    It shows repeats and skips of each restart, and unseen data. With `chronicle.data.observe` it shows samples, repeats and shares of each launch.
+    It shows repeats and skips of each restart, and unseen data. With `chronicle.data.observe` it shows samples, repeats
+    and shares of each launch.
 
     Example: chronicle data usage --run demo
     """

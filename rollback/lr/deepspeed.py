@@ -225,7 +225,8 @@ def plan_config(file: ConfigFile | None, recorded: Mapping[str, Any], scale: flo
     config = _parsed(file)
     if scheduler_type(config) != kind:
         raise PlanRefused(
-            f"`{file.path}` ({file.origin}) names the scheduler {scheduler_type(config)}, but the checkpoint was made with {kind}",
+            f"`{file.path}` ({file.origin}) names the scheduler {scheduler_type(config)}, "
+            f"but the checkpoint was made with {kind}",
             remedy=f"name the config of the next launch with {_OPTION}",
         )
     edits = tuple(_edit(file, config, keys, after) for keys, (_, after) in wanted.items())
@@ -299,7 +300,9 @@ def _edit(file: ConfigFile, config: Mapping[str, Any], keys: Keys, after: float)
             remedy=f"give the trainer {after:.10g} (`learning_rate` of a Trainer, `lr` of the optimizer under Accelerate)",
         )
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PlanRefused(f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number")
+        raise PlanRefused(
+            f"`{_dotted(keys)}` in `{file.path}` is {value!r}, expected a number", remedy="write the LR as a number"
+        )
     return FieldEdit(file=file.path, keys=keys, before=value, after=after)
 
 
@@ -309,7 +312,8 @@ def _notes(file: ConfigFile, config: Mapping[str, Any], recorded: Mapping[str, A
         for name in sorted({*now, *then} if now or then else ()):
             if name in now and name in then and now[name] not in ("auto", then[name]):
                 yield (
-                    f"`{section}.params.{name}` is {now[name]!r} in `{file.path}`, but the checkpoint was made with {then[name]!r}"
+                    f"`{section}.params.{name}` is {now[name]!r} in `{file.path}`, "
+                    f"but the checkpoint was made with {then[name]!r}"
                 )
 
 

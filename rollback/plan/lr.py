@@ -106,7 +106,9 @@ def _scale_of(request: RollbackRequest, optimizers: Sequence[OptimizerState]) ->
     if request.lr is None:
         return request.lr_scale
     if not optimizers:
-        raise PlanRefused("--lr: the optimizer states of this checkpoint hold no LR", remedy="set the LR in the training script")
+        raise PlanRefused(
+            "--lr: the optimizer states of this checkpoint hold no LR", remedy="set the LR in the training script"
+        )
     values = {
         float(need_plain_number(group["lr"], file=optimizer.file, keys=("param_groups", index, "lr")))
         for optimizer in optimizers

@@ -79,7 +79,10 @@ def test_accelerate_launch_with_cpu_is_refused_where_it_starts_fewer(tmp_path: P
     for name, launcher in {"flag": (*LAUNCH, "--cpu", "--num_processes", "2"),
                            "file": ("accelerate", "launch", "--config_file", str(tmp_path / "cpu.yaml"))}.items():
         done = _train(tmp_path / name, *launcher)
-        assert done.returncode == 1 and done.stderr.count("error: `accelerate launch --cpu` started one process although several") == 1
+        assert (
+            done.returncode == 1
+            and done.stderr.count("error: `accelerate launch --cpu` started one process although several") == 1
+        )
         assert "hint: start with `torchrun --nproc_per_node N" in done.stderr and "step 1/" not in done.stdout
     done = _train(tmp_path / "one", *LAUNCH, "--cpu", "--num_processes", "1")
     assert done.returncode == 0 and "finished after step 8" in done.stdout, done.stderr[-2000:]

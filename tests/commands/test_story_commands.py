@@ -273,7 +273,7 @@ def test_what_the_detector_and_a_proposal_said_is_told_in_sentences(tmp_path: Pa
     page = run.paths.chronicle_md.read_text()
     seen = "level-shift on loss, grad_norm, onset at step 302 (at the earliest 299), alarm at 303, peak +0.5213 (17.98 σ)"
     assert f"**Measured.** {seen} at 306" in page and "onset_row" not in page
-    assert f"**Proposed.** `{command}` gives up 134 steps" in page and "**Reasons.** the \\*lr\\* rose" in page
+    assert f"**Proposed.** `{command}` discards 134 steps" in page and "**Reasons.** the \\*lr\\* rose" in page
     assert "**Alternatives.** to 150 of launch 1 (184 steps)" in page
 
 

@@ -30,7 +30,7 @@ def test_no_launch_starts_while_a_transaction_is_open(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "demo")
     with JournalWriter(paths) as writer:
         intent = writer.append(EntryKind.ROLLBACK_INTENT, title="begins")
-        with pytest.raises(LaunchRefused, match=f"rollback {intent.id} of run `demo` was begun and not finished"):
+        with pytest.raises(LaunchRefused, match=f"rollback {intent.id} of run `demo` was started and not finished"):
             ensure_startable(paths, read_journal(paths), now=0.0, force="never mind")
         writer.append(EntryKind.ROLLBACK_RECEIPT, refs=(intent.id,), data={"intent": intent.id})
     ensure_startable(paths, read_journal(paths), now=0.0)

@@ -169,7 +169,7 @@ def test_unknown_scheduler_class_is_refused_for_an_lr_and_not_for_a_plain_rollba
 
 def test_deepspeed_scheduler_names_the_config() -> None:
     state = state_of(checkpoint(500), {"last_batch_iteration": 9})
-    with pytest.raises(PlanRefused, match="config of the next launch, and the checkpoint records none") as caught:
+    with pytest.raises(PlanRefused, match="config of the next launch, and the checkpoint records no scheduler") as caught:
         plan(RollbackRequest(step=500, lr_scale=0.5), state=state)
     assert "DeepSpeed config" in (caught.value.remedy or "")
     recorded = {"scheduler": {"type": "WarmupCosineLR", "params": {}}, "optimizer": {"params": {"lr": 1e-3}}}
