@@ -196,7 +196,7 @@ def test_a_guard_that_is_off_says_what_it_leaves_undone(
     told = OnAccelerate(run_dir, honours=("skip",)).load(root / "opt_step-5").train(5, 1)
     assert lrs(told) == pytest.approx([scheduled(5)])
     said = capsys.readouterr().err
-    assert "switched off: warmup of rollback" in said and "skip" not in said
+    assert "the guard is off: warmup of rollback" in said and "skip" not in said
     assert verdicts(run_dir)[-1]["verdict"] == "off"
 
 

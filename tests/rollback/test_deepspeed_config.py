@@ -94,7 +94,7 @@ def _changed(**params: Any) -> dict[str, Any]:
         (_changed(warmup_max_lr="auto"), RECORDED, r'warmup_max_lr` in `/conf/ds.json` is "auto"', "give the trainer 0.0005"),
         (_changed(), RECORDED, "does not contain `scheduler.params.warmup_max_lr`", "write .* with 0.0005"),
         (_changed(warmup_max_lr="1e-3"), RECORDED, "expected a number", None),
-        ({"optimizer": {}}, RECORDED, "names the scheduler None, but the checkpoint was made with WarmupLR", "--deepspeed-config"),
+        ({"optimizer": {}}, RECORDED, "None, but the checkpoint was made with WarmupLR", "--deepspeed-config"),
         ('{"scheduler": 1, // mine\n}', RECORDED, "not plain JSON", "without comments"),
         (RECORDED, {}, "the checkpoint records no scheduler", "by hand"),
         (
