@@ -23,6 +23,7 @@ from chronicle.journal.events import (
     events_of,
     read,
 )
+from chronicle.story.plain import format_when
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class CheckpointVerdict:
 
     @property
     def when(self) -> str:
-        """Day and minute in UTC, for messages."""
-        return self.ts[:16].replace("T", " ")
+        """Day and minute with the offset from UTC, for messages."""
+        return format_when(self.ts)
 
     @property
     def sound(self) -> bool:

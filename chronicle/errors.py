@@ -10,7 +10,7 @@
 Packages define their own subclasses.
 """
 
-__all__ = ["ChronicleError", "DataError", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
+__all__ = ["ChronicleError", "DataError", "Declined", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
 
 
 class ChronicleError(Exception):
@@ -22,6 +22,10 @@ class ChronicleError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+
+
+class Declined(Exception):
+    """The user answered no: nothing was changed, which is no error."""
 
 
 class UsageProblem(ChronicleError):

@@ -18,12 +18,14 @@ __all__ = ["Settings", "load_settings"]
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
-KEYS = PATH_KEYS + TEXT_KEYS
+SWITCHES = ("utc",)
+KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES
 VARIABLES = {
     "logs": "CHRONICLE_LOGS",
     "run": "CHRONICLE_RUN",
     "checkpoints": "CHRONICLE_CHECKPOINTS",
     "mlflow_uri": "CHRONICLE_MLFLOW_URI",
+    "utc": "CHRONICLE_UTC",
 }
 
 
@@ -36,6 +38,7 @@ class Settings:
     checkpoints_dir: Path | None
     mlflow_uri: str | None = None
     deepspeed_config: Path | None = None  # config of the next launch; a rollback edits its LRs too
+    utc: bool = False  # times are shown in UTC, not in the local time zone
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,6 +100,7 @@ def load_settings(
         checkpoints_dir=None if values.get("checkpoints") is None else Path(values["checkpoints"]),
         mlflow_uri=values.get("mlflow_uri"),
         deepspeed_config=values.get("deepspeed_config"),
+        utc=values.get("utc") in (True, "1", "true", "yes"),
         hooks=hooks,
         origin=origin,
     )
@@ -141,10 +145,15 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _checked(table: Any, path: Path) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in KEYS:
             raise SettingsError(f"unknown setting `{key}` in `{path}`: expected one of {', '.join(KEYS)}")
+        if key in SWITCHES and isinstance(value, bool):
+            values[key] = value
+            continue
+        if key in SWITCHES:
+            raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected true or false")
         if not isinstance(value, str):
             raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected a string")
         values[key] = path.parent / value if key in PATH_KEYS else value

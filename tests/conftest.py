@@ -5,6 +5,7 @@ on one worker, because they may share a fixture, and so do the files of one grou
 """
 
 import os
+import time
 import zlib
 from typing import Any
 
@@ -14,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+os.environ["TZ"] = "UTC"  # times are shown in the local zone
+time.tzset()
 
 GIB = 1 << 30
 # Tests that take more than one core, or time limits that another such test would break; a folder or a file of `tests/`.

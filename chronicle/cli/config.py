@@ -37,6 +37,7 @@ def show_settings(
         "checkpoints": _path_text(settings.checkpoints_dir),
         "mlflow_uri": settings.mlflow_uri,
         "deepspeed_config": _path_text(settings.deepspeed_config),
+        "utc": "true" if settings.utc else None,
         **{key: settings.hooks.get(key) for key in ("on_notice", "on_warn", "on_propose")},
     }
     origin = {key: settings.origin.get(key, "default") for key in values}

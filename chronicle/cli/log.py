@@ -228,7 +228,7 @@ def show(
 
 def _entry_lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:
     yield f"{plain(entry.kind)} {plain(entry.id)}"
-    yield f"when    {plain(entry.ts)}"
+    yield f"when    {format_when(entry.ts)}"
     if entry.launch is not None or entry.step is not None:
         launch = "" if entry.launch is None else f"launch {entry.launch}"
         step = "" if entry.step is None else f"step {entry.step}"

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from chronicle.cli.options import CommandResult, ExitCode
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, Declined
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 
@@ -227,6 +227,9 @@ def _explain(problem: BaseException) -> int:
         return problem.code if isinstance(problem.code, int) else ExitCode.ERROR
     if isinstance(problem, KeyboardInterrupt) or type(problem).__name__ == "Abort":
         return _say("interrupted", None, ExitCode.INTERRUPTED)
+    if isinstance(problem, Declined):
+        print("nothing was changed", file=sys.stderr)
+        return ExitCode.DONE
     if isinstance(problem, ChronicleError):
         return _say(problem.message, problem.remedy, problem.exit_code)
     if isinstance(problem, RollbackError):

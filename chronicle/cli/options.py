@@ -5,7 +5,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -28,6 +28,7 @@ __all__ = [
     "RunOption",
     "YesOption",
     "given_flags",
+    "nearest_runs",
     "need_run",
     "settings_from",
     "settings_with_checkpoints",
@@ -62,7 +63,11 @@ def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
 
 def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:
     """The settings of this command: from files, environment variables and these flags."""
-    return load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
+    settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
+    from chronicle.story.plain import show_utc
+
+    show_utc(settings.utc)
+    return settings
 
 
 # --- The result of a command
@@ -96,15 +101,48 @@ class CommandResult:
 
 
 def need_run(settings: Settings) -> Settings:
-    """Return the settings; raises `ChronicleError` when the user named a run that does not exist."""
-    if settings.paths.run_dir.is_dir() or settings.origin.get("run") == "name of the working directory":
+    """Return the settings; raises `ChronicleError` when there is no such run, with the nearest runs when none was named."""
+    if settings.paths.run_dir.is_dir():
         return settings
+    if settings.origin.get("run") == "name of the working directory":
+        near = nearest_runs(Path.cwd())
+        hint = "start one with `chronicle init` or `chronicle run -- …`"
+        if near:
+            first = f"--logs {shlex.quote(os.path.dirname(near[0]))} --run {os.path.basename(near[0])}"
+            hint = f"nearest: {', '.join(f'`{path}`' for path in near)}; name one with {first}"
+        raise ChronicleError(f"no journal here: `{settings.logs_dir}` holds no run", hint)
     known = sorted(p.parent.name for p in settings.logs_dir.glob("*/journal") if p.is_dir())
     found = ", ".join(known[:8]) if known else "no run at all"
     raise ChronicleError(
         f"no run `{settings.run}` (from {settings.origin.get('run', 'default')}) in `{settings.logs_dir}`: found {found}",
         "name another with --run NAME, or start it with `chronicle init` or `chronicle run -- …`",
     )
+
+
+def nearest_runs(here: Path, most: int = 3) -> list[str]:
+    """Run directories with a journal in children, parents and siblings, as paths relative to `here`; the nearest first."""
+    found: dict[str, None] = {}
+    for directory, pattern in _near(here):
+        try:
+            for journal in sorted(directory.glob(pattern)):
+                if journal.is_dir():
+                    found[os.path.relpath(journal.parent, here)] = None
+                if len(found) >= most:
+                    return list(found)
+        except OSError:
+            continue  # a directory that may not be listed
+    return list(found)
+
+
+def _near(here: Path) -> Iterator[tuple[Path, str]]:
+    """(directory, pattern of journals below it): here, then each parent (three of them) and its other children."""
+    yield here, "*/journal"  # inside a `logs` directory
+    yield here, "*/logs/*/journal"
+    for parent in list(here.parents)[:3]:
+        if parent != Path(parent.anchor):
+            yield parent, "journal"
+            yield parent, "logs/*/journal"
+            yield parent, "*/logs/*/journal"
 
 
 # --- The checkpoints directory, from settings or from the journal
@@ -142,7 +180,7 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
 
     try:
         roots = [Path(root) for root in anchors_of(paths).roots]
-        roots = roots or find_checkpoint_roots(read_journal(paths).of_kind(EntryKind.CHECKPOINT), None, Path.cwd())
+        roots = roots or [*find_checkpoint_roots(read_journal(paths).of_kind(EntryKind.CHECKPOINT), None, Path.cwd())]
     except (ChronicleError, OSError):
         return []  # the command that reads the journal reports what is wrong with it
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))

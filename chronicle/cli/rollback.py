@@ -26,7 +26,7 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import OpenedRun, apply_and_report, open_run, read_every_byte
+from chronicle.cli.transaction import OpenedRun, apply_and_report, has_guard, open_run, read_every_byte
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import (
@@ -151,15 +151,15 @@ def rollback(
         if plan_out is not None:
             _write_plan(plan, plan_out)
         if only_look:
-            return _shown(plan, plan_out)
+            return _shown(plan, plan_out, guarded=has_guard(plan, opened.journal))
         return apply_and_report(plan, opened, yes=yes)
 
 
-def _shown(plan: Plan, written: Path | None) -> CommandResult:
+def _shown(plan: Plan, written: Path | None, *, guarded: bool) -> CommandResult:
     talk = (
         "nothing was changed" if written is None else f"plan written to {written}; apply it with `chronicle apply`"
     )
-    return CommandResult(text=format_plan(plan), data=plan.to_json() | {"digest": plan.digest}, talk=(talk,))
+    return CommandResult(text=format_plan(plan, guarded=guarded), data=plan.to_json() | {"digest": plan.digest}, talk=(talk,))
 
 
 def _target(text: str) -> tuple[int, int | None, str | None, Path | None]:

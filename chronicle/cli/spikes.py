@@ -15,6 +15,7 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     given_flags,
+    need_run,
     settings_with_checkpoints,
 )
 from chronicle.errors import Refusal, UsageProblem
@@ -70,7 +71,7 @@ def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
 def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
     """Scan each name: an existing file, else a run. Without a name, scan the run of this directory."""
     if not names:
-        settings = settings_with_checkpoints(run, logs, checkpoints)
+        settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
         return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))]
     scans = []
     for name in names:
@@ -151,7 +152,7 @@ def propose_rollback(
 
     Example: chronicle propose --run tr-190-80b
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
     damage = find_damage(settings.paths, read_journal(settings.paths))
     if damage:
         raise Refusal(describe_damage(settings.paths, damage), "`chronicle audit` lists it all; restore it from a backup")

@@ -66,6 +66,9 @@ def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, now: f
     yield from _values(story.headline)
     yield from _lr(story, lr)
     yield _row("checkpoint", _checkpoint(story.last_checkpoint, verdict))
+    if story.last_checkpoint is None and story.launches and all(launch.verdict is None for launch in story.launches):
+        yield "hint: without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
+        yield "      `chronicle verify --checkpoints DIR`, or `checkpoints = \"DIR\"` in chronicle.toml"
     yield from _guard(story)
     yield from _open(story)
     if story.problems:

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from chronicle.cli.options import CommandResult
-from chronicle.errors import ChronicleError, JournalError, Refusal, UsageProblem
+from chronicle.errors import ChronicleError, Declined, JournalError, Refusal, UsageProblem
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
     EVENTS,
@@ -41,6 +41,7 @@ from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
+from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
@@ -59,6 +60,7 @@ __all__ = [
     "byte_progress",
     "closed_intents",
     "find_undoable",
+    "has_guard",
     "open_run",
     "read_every_byte",
     "read_sound_journal",
@@ -182,7 +184,7 @@ def unfinished(intent: Entry) -> IntentOpen:
     verb = intent.kind.partition(".")[0]
     step = "" if intent.step is None else f" to step {intent.step}"
     return IntentOpen(
-        f"{verb}{step} of {intent.ts[:19]} is not finished ({intent.id})",
+        f"{verb}{step} of {format_when(intent.ts)} is not finished ({intent.id})",
         "finish or revert it with `chronicle recover`",
     )
 
@@ -281,7 +283,7 @@ def find_undoable(entries: Sequence[Entry], wanted: str | None = None) -> Entry 
 
 def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResult:
     """Show the plan, ask on a terminal, apply it. Raises `UsageProblem` before any change when nobody can be asked."""
-    text = format_plan(plan)
+    text = format_plan(plan, guarded=has_guard(plan, opened.journal))
     if not plan.changes_anything:
         done = f"already at step {plan.step}: nothing to change"
         return CommandResult(text=done, data=plan.to_json() | {"changed": False})
@@ -303,6 +305,14 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
     return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
 
 
+def has_guard(plan: Plan, journal: Journal) -> bool:
+    """Whether a guard recorded the checkpoint or a launch of this run, so that one will check the next launch."""
+    if any(True for _ in journal.of_kind(EntryKind.GUARD_ATTACHED, EntryKind.GUARD_VERDICT, EntryKind.GUARD_SAVED)):
+        return True
+    manifest = read_manifest(Path(plan.source)) if plan.has_manifest else None
+    return bool(manifest is not None and manifest.memory)
+
+
 def _identity_of(plan: Plan) -> Mapping[str, Any]:
     """What the target's manifest says that it is: id, run, launch and step of its save; empty where it says nothing."""
     manifest = read_manifest(Path(plan.source)) if plan.has_manifest else None
@@ -311,13 +321,14 @@ def _identity_of(plan: Plan) -> Mapping[str, Any]:
 
 
 def agree(question: str, text: str, *, yes: bool) -> None:
-    """Show `text` and ask; raises `UsageProblem` without a terminal and `typer.Abort` when the answer is no."""
+    """Show `text` and ask; raises `UsageProblem` without a terminal and `Declined` when the answer is no."""
     if yes:
         return
     print(text, file=sys.stderr)
     if not sys.stdin.isatty():
         raise UsageProblem("no terminal to ask on: nothing was changed", "repeat with --yes to go on without asking")
-    typer.confirm(question, abort=True, err=True)
+    if not typer.confirm(question, err=True):
+        raise Declined
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from chronicle.cli.options import (
 from chronicle.cli.transaction import agree, find_undoable, open_run, uninterrupted
 from chronicle.journal import Entry
 from chronicle.journal.events import RollbackReceipt, find_open_transaction
+from chronicle.story.plain import format_when
 from rollback.transaction.apply import newer_checkpoints
 from rollback.transaction.protocol import Receipt, recover_change, undo_change
 
@@ -65,7 +66,7 @@ def undo_rollback(
 
 
 def _describe(entry: Entry, receipt: RollbackReceipt, newer: tuple[str, ...]) -> str:
-    lines = [f"undo of {entry.title or 'rollback'} ({entry.id}, {entry.ts[:19]})", ""]
+    lines = [f"undo of {entry.title or 'rollback'} ({entry.id}, {format_when(entry.ts)})", ""]
     lines += [f"  restore     {file['path'] or receipt.entry}" for file in receipt.files]
     lines += [f"  move back   {name}" for name in receipt.abandoned]
     lines += [f"  pointer     {pointer['path']}" for pointer in receipt.pointers]

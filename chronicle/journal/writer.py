@@ -297,7 +297,8 @@ def _newest(directory: Path) -> tuple[int, dict[str, str]]:
 
     File times only select the files: a wrong one can affect the order of entries, not their number.
     """
-    highest, heads = 0, {}
+    highest = 0
+    heads: dict[str, str] = {}
     for _, path in heapq.nlargest(NEWEST_FILES, _written(directory)):
         milliseconds, digest = _last_line(path)
         highest = max(highest, milliseconds)

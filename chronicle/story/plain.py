@@ -5,9 +5,9 @@ Control characters and marks that change the direction of writing are shown as e
 
 import math
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
-__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block"]
+__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block", "show_utc"]
 
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -46,11 +46,33 @@ def format_factor(factor: float | None) -> str:
 
 
 def format_when(ts: str) -> str:
-    """`2026-05-18 14:25` in the writer's time zone; a text that is no timestamp is returned as it is."""
+    """`2026-05-18 14:25 +02:00` in the reader's time zone, or in UTC (`show_utc`); other text is returned as it is.
+
+    A time without an offset is shown without one.
+    """
     try:
-        return datetime.fromisoformat(ts).strftime("%Y-%m-%d %H:%M")
-    except ValueError:
+        moment = datetime.fromisoformat(ts)
+        if moment.tzinfo is None:
+            return moment.strftime("%Y-%m-%d %H:%M")
+        moment = moment.astimezone(UTC if _zone.utc else None)
+    except (ValueError, OverflowError, OSError):
         return plain(ts)
+    offset = moment.strftime("%z")
+    return f"{moment:%Y-%m-%d %H:%M} {offset[:3]}:{offset[3:5]}"
+
+
+class _Zone:
+    """The zone in which times are shown."""
+
+    utc = False
+
+
+_zone = _Zone()
+
+
+def show_utc(utc: bool) -> None:
+    """Show times in UTC from now on, or in the local time zone (setting `utc`, `CHRONICLE_UTC=1`)."""
+    _zone.utc = utc
 
 
 def format_age(seconds: float) -> str:

@@ -100,6 +100,14 @@ def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int 
     if found:
         return found[0]
     of_launch = f" of launch {launch}" if launch is not None else ""
+    others = [c for c in candidates if c.step == step]
+    if others:
+        known = sorted({c.launch for c in others if c.launch is not None})
+        where = f"in launch {', '.join(map(str, known))}" if known else "without a recorded launch"
+        way = f"{step}@{known[-1]}" if known else str(others[0].path)
+        raise CheckpointNotFound(
+            f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: --to {way}"
+        )
     raise CheckpointNotFound(f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}")
 
 

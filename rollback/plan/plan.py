@@ -287,12 +287,12 @@ _SHOWN_STEPS = 5
 _SHOWN_GROUPS = 3
 
 
-def format_plan(plan: Plan) -> str:
-    """The whole plan, one fact per line, without a final newline."""
-    return "\n".join(_lines(plan))
+def format_plan(plan: Plan, *, guarded: bool = False) -> str:
+    """The whole plan, one fact per line, without a final newline. `guarded`: a guard will check the next launch."""
+    return "\n".join(_lines(plan, guarded))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan, guarded: bool) -> Iterator[str]:
     launch = "" if plan.launch is None else f" of launch {plan.launch}"
     yield f"rollback of run {plan.run} to step {plan.step}{launch}"
     yield ""
@@ -312,7 +312,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield _row("abandon", f"{_count(plan.abandon, 'later checkpoint')}, moved to abandoned/, not deleted:")
         yield from (_row("", line) for line in _wrapped([later.name for later in plan.abandon]))
     yield _row("LR", _lr_sentence(plan))
-    yield from (_row("", line) for line in _forecast(plan))
+    yield from (_row("", line) for line in _forecast(plan, guarded))
     yield from (_row("data", line) for line in _data(plan))
     cost = _cost(plan)
     if cost:
@@ -372,11 +372,11 @@ def _lr_sentence(plan: Plan) -> str:
     return f"× {ratio:.10g} from the first step on, proved for {classes}"
 
 
-def _forecast(plan: Plan) -> Iterator[str]:
+def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:
     expected = plan.expected
     if expected.next_lrs is None:
         yield f"LRs of the next steps unknown: {expected.reason}"
-        yield f"first step: {_lrs(expected.lrs)}; the guard checks it"
+        yield f"first step: {_lrs(expected.lrs)}" + ("; the guard checks it" if guarded else "")
         return
     source = {
         Source.COMPUTED: "computed from the checkpoint",

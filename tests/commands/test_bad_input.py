@@ -33,10 +33,10 @@ def test_a_run_that_does_not_exist_is_an_error_with_the_candidates(tmp_path: Pat
     assert not (tmp_path / "logs" / "nope").exists()
 
 
-def test_read_commands_work_where_nothing_was_ever_initialised(chronicle: Cli) -> None:
+def test_read_commands_say_where_nothing_was_ever_initialised(chronicle: Cli) -> None:
     for words in (["status"], ["log"], ["log", "--graph"], ["audit"]):
         done = chronicle(*words)
-        assert done.code == 0
+        assert done.code == 1 and "no journal here" in done.err
         one_sentence(done)
 
 

@@ -183,10 +183,10 @@ def test_a_proposal_is_shown_with_its_exact_command_until_a_rollback_answers_it(
 def test_the_graph_of_the_toy_run(tmp_path: Path, chronicle: Cli) -> None:
     toy_run(tmp_path)
     expected = """\
-*    launch 2 · steps 6–8 · inferred · LR ×0.5 · loss 8.2 · ended with code 0 · 2026-05-18 14:36
+*    launch 2 · steps 6–8 · inferred · LR ×0.5 · loss 8.2 · ended with code 0 · 2026-05-18 14:36 +00:00
 g    guard passed: resume verified (step 5)  0000000B
 R    rollback to 5, LR ×0.5  00000009
-| x  launch 1 · steps 6–10 · abandoned · LR ×1 · loss 100 · ended by SIGINT · 2026-05-18 14:31
+| x  launch 1 · steps 6–10 · abandoned · LR ×1 · loss 100 · ended by SIGINT · 2026-05-18 14:31 +00:00
 | !  divergence from step 8  00000006
 | o  checkpoint 10
 |/

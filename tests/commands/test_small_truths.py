@@ -1,0 +1,127 @@
+"""Times with their offset, a directory without a run, a no at the prompt, and who will check the next launch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chronicle.checkpoints import CheckpointVerdict
+from chronicle.cli import transaction
+from chronicle.cli.options import nearest_runs
+from chronicle.cli.transaction import has_guard
+from chronicle.errors import Declined
+from chronicle.journal import read_journal
+from chronicle.story.plain import format_when, show_utc
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import select_checkpoint
+from rollback.errors import CheckpointNotFound
+from tests.builders.story_runs import StoryRun, toy_run
+from tests.commands.cli import Cli
+from tests.rollback.conftest import pristine
+
+__all__ = ["pristine"]
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A reader an hour or two east of UTC."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    show_utc(False)
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_people_read_local_times_with_their_offset(berlin: None, tmp_path: Path, chronicle: Cli) -> None:
+    assert format_when("2026-11-22T13:05:09.000+00:00") == "2026-11-22 14:05 +01:00"
+    assert format_when("2026-05-18T14:25:00+00:00") == "2026-05-18 16:25 +02:00"
+    assert format_when("2026-05-18T14:25:00") == "2026-05-18 14:25"  # nobody knows of which zone
+    verdict = CheckpointVerdict(entry_id="1", ts="2026-11-22T13:05:09+00:00", stamp="", full=True, passes=True)
+    assert verdict.when == "2026-11-22 14:05 +01:00"
+    toy_run(tmp_path)
+    assert "2026-05-18 16:26 +02:00" in chronicle("log").out
+    assert "+00:00" in chronicle("log", "--json").out and "+02:00" not in chronicle("log", "--json").out
+
+
+def test_a_setting_shows_utc(berlin: None, tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run(tmp_path)
+    (tmp_path / "chronicle.toml").write_text("utc = true\n")
+    assert "2026-05-18 14:26 +00:00" in chronicle("log").out
+    (tmp_path / "chronicle.toml").write_text("utc = 7\n")
+    assert "expected true or false" in chronicle("log").err
+    (tmp_path / "chronicle.toml").unlink()
+    assert "+02:00" in chronicle("log").out
+    monkeypatch.setenv("CHRONICLE_UTC", "1")
+    assert "2026-05-18 14:26 +00:00" in chronicle("log").out
+    assert "utc" in chronicle("config", "show").out
+
+
+@pytest.mark.parametrize("verb", ["status", "log", "spikes", "costs", "audit", "propose"])
+def test_a_directory_without_a_run_is_an_error_naming_the_nearest(tmp_path: Path, chronicle: Cli, verb: str) -> None:
+    toy_run(tmp_path / "work" / "a", "u")
+    here = tmp_path / "work" / "b"
+    here.mkdir()
+    missed = chronicle(verb, cwd=here)
+    assert missed.code == 1
+    assert "no journal here" in missed.err and "`../a/logs/u`" in missed.err
+    assert "--logs ../a/logs --run u" in missed.err
+    assert list(here.iterdir()) == []
+
+
+def test_at_most_three_runs_are_named(tmp_path: Path) -> None:
+    for name in "abcde":
+        toy_run(tmp_path / "work" / name, "u")
+    (tmp_path / "work" / "here").mkdir()
+    assert nearest_runs(tmp_path / "work" / "here") == ["../a/logs/u", "../b/logs/u", "../c/logs/u"]
+
+
+def test_a_step_of_another_launch_is_named() -> None:
+    found = [
+        Checkpoint(path=Path("c/opt_step-40"), step=40, step_source="name", format="deepspeed", files=(), launch=6)
+    ]
+    with pytest.raises(CheckpointNotFound, match="step 40 of launch 7: step 40 exists in launch 6") as missed:
+        select_checkpoint(found, 40, 7)
+    assert missed.value.remedy == "name it: --to 40@6"
+
+
+def test_no_at_the_prompt_changes_nothing_and_is_no_error(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_run(tmp_path)
+
+    def declined(*_: Any, **__: Any) -> None:
+        raise Declined
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    with pytest.raises(Declined):
+        transaction.agree("Apply?", "plan", yes=False)
+    monkeypatch.setattr("chronicle.cli.undo.open_run", declined)
+    answered = chronicle("undo")
+    assert (answered.code, answered.err) == (0, "nothing was changed\n")
+
+
+def test_plan_names_the_guard_only_where_there_is_one(tmp_path: Path) -> None:
+    class Plan:
+        has_manifest, source = False, ""
+
+    story = StoryRun(tmp_path)
+    story.start(1)
+    assert not has_guard(Plan(), read_journal(story.paths))  # type: ignore[arg-type]
+    story.add("guard.verdict", launch=1, data={"verdict": "passed", "checks": []})
+    assert has_guard(Plan(), read_journal(story.paths))  # type: ignore[arg-type]
+
+
+def test_run_without_a_guard_is_told_how_to_name_its_checkpoints(tmp_path: Path, chronicle: Cli) -> None:
+    story = StoryRun(tmp_path)
+    story.start(1)
+    story.end(1, 5)
+    shown = chronicle("status").out
+    assert "without a guard saves are not recorded" in shown and "--checkpoints DIR" in shown
+    story.add("guard.verdict", launch=1, data={"verdict": "passed", "checks": []})
+    assert "without a guard" not in chronicle("status").out
