@@ -17,6 +17,7 @@ from typing import Any
 from bit_transformer.errors import CannotResume
 from chronicle.journal import read_journal
 from chronicle.journal.events import RECEIPTS, CheckpointSaved, EntryKind
+from chronicle.journal.place import anchors_of
 from chronicle.paths import RunPaths
 from rollback.checkpoint.manifest import MANIFEST_NAME
 
@@ -118,7 +119,8 @@ def _read_contract(environ: Mapping[str, str]) -> dict[str, Any] | None:
         raise CannotResume(f"contract `{path}` cannot be read: {problem}") from problem
     if not isinstance(contract, dict) or contract.get("v") != 1 or not contract.get("checkpoint"):
         raise CannotResume(f"contract `{path}` does not have version 1 or does not name a checkpoint")
-    return contract
+    stored = contract.get("stored") or contract["checkpoint"]  # relative to the run: true after a move as well
+    return contract | {"checkpoint": anchors_of(RunPaths(path.parent)).resolve(stored)}
 
 
 def _state_directory(path: Path, root: Path) -> Path:

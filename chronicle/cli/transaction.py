@@ -92,6 +92,11 @@ class OpenedRun:
             return value
         return self.anchors.resolve(self.place.recorded_anchors.store(value))
 
+    def contract_form(self, contract: dict[str, Any]) -> dict[str, Any]:
+        """The contract with the target's identity, and its place relative to the run, which holds after a move."""
+        stored = self.anchors.store(contract["checkpoint"])
+        return contract | {"stored": stored, "identity": self.identity.get("id")}
+
     def refuse_outside(self, receipt: Entry) -> None:
         """Raise `Refusal` when a receipt names a directory that is not one of this run's own."""
         recorded, own = RollbackReceipt.of(receipt).root, str(self.root)
@@ -295,7 +300,7 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
             objects_dir=opened.paths.objects_dir,
             record=opened.record,
             contract_path=opened.paths.contract_path,
-            contract_form=lambda contract: opened.anchors.store(contract | {"identity": opened.identity.get("id")}),
+            contract_form=opened.contract_form,
         )
     talk = [f"new journal: {opened.paths.journal_dir}"] if opened.is_new else []
     talk += [receipt.left_over] if receipt.left_over else []

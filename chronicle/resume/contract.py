@@ -144,7 +144,8 @@ def load_contract(path: Path) -> Contract | None:
                 f"contract `{path}` has version {record.get('v')!r}: this program reads version {CONTRACT_VERSION}",
                 "use the `chronicle` that made the rollback, or a newer one",
             )
-        return _parse_contract(anchors_of(RunPaths(path.parent)).resolve(record))
+        stored = anchors_of(RunPaths(path.parent)).resolve(record.get("stored") or record["checkpoint"])
+        return _parse_contract(record | {"checkpoint": stored})
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ChronicleError(f"contract `{path}` is damaged: {problem}", "repeat the rollback") from problem
 
