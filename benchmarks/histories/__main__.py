@@ -2,13 +2,14 @@
 
 Launches, refusals, kills, side tries, re-used step numbers, rollbacks, undos, moves, copies and forks.
 
-Prints, per kind of launch record, how many exports, headlines and parents are equal to the truth.
+Prints, per kind of launch record, how many exports, headlines, parents and graphs are equal to the truth.
 A history without a guard counts as right when it is equal or says `inferred`. Exit code 5 when one is wrong.
 """
 
 import argparse
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -117,9 +118,20 @@ def compare(world: World) -> list[str]:
     head = world.present[-1] if world.present else (None, 0)
     if (status["launch"], status["step"] or 0) != head:
         wrong.append(f"headline: step {status['step']} of launch {status['launch']}; true: step {head[1]} of {head[0]}")
+    drawn = lane_0(world.command("log", "--graph", "-n", "0")[1])
+    if drawn != world.present:
+        wrong.append(f"graph: {spans(drawn)}; true: {spans(world.present)}")
     if inferred and not world.changed_neighbours() and not all(launch.guarded for launch in world.launches):
         return []
     return wrong
+
+
+def lane_0(graph: str) -> tuple[tuple[int, int], ...]:
+    """The (launch, step) pairs that stand on the graph's first lane as kept, in step order."""
+    found: list[tuple[int, int]] = []
+    for launch, first, last in re.findall(r"^\*[ |]* launch (\d+) · steps? (\d+)(?:–(\d+))?", graph, re.MULTILINE):
+        found += ((int(launch), step) for step in range(int(first), int(last or first) + 1))
+    return tuple(sorted(found, key=lambda pair: pair[1]))
 
 
 def spans(ancestry: tuple[tuple[int, int], ...]) -> str:
