@@ -30,7 +30,7 @@ from chronicle.journal import Entry
 from chronicle.journal.events import RECEIPTS, EntryKind, RollbackReceipt
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
-from rollback.disk.reading import read_bounded
+from rollback.disk.content import read_bounded
 from rollback.errors import PlanRefused
 from rollback.plan.plan import COMMENTS, VERSION, Plan, plan_digest
 from rollback.plan.request import RollbackRequest

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollback.disk.reading import disk_bytes
+from rollback.disk.content import disk_bytes
 from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
 from rollback.files.pickle_machine import Limits
 from rollback.files.pickle_values import Opaque, TensorRef

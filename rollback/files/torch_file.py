@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rollback.disk.reading import disk_bytes
+from rollback.disk.content import disk_bytes
 from rollback.errors import UnknownFormat, UnreadableFile
 from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
 from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef, decode_number, item_size

@@ -22,7 +22,7 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.disk.checksums import crc32_after
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.disk.objects import sha256_of
-from rollback.disk.reading import read_pointer
+from rollback.disk.content import read_pointer
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import read_state_file

@@ -37,7 +37,7 @@ from rollback.checkpoint.state import (
     scheduler_state,
     scheduler_unit,
 )
-from rollback.disk.reading import map_files
+from rollback.disk.content import map_files
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
 from rollback.findings import WRONG_FILE, Finding, Severity

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.state import CheckpointState
-from rollback.disk.reading import pointer_text
+from rollback.disk.content import pointer_text
 from rollback.errors import UnreadableFile
 from rollback.files.pickle_values import ArrayRef, TensorRef
 from rollback.files.torch_tree import TorchFile
