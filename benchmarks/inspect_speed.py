@@ -17,8 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import write_edited_copy
+from rollback.files.state_file import read_state_file, write_edited_copy
 from tests.builders.checkpoints import CheckpointFactory
 
 MAKE_LARGE = """

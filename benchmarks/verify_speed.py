@@ -22,7 +22,7 @@ from benchmarks.inspect_speed import MAKE_LARGE
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import write_manifest
 from rollback.checks.verify import verify_checkpoint
-from rollback.findings import Severity
+from rollback.errors import Severity
 
 
 def measured(path: Path, label: str) -> None:

@@ -28,7 +28,7 @@ from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
     from rollback.checkpoint.layout import Checkpoint
-    from rollback.findings import Finding
+    from rollback.errors import Finding
 
 __all__ = [
     "CheckpointVerdict",

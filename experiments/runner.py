@@ -32,8 +32,8 @@ from chronicle.journal.events import (
     StudyStop,
     events_of,
 )
+from chronicle.launch.admission import find_alive, list_launches
 from chronicle.launch.containment import die_with_parent
-from chronicle.launch.orphans import find_alive, list_launches
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
 from experiments.files import LEG_RESULT, StudyPaths, read_result

@@ -8,8 +8,7 @@ journal, no command line and no trainer; `chronicle` is built on it. `docs/libra
 
 from typing import TYPE_CHECKING, Any
 
-from rollback.errors import RollbackError
-from rollback.findings import Finding, Severity
+from rollback.errors import Finding, RollbackError, Severity
 
 if TYPE_CHECKING:
     from rollback.api import apply, plan_rollback, recover, undo, verify

@@ -28,8 +28,7 @@ from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import check_names, refuse_unusable, verify_checkpoint
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock
-from rollback.errors import IntentOpen, UnreadableFile
-from rollback.findings import Finding
+from rollback.errors import Finding, IntentOpen, UnreadableFile
 from rollback.plan.plan import Plan
 from rollback.plan.request import RollbackRequest
 from rollback.transaction.apply import apply_plan, newer_checkpoints, plan_from_disk

@@ -36,8 +36,7 @@ from chronicle.story.plain import format_age, plain
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import compare_manifest
-from rollback.errors import UnreadableFile
-from rollback.findings import Finding, Severity
+from rollback.errors import Finding, Severity, UnreadableFile
 
 __all__ = [
     "audit",

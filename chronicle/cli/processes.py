@@ -8,9 +8,16 @@ from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOptio
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import Swept
-from chronicle.launch.admission import close_lost_launches
+from chronicle.launch.admission import (
+    LaunchFacts,
+    LiveProcess,
+    ProcessRole,
+    close_lost_launches,
+    end_orphans,
+    find_alive,
+    list_launches,
+)
 from chronicle.launch.heartbeat import FRESH_SECONDS, read_heartbeats
-from chronicle.launch.orphans import LaunchFacts, LiveProcess, ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.provenance import host_name
 from chronicle.paths import RunPaths
 

@@ -37,6 +37,7 @@ from chronicle.journal.events import (
     events_of,
 )
 from chronicle.journal.events import read as read_event
+from chronicle.metrics.log import seconds_per_step
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import (
@@ -49,9 +50,8 @@ from rollback.checkpoint.manifest import read_manifest
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, check_names, refuse_unusable, verify_and_read
 from rollback.disk.durable import write_atomic
-from rollback.errors import AmbiguousStep, CheckpointNotFound, Incomplete
+from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, Severity
 from rollback.files.json_file import MAX_CHARACTERS
-from rollback.findings import Finding, Severity
 from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 from rollback.plan.plan import Plan, format_plan
@@ -331,19 +331,8 @@ def _cost(step: int, opened: OpenedRun) -> Cost:
     head = max([lineage.head_step, *(e.step for e in entries if e.kind == CheckpointSaved.KIND and e.step is not None)])
     if head <= step:
         return Cost()
-    pace = _seconds_per_step(opened, lineage.head_launch)
+    pace = seconds_per_step(opened.paths, lineage.head_launch)
     return Cost(steps=head - step, hours=None if pace is None else round((head - step) * pace / 3600, 2))
-
-
-def _seconds_per_step(opened: OpenedRun, launch: int | None) -> float | None:
-    if launch is None or not os.path.exists(opened.paths.metrics_path(launch)):
-        return None
-    from chronicle.metrics import read_metrics
-
-    points = [(p.step, p.time) for p in read_metrics(opened.paths.metrics_path(launch)) if p.time is not None]
-    if len(points) < 2 or points[-1][0] <= points[0][0]:
-        return None
-    return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
 
 
 # --- The DeepSpeed config of the next launch

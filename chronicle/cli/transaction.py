@@ -45,7 +45,7 @@ from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
-from rollback.disk.checksums import ByteProgress
+from rollback.disk.content import ByteProgress
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock
 from rollback.errors import IntentOpen, RollbackError, RunAlive

@@ -36,9 +36,8 @@ from rollback.checks.verify import (
     root_stray_findings,
     verify_checkpoint,
 )
-from rollback.disk.checksums import ByteProgress
-from rollback.errors import RollbackError, one_line
-from rollback.findings import Finding, Severity
+from rollback.disk.content import ByteProgress
+from rollback.errors import Finding, RollbackError, Severity, one_line
 from rollback.transaction.cleanup import (
     apply_quarantine,
     moves_from_json,

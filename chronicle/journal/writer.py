@@ -276,7 +276,7 @@ class JournalWriter:
 
 def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:
     """Copy a file into the run's object store; returns the record of evidence that an entry attaches."""
-    from rollback.disk.objects import ObjectStore, sha256_of  # most commands attach nothing
+    from rollback.disk.content import ObjectStore, sha256_of  # most commands attach nothing
     from rollback.errors import UnreadableFile
 
     if not source.is_file():

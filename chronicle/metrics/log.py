@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from chronicle.paths import RunPaths
+
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESERVED = frozenset(("step", "t"))
 
@@ -132,3 +134,13 @@ def read_metrics(path: str | os.PathLike[str]) -> Iterator[Point]:
             if point is not None:
                 row += 1
                 yield point
+
+
+def seconds_per_step(paths: RunPaths, launch: int | None) -> float | None:
+    """The mean pace of a launch in its per-step log; None without two points that have a time."""
+    if launch is None or not paths.metrics_path(launch).exists():
+        return None
+    points = [(point.step, point.time) for point in read_metrics(paths.metrics_path(launch)) if point.time is not None]
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chronicle.journal import Entry
 from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
-from chronicle.launch.orphans import find_alive, list_launches
+from chronicle.launch.admission import find_alive, list_launches
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
 from chronicle.preflight.results import CheckAnswer, CheckResult

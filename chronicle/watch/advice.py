@@ -31,8 +31,7 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from rollback.detect import Event
-from rollback.errors import RollbackError
-from rollback.findings import Severity
+from rollback.errors import RollbackError, Severity
 from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal, propose
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rollback.checkpoint.formats import FORMATS, find_format, format_named
+from rollback.checkpoint.formats import FORMATS
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover, scan_entries
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
@@ -27,6 +27,8 @@ __all__ = [
     "Role",
     "SchedulerState",
     "StateFile",
+    "find_format",
+    "format_named",
     "list_checkpoints",
     "list_newest_copies",
     "list_root_strays",
@@ -38,6 +40,16 @@ __all__ = [
 
 _ABANDONED_DIR = "abandoned"
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
+
+
+def find_format(name: str, entries: Sequence[DirectoryEntry]) -> CheckpointFormat | None:
+    """The first format that claims a directory called `name` with these entries, or None."""
+    return next((known for known in FORMATS if known.claims(name, entries)), None)
+
+
+def format_named(name: str) -> CheckpointFormat | None:
+    """The format with that name, or None."""
+    return next((known for known in FORMATS if known.name == name), None)
 
 
 def open_checkpoint(path: Path | str, *, count_steps: bool = True) -> Checkpoint:

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.errors import UnreadableFile
+from rollback.errors import Finding, UnreadableFile
 from rollback.files.pickle_values import Opaque, TensorRef
 from rollback.files.torch_tree import plain_number
-from rollback.findings import Finding
 
 Prefix = tuple[str | int, ...]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import OptimizerState, as_mapping
-from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
-from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
+from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
+from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, UnreadableFile
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.files.json_file import json_parts
 from rollback.files.pickle_values import TensorRef, item_size
@@ -36,7 +36,6 @@ from rollback.files.torch_zip import (
     read_layout,
     read_record,
 )
-from rollback.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
-from rollback.findings import GO_BACK, WRONG_FILE, Finding, Severity
+from rollback.errors import GO_BACK, WRONG_FILE, Finding, Severity
 
 LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
 

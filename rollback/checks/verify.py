@@ -19,15 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollback.checkpoint.formats import format_named
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
+from rollback.checkpoint.listing import format_named
 from rollback.checkpoint.manifest import Manifest, ManifestFile, digest_file, listed_entries, read_manifest
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
-from rollback.disk.checksums import ByteProgress, ChecksumTarget, wrong_checksums
-from rollback.errors import Incomplete, Refused, RollbackError, UnknownFormat, UnreadableFile
-from rollback.findings import WRONG_FILE, Finding, Severity
+from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
+from rollback.errors import (
+    WRONG_FILE,
+    Finding,
+    Incomplete,
+    Refused,
+    RollbackError,
+    Severity,
+    UnknownFormat,
+    UnreadableFile,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -1,20 +1,29 @@
-"""Reads files that may be malicious or huge, and many files in parallel.
+"""The contents of files: bounded reads, checksums, and the object store that keeps files by their digest.
 
-A pipe or device in place of a file does not block the reader, and a huge file is refused by its size before it is read.
-The files of a sharded checkpoint are read by several processes: the pickle reader is Python, so threads would not help.
+Files may be hostile, huge or many: a pipe or device in place of a file does not block the reader, and a huge file is
+refused by its size before it is read. CRC-32s are computed in spans that all cores share; threads are enough, because
+reading and `zlib.crc32` release the interpreter's lock. Pickles of many files are read by several processes, because
+the pickle reader is Python.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from rollback.disk.durable import REAL_DISK, Disk
 from rollback.errors import UnreadableFile
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 def disk_bytes(fd: int) -> int:
     """Bytes that the file occupies on disk, without holes; its size where the filesystem does not report blocks."""
@@ -87,3 +96,201 @@ def map_files(read: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     chunk = max(1, len(jobs) // (cores * 4))
     with ProcessPoolExecutor(max_workers=min(cores, 16)) as executor:
         return list(executor.map(read, jobs, chunksize=chunk))
+
+
+# --- CRC-32 of parts of files, and of a file after a few bytes changed
+
+_SPAN_BYTES = 128 * 2**20
+_BUFFER_BYTES = 2**20  # stays in the processor's cache between the read and the checksum
+
+ByteProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChecksumTarget:
+    """Names `length` bytes at `offset` of a file that should have the CRC-32 `expected`.
+
+    `name` is the file's name in the checkpoint, `label` what these bytes are.
+    """
+
+    path: Path
+    name: str
+    label: str
+    offset: int
+    length: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    path: Path
+    offset: int
+    length: int
+
+
+def wrong_checksums(
+    targets: Sequence[ChecksumTarget], executor: Executor | None = None, progress: ByteProgress | None = None
+) -> list[tuple[ChecksumTarget, int]]:
+    """The targets whose bytes have another CRC-32, with the one that was found. UnreadableFile when one ends early."""
+    spans = [(target, span) for target in targets for span in _spans(target)]
+    crcs = (executor.map if executor else map)(lambda span: _crc_of(span, progress), [span for _, span in spans])
+    found = {id(target): 0 for target in targets}
+    for (target, span), crc in zip(spans, crcs, strict=True):
+        found[id(target)] = crc32_combine(found[id(target)], crc, span.length)
+    return [(target, found[id(target)]) for target in targets if found[id(target)] != target.expected]
+
+
+def _spans(target: ChecksumTarget) -> list[_Span]:
+    starts = range(0, target.length, _SPAN_BYTES)
+    return [_Span(target.path, target.offset + at, min(_SPAN_BYTES, target.length - at)) for at in starts]
+
+
+_local = threading.local()
+
+
+def _buffer() -> bytearray:
+    """One buffer a thread: allocating a new one for every read costs as much as the checksum."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = bytearray(_BUFFER_BYTES)
+    buffer: bytearray = _local.buffer
+    return buffer
+
+
+def _crc_of(span: _Span, progress: ByteProgress | None) -> int:
+    view = memoryview(_buffer())
+    fd = os.open(span.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        at, left, crc = span.offset, span.length, 0
+        while left:
+            count = os.preadv(fd, [view[: min(left, _BUFFER_BYTES)]], at)
+            if not count:
+                raise UnreadableFile(f"`{span.path}` ends at byte {at}: expected {left} more bytes")
+            crc = zlib.crc32(view[:count], crc)
+            at, left = at + count, left - count
+            if progress is not None:
+                progress(count)
+        return crc
+    except OSError as problem:
+        raise UnreadableFile(f"`{span.path}` cannot be read: {problem.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+# --- Arithmetic of CRC-32: joining two, and changing bytes
+
+_POLYNOMIAL = 0xEDB88320  # reflected: the highest power is the lowest bit
+_ONE = 0x80000000
+
+
+def crc32_after(crc: int, size_bytes: int, changes: Iterable[tuple[int, bytes, bytes]]) -> int:
+    """CRC-32 of a file of `size_bytes` whose CRC-32 was `crc`, after each (offset, old, new) was written."""
+    for offset, old, new in changes:
+        difference = bytes(x ^ y for x, y in zip(old, new, strict=True))
+        bare = zlib.crc32(difference) ^ zlib.crc32(bytes(len(difference)))  # start value and final inversion cancel out
+        crc ^= _times(bare, _power(8 * (size_bytes - offset - len(old))))
+    return crc
+
+
+def crc32_combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC-32 of two pieces put together, from the CRC-32 of each and the length of the second."""
+    return _times(first, _power(8 * second_bytes)) ^ second
+
+
+def _times(a: int, b: int) -> int:
+    """Product of two polynomials modulo the CRC's."""
+    product = 0
+    while a:
+        if a & _ONE:
+            product ^= b
+        a = (a << 1) & 0xFFFFFFFF
+        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+def _power(exponent: int) -> int:
+    """x to that power, modulo the polynomial."""
+    result, square = _ONE, _ONE >> 1  # 1 and x
+    while exponent:
+        if exponent & 1:
+            result = _times(result, square)
+        square = _times(square, square)
+        exponent >>= 1
+    return result
+
+
+# --- The object store `objects/<aa>/<sha256>`: originals of edited files, attachments, plans
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file as lower-case hex, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """Files below `directory`, named by the SHA-256 of their bytes. Each is written once, atomically and durably."""
+
+    directory: Path
+    disk: Disk = REAL_DISK
+
+    def path(self, sha256: str) -> Path:
+        """The path of the object with this digest, whether it exists or not."""
+        return self.directory / sha256[:2] / sha256
+
+    def add_file(self, source: Path, sha256: str) -> None:
+        """Store the bytes of `source`, whose digest is `sha256`; `UnreadableFile` when they changed meanwhile."""
+        target = self.path(sha256)
+        if self._holds(target, sha256):
+            return
+        temporary = self._temporary(target)
+        self.disk.copy_new(source, temporary)
+        self._publish(temporary, target, sha256)
+
+    def add_bytes(self, content: bytes) -> str:
+        """Store `content`; returns its digest."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        target = self.path(sha256)
+        if not self._holds(target, sha256):
+            temporary = self._temporary(target)
+            self.disk.write_new(temporary, content)
+            self._publish(temporary, target, sha256)
+        return sha256
+
+    def find(self, sha256: str) -> Path:
+        """The path of an object that exists and has its digest; raises `UnreadableFile` otherwise."""
+        target = self.path(sha256)
+        if not target.is_file():
+            raise UnreadableFile(
+                f"the original file {sha256[:12]}… is not in `{self.directory}`", remedy="restore that directory"
+            )
+        if sha256_of(target) != sha256:
+            raise UnreadableFile(
+                f"`{target}` was changed: its bytes no longer have the digest in its name",
+                remedy="restore it from a copy",
+            )
+        return target
+
+    def _holds(self, target: Path, sha256: str) -> bool:
+        return target.is_file() and sha256_of(target) == sha256
+
+    def _temporary(self, target: Path) -> Path:
+        self.disk.make_directory(target.parent)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        self.disk.remove_tree(temporary)
+        return temporary
+
+    def _publish(self, temporary: Path, target: Path, sha256: str) -> None:
+        if sha256_of(temporary) != sha256:
+            self.disk.unlink(temporary)
+            raise UnreadableFile(
+                f"the file kept as {sha256[:12]}… changed while it was read",
+                remedy="stop the run that writes it, then repeat the command",
+            )
+        self.disk.replace(temporary, target)
+        self.disk.sync_directory(target.parent)

@@ -1,6 +1,6 @@
 """The edit of a state file: the fields, their new bytes, and the check that nothing else changes.
 
-`rollback.files.torch_edit` writes the edited file. A constant of a pickle is written with the width and opcode of the old one,
+`rollback.files.state_file` writes the edited file. A constant of a pickle is written with the width and opcode of the old one,
 or as wide as it needs to be.
 """
 

@@ -1,20 +1,51 @@
-"""Reads any state file of a checkpoint and recognises its format by content: torch zip, pickle, JSON, DCP entries.
+"""A state file of any format: read as a tree of values, and numbers in it replaced.
 
-A safetensors file holds tensors only and is refused here; `rollback.files.safetensors_file` checks its header.
+The content tells the format: torch zip, legacy stream, pickle, JSON, DCP entries. A safetensors file holds only tensors
+and is refused here; `rollback.files.safetensors_file` checks its header.
+
+Two ways to edit, both planned before a byte is written and both checked by reading the planned pickle again.
+`plan_patch` overwrites constants of equal width and updates the CRCs. `write_edited_copy` makes a new file with a new
+inode, in which constants may change width, and copies tensor bytes from file to file without holding them. A pickle
+that changes its length moves what lies behind it in the zip by a multiple of 64 bytes, so that tensors keep the
+alignment that `mmap` needs.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rollback.errors import UnreadableFile
+from rollback.disk.durable import BytePatch, Piece, write_new
+from rollback.errors import PlanRefused, UnreadableFile
 from rollback.files.dcp_file import read_distcp_file
+from rollback.files.edits import (
+    Edits,
+    NumberChange,
+    WidthChanges,
+    changes_of,
+    compare,
+    dotted,
+    encode_any_width,
+    encode_same_width,
+)
 from rollback.files.json_file import json_parts
 from rollback.files.pickle_machine import Limits
 from rollback.files.pickle_values import Encoding, Place
 from rollback.files.torch_file import naming, open_state_file, read_torch_content, stored_number
-from rollback.files.torch_tree import Container, TorchFile
+from rollback.files.torch_tree import Container, PickleSegment, TorchFile
+from rollback.files.torch_zip import (
+    CENTRAL_ENTRY,
+    CHUNK_BYTES,
+    LOCAL_HEADER,
+    ZipLayout,
+    ZipRecord,
+    data_offset,
+    read_at,
+)
 
 _MAX_JSON_TREE_BYTES = 8 * 2**20  # in memory
 _MAX_JSON_MEMBER = 4096  # bytes of text; numbers and names are what continues a run
@@ -51,3 +82,289 @@ def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
         members[part.keys[0]] = value
     tree = members if os.pread(fd, 1, 0) == b"{" else list(members.values())
     return TorchFile(path=path, container=Container.JSON, tree=tree, segments=(), size_bytes=size_bytes)
+
+
+# --- Numbers in a state file replaced
+
+
+def plan_patch(file: TorchFile, edits: Edits) -> tuple[BytePatch, ...]:
+    """The byte patches that make `edits` in place, CRC fields included, ordered by offset.
+
+    Raises PlanRefused when a value does not fit the width of the old one, or shares its bytes with a field that is
+    not edited. Nothing is written. Widths: floats always fit, an integer fits as long as its opcode can hold it.
+    """
+    if file.container is Container.JSON:
+        raise PlanRefused(f"`{file.path.name}` is text: it is not patched in place", "write an edited copy instead")
+    changes = changes_of(file, edits)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _patches(fd, file, changes)
+    finally:
+        os.close(fd)
+
+
+def write_edited_copy(file: TorchFile, edits: Edits, destination: Path) -> None:
+    """Write a copy of `file` with `edits` made to `destination`, which must not exist; mode kept, content fsynced.
+
+    Raises PlanRefused as `plan_patch` does, except that widths may change where the file has one pickle.
+    """
+    changes = changes_of(file, edits)
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if file.container is Container.JSON:
+            _write_patched(destination, file, tuple(_json_patches(fd, changes)), fd)
+            return
+        try:
+            patches = _patches(fd, file, changes)
+        except WidthChanges:
+            pieces = list(_spliced(fd, file, changes))
+            write_new(destination, file.path, pieces, fd)
+        else:
+            _write_patched(destination, file, patches, fd)
+    finally:
+        os.close(fd)
+
+
+def _patches(fd: int, file: TorchFile, changes: list[NumberChange]) -> tuple[BytePatch, ...]:
+    patches: dict[int, BytePatch] = {}
+    touched: dict[tuple[int, str], list[BytePatch]] = {}
+    for change in changes:
+        segment = file.segments[change.place.segment]
+        offset = _absolute(fd, segment, change.place)
+        old = read_at(fd, offset, change.place.width)
+        patch = BytePatch(offset, old, encode_same_width(change.value, old, change.place))
+        patches[offset] = patch
+        if segment.layout is not None:
+            name = change.place.record if change.place.record is not None else _pickle_name(segment)
+            touched.setdefault((change.place.segment, name), []).append(patch)
+    _check_planned(fd, file, changes, patches.values())
+    for (index, name), inside in touched.items():
+        layout = file.segments[index].layout
+        assert layout is not None
+        for patch in _crc_patches(fd, layout, name, inside):
+            patches[patch.offset] = patch
+    return tuple(patch for _, patch in sorted(patches.items()) if patch.old != patch.new)
+
+
+def _pickle_name(segment: PickleSegment) -> str:
+    assert segment.record is not None
+    return segment.record.name
+
+
+def _absolute(fd: int, segment: PickleSegment, place: Place) -> int:
+    if place.record is None:
+        return segment.pickle_offset + place.offset
+    if segment.layout is None:
+        return place.offset
+    record = segment.layout.find(place.record)
+    assert record is not None
+    return data_offset(fd, segment.layout, record) + place.offset
+
+
+def _crc_patches(fd: int, layout: ZipLayout, name: str, inside: list[BytePatch]) -> Iterator[BytePatch]:
+    record = layout.find(name)
+    assert record is not None
+    start = data_offset(fd, layout, record)
+    old_crc, new_crc = _crc_before_and_after(fd, start, record.size_bytes, inside)
+    if record.crc == 0 and old_crc != 0:
+        return  # saved with torch.serialization.set_crc32_options(False): there are no checksums to mend
+    new = struct.pack("<I", new_crc)
+    header = layout.base + record.header_offset
+    in_header = read_at(fd, header + 14, 4)
+    if in_header != b"\0\0\0\0":
+        yield BytePatch(header + 14, in_header, new)
+    if record.flags & 8:
+        at = start + record.compressed_bytes
+        at += 4 if read_at(fd, at, 4) == b"PK\x07\x08" else 0
+        yield BytePatch(at, read_at(fd, at, 4), new)
+    entry = layout.base + record.entry_offset + 16
+    yield BytePatch(entry, read_at(fd, entry, 4), new)
+
+
+def _crc_before_and_after(fd: int, start: int, size_bytes: int, inside: list[BytePatch]) -> tuple[int, int]:
+    before = after = 0
+    for at in range(start, start + size_bytes, CHUNK_BYTES):
+        old = read_at(fd, at, min(CHUNK_BYTES, start + size_bytes - at))
+        # A patch may straddle two chunks: cut it to this one.
+        new = bytearray(old)
+        for patch in inside:
+            low, high = max(patch.offset, at), min(patch.offset + len(patch.new), at + len(old))
+            if low < high:
+                new[low - at : high - at] = patch.new[low - patch.offset : high - patch.offset]
+        before, after = zlib.crc32(old, before), zlib.crc32(new, after)
+    return before, after
+
+
+def _check_planned(fd: int, file: TorchFile, changes: list[NumberChange], patches: Iterable[BytePatch]) -> None:
+    """Read every pickle as it will be and compare: what is edited has its value, what is not is as it was."""
+    for index in {change.place.segment for change in changes}:
+        segment = file.segments[index]
+        data = bytearray(read_at(fd, segment.pickle_offset, segment.pickle_bytes))
+        before = bytes(data)
+        for patch in patches:
+            at = patch.offset - segment.pickle_offset
+            if 0 <= at < len(data):
+                data[at : at + len(patch.new)] = patch.new
+        inside = [c for c in changes if c.place.segment == index]
+        compare(file, before, bytes(data), inside, depth=len(segment.keys))
+
+
+def _spliced(fd: int, file: TorchFile, changes: list[NumberChange]) -> Iterator[Piece]:
+    if file.container is Container.DCP or len(file.segments) != 1:
+        raise PlanRefused(
+            f"`{file.path.name}`: the new value needs more or fewer bytes, which a `.distcp` file does not allow"
+        )
+    segment = file.segments[0]
+    old = read_at(fd, segment.pickle_offset, segment.pickle_bytes)
+    new = _spliced_pickle(old, segment, [c for c in changes if c.place.record is None])
+    compare(file, old, new, changes)
+    elsewhere = [c for c in changes if c.place.record is not None]
+    if elsewhere:
+        raise PlanRefused(
+            f"`{file.path.name}`: {dotted(elsewhere[0].keys)} is a tensor and cannot change together with a value "
+            "that changes its width",
+            "make the two edits one after the other",
+        )
+    if segment.layout is None:
+        yield new
+        yield range(segment.pickle_bytes, file.size_bytes)
+    else:
+        yield from spliced_zip(fd, segment, segment.layout, new, file.size_bytes)
+
+
+def _spliced_pickle(old: bytes, segment: PickleSegment, changes: list[NumberChange]) -> bytes:
+    parts: list[bytes] = []
+    at = 0
+    grown: list[tuple[int, int]] = []  # (offset, bytes gained)
+    for change in sorted(changes, key=lambda c: c.place.offset):
+        place = change.place
+        if place.offset < at:
+            continue  # the same stored number by another path
+        constant = old[place.offset : place.offset + place.width]
+        try:
+            new = encode_same_width(change.value, constant, place)
+        except WidthChanges:
+            new = encode_any_width(change.value, constant, place)
+        parts += [old[at : place.offset], new]
+        at = place.offset + place.width
+        grown.append((place.offset, len(new) - place.width))
+    spliced = bytearray(b"".join(parts) + old[at:])
+    for frame in segment.frames:
+        gained = sum(gain for offset, gain in grown if frame.start <= offset < frame.start + frame.length)
+        moved = sum(gain for offset, gain in grown if offset < frame.start)
+        struct.pack_into("<Q", spliced, frame.start + moved - 8, frame.length + gained)
+    return bytes(spliced)
+
+
+def _json_patches(fd: int, changes: list[NumberChange]) -> Iterator[BytePatch]:
+    """Numbers replaced where they stand, whatever their width: layout and everything else stay."""
+    for change in sorted(changes, key=lambda c: c.place.offset):
+        old = read_at(fd, change.place.offset, change.place.width)
+        yield BytePatch(change.place.offset, old, json.dumps(change.value).encode())
+
+
+def _write_patched(destination: Path, file: TorchFile, patches: tuple[BytePatch, ...], fd: int) -> None:
+    pieces: list[Piece] = []
+    at = 0
+    for patch in patches:
+        pieces += [range(at, patch.offset), patch.new]
+        at = patch.offset + len(patch.old)
+    write_new(destination, file.path, [*pieces, range(at, file.size_bytes)], fd)
+
+
+# --- A torch zip whose pickle changes its length
+
+_ALIGNMENT = 64  # bytes; torch/serialization.py aligns storages to this
+_FULL32 = 0xFFFFFFFF
+
+
+def spliced_zip(fd: int, segment: PickleSegment, layout: ZipLayout, new: bytes, size_bytes: int) -> Iterator[Piece]:
+    """The whole file with `new` as its pickle record."""
+    record = segment.record
+    assert record is not None
+    shift = -(-(len(new) - record.size_bytes) // _ALIGNMENT) * _ALIGNMENT
+    padding = shift - (len(new) - record.size_bytes)
+    if 0 < padding < 4:  # an extra field has a header of four bytes
+        shift, padding = shift + _ALIGNMENT, padding + _ALIGNMENT
+    behind = [r.header_offset for r in layout.records if r.header_offset > record.header_offset]
+    next_offset = min([*behind, layout.directory_offset])
+    crc = 0 if _has_no_checksums(layout) else zlib.crc32(new)
+    yield range(record.header_offset)
+    yield _local_header(fd, segment.pickle_offset, record, len(new), crc, padding)
+    yield new
+    yield _descriptor(read_at(fd, segment.pickle_offset + record.size_bytes, _descriptor_bytes(segment, next_offset)),
+                      record, len(new), crc)  # fmt: skip
+    yield range(next_offset, layout.directory_offset)
+    yield _directory(fd, layout, record, shift, len(new), crc)
+    yield _end_records(read_at(fd, layout.directory_offset + layout.directory_bytes,
+                               size_bytes - layout.directory_offset - layout.directory_bytes), shift)  # fmt: skip
+
+
+def _has_no_checksums(layout: ZipLayout) -> bool:
+    return all(record.crc == 0 for record in layout.records)
+
+
+def _local_header(fd: int, pickle_offset: int, record: ZipRecord, size: int, crc: int, padding: int) -> bytes:
+    header = bytearray(read_at(fd, record.header_offset, pickle_offset - record.header_offset))
+    fields = list(LOCAL_HEADER.unpack_from(header))
+    if not record.flags & 8:
+        fields[6], fields[7], fields[8] = crc, size, size
+    extra = b"FB" + struct.pack("<H", padding - 4) + b"Z" * (padding - 4) if padding else b""
+    fields[10] += len(extra)
+    LOCAL_HEADER.pack_into(header, 0, *fields)
+    return bytes(header) + extra
+
+
+def _descriptor_bytes(segment: PickleSegment, next_offset: int) -> int:
+    assert segment.record is not None
+    count = next_offset - segment.pickle_offset - segment.record.size_bytes
+    if count not in ((12, 16, 20, 24) if segment.record.flags & 8 else (0,)):
+        raise UnreadableFile(f"{count} bytes lie between `{segment.record.name}` and the next record: unknown layout")
+    return count
+
+
+def _descriptor(old: bytes, record: ZipRecord, size: int, crc: int) -> bytes:
+    if not old:
+        return old
+    signature = old[:4] if len(old) in (16, 24) else b""
+    return signature + struct.pack("<IQQ" if len(old) in (20, 24) else "<III", crc, size, size)
+
+
+def _directory(fd: int, layout: ZipLayout, changed: ZipRecord, shift: int, size: int, crc: int) -> bytes:
+    entries: list[bytes] = []
+    for record in sorted(layout.records, key=lambda r: r.entry_offset):
+        entry = bytearray(read_at(fd, record.entry_offset, record.entry_bytes))
+        if record is changed:
+            struct.pack_into("<III", entry, 16, crc, size, size)
+        elif record.header_offset > changed.header_offset:
+            _move_entry(entry, record, shift)
+        entries.append(bytes(entry))
+    return b"".join(entries)
+
+
+def _move_entry(entry: bytearray, record: ZipRecord, shift: int) -> None:
+    fields = CENTRAL_ENTRY.unpack_from(entry)
+    offset = record.header_offset + shift
+    if fields[16] != _FULL32:
+        if offset >= _FULL32:
+            raise PlanRefused(f"zip record `{record.name}` would cross 4 GiB, which its zip entry cannot record")
+        struct.pack_into("<I", entry, 42, offset)
+        return
+    old = struct.pack("<Q", record.header_offset)
+    at = entry.find(old, CENTRAL_ENTRY.size + fields[10])
+    if at < 0:
+        raise UnreadableFile(f"zip record `{record.name}`: its zip64 field does not hold its offset")
+    struct.pack_into("<Q", entry, at, offset)
+
+
+def _end_records(old: bytes, shift: int) -> bytes:
+    tail = bytearray(old)
+    if tail[:4] == b"PK\x06\x06":
+        struct.pack_into("<Q", tail, 48, struct.unpack_from("<Q", tail, 48)[0] + shift)
+        locator = 12 + struct.unpack_from("<Q", tail, 4)[0]
+        struct.pack_into("<Q", tail, locator + 8, struct.unpack_from("<Q", tail, locator + 8)[0] + shift)
+    at = tail.rfind(b"PK\x05\x06")
+    offset = struct.unpack_from("<I", tail, at + 16)[0]
+    if offset != _FULL32:
+        struct.pack_into("<I", tail, at + 16, offset + shift)
+    return bytes(tail)

@@ -2,7 +2,7 @@
 
 Knows torch zips, torch's legacy stream (before 1.6, `torch.serialization._legacy_save`) and plain pickles.
 Other contents are named in the error: Git LFS pointers, safetensors, gzip, tar. A range of a file can be read as a
-file (entries of `.distcp`). `rollback.files.state_file` reads any state file; `rollback.files.torch_edit` edits one.
+file (entries of `.distcp`). `rollback.files.state_file` reads any state file; `rollback.files.state_file` edits one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The content of a state file after reading: a tree of plain values, addressed by key paths.
 
-`rollback.files.state_file` reads it from disk, `rollback.files.torch_edit` writes changed copies. Trees come from untrusted
+`rollback.files.state_file` reads it from disk, `rollback.files.state_file` writes changed copies. Trees come from untrusted
 files: they may share parts or contain themselves, so the walks here are iterative and bounded.
 """
 

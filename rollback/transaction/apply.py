@@ -19,14 +19,11 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
-from rollback.disk.checksums import crc32_after
+from rollback.disk.content import crc32_after, read_pointer, sha256_of
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
-from rollback.disk.objects import sha256_of
-from rollback.disk.content import read_pointer
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.json_file import replace_numbers
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import plan_patch, write_edited_copy
+from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import TorchFile
 from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit

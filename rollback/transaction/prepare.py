@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rollback.disk.content import ObjectStore, sha256_of
 from rollback.disk.durable import Attributes, Disk, is_there
-from rollback.disk.objects import ObjectStore, sha256_of
 from rollback.errors import Refused
 from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
 from rollback.transaction.moves import HiddenExchange, Move, MoveKind, inode_of

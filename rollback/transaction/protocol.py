@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollback.disk.content import ObjectStore, sha256_of
 from rollback.disk.durable import REAL_DISK, Attributes, Disk, is_mount_point, is_there
-from rollback.disk.objects import ObjectStore, sha256_of
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 from rollback.transaction.change import (
     ABANDONED,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollback.disk.content import sha256_of
 from rollback.disk.durable import Attributes, Disk, is_mount_point, mount_points
-from rollback.disk.objects import sha256_of
 from rollback.errors import Refused
 
 LAST = "chronicle-manifest.json"  # written last, because it holds the digests of the other files

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rollback.errors import RollbackError
 from rollback.files.pickle_reader import read_pickle
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import write_edited_copy
+from rollback.files.state_file import read_state_file, write_edited_copy
 from rollback.files.torch_tree import LeafKind
 from tests.attacks.fuzz import fuzz, opcodes_only, use_pickle
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from chronicle.journal import JournalWriter, read_journal
+from chronicle.launch.admission import ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.heartbeat import Heartbeat, write_heartbeat
-from chronicle.launch.orphans import ProcessRole, end_orphans, find_alive, list_launches
 from chronicle.launch.processes import Process, parse_stat, read_boot_id, read_process, send_signal
 from chronicle.paths import RunPaths
 

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollback.disk.checksums import crc32_after
+from rollback.disk.content import crc32_after
 
 
 @given(content=st.binary(min_size=1, max_size=3000), data=st.data())

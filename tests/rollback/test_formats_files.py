@@ -16,10 +16,8 @@ import torch
 from rollback.checkpoint.formats.format import gaps
 from rollback.checkpoint.listing import CheckpointState, list_checkpoints, open_checkpoint, read_state
 from rollback.checks.verify import verify_checkpoint
-from rollback.errors import Incomplete, UnknownFormat, UnreadableFile
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import write_edited_copy
-from rollback.findings import Severity
+from rollback.errors import Incomplete, Severity, UnknownFormat, UnreadableFile
+from rollback.files.state_file import read_state_file, write_edited_copy
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import RollbackRequest
 from tests.builders.checkpoints import CheckpointFactory

@@ -15,7 +15,7 @@ from rollback.checkpoint.formats.deepspeed import role_in_tag
 from rollback.checkpoint.layout import Role
 from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state
 from rollback.checks.verify import verify_checkpoint
-from rollback.findings import Severity
+from rollback.errors import Severity
 from tests.builders.checkpoints import CheckpointFactory, convert_to_universal
 from tests.rollback.test_formats_files import halve_lr
 

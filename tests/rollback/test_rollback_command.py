@@ -14,8 +14,7 @@ import pytest
 from chronicle.cli.main import run
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import write_edited_copy
+from rollback.files.state_file import read_state_file, write_edited_copy
 from rollback.plan.plan import plan_digest
 from tests.attacks.companions import healthy
 from tests.rollback.accelerate_runs import make_run

@@ -12,7 +12,7 @@ import chronicle
 from chronicle.cli.main import run
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checks.verify import verify_checkpoint
-from rollback.findings import Severity
+from rollback.errors import Severity
 from tests.rollback.accelerate_runs import Training, make_run, used_lrs
 from tests.rollback.disks import picture
 from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, hugging_face_cases

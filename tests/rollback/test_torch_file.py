@@ -23,8 +23,7 @@ import torch
 
 from rollback.errors import PlanRefused, RollbackError, UnknownFormat, UnreadableFile
 from rollback.files.pickle_values import StoredFloat, TensorRef
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_edit import plan_patch, write_edited_copy
+from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Container, LeafKind, TorchFile
 from rollback.files.torch_zip import read_layout
 from rollback.lr.effect import FieldEdit

@@ -13,8 +13,7 @@ import torch
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from rollback.checks.verify import compare_manifest, passes, verify_checkpoint
-from rollback.errors import UnreadableFile
-from rollback.findings import Finding, Severity
+from rollback.errors import Finding, Severity, UnreadableFile
 from tests.attacks.companions import healthy
 from tests.builders.checkpoints import CheckpointFactory
 

@@ -16,8 +16,7 @@ from chronicle.resume.memory import Memory
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import digest_file
 from rollback.checks.verify import verify_checkpoint
-from rollback.errors import RollbackError, UnknownFormat, UnreadableFile
-from rollback.findings import Severity
+from rollback.errors import RollbackError, Severity, UnknownFormat, UnreadableFile
 
 __all__ = [
     "check_contract",

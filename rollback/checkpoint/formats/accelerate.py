@@ -35,8 +35,8 @@ from rollback.checkpoint.state import (
     scheduler_state,
     scheduler_unit,
 )
+from rollback.errors import Finding
 from rollback.files.state_file import read_state_file
-from rollback.findings import Finding
 
 _STEP_NAME = re.compile(r"opt_step-(\d+)")
 _INDEX = r"(?:_(?:[1-9]\d*))?"

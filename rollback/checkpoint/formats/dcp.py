@@ -23,9 +23,8 @@ from rollback.checkpoint.state import (
     scheduler_state,
     scheduler_unit,
 )
-from rollback.errors import RollbackError
+from rollback.errors import Finding, RollbackError, Severity
 from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
-from rollback.findings import Finding, Severity
 
 STEP_NAME = re.compile(r"step[-_]?(\d+)")
 _PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")

@@ -38,9 +38,9 @@ from rollback.checkpoint.state import (
     scheduler_unit,
 )
 from rollback.disk.content import map_files
+from rollback.errors import WRONG_FILE, Finding, Severity
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import plain_number
-from rollback.findings import WRONG_FILE, Finding, Severity
 
 _MODEL_STATES = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<mp>\d\d+)_model_states\.pt")
 _OPTIM_STATES = re.compile(

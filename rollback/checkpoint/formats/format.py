@@ -11,10 +11,9 @@ from typing import ClassVar
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import pointer_text
-from rollback.errors import UnreadableFile
+from rollback.errors import Finding, Severity, UnreadableFile
 from rollback.files.pickle_values import ArrayRef, TensorRef
 from rollback.files.torch_tree import TorchFile
-from rollback.findings import Finding, Severity
 
 RoleAndRank = tuple[Role, int | None]
 

@@ -23,9 +23,9 @@ from rollback.checkpoint.formats.format import (
 )
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
 from rollback.checkpoint.state import CheckpointState, as_mapping, optimizer_state, scheduler_state, scheduler_unit
+from rollback.errors import Finding
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import TorchFile
-from rollback.findings import Finding
 
 _STEP_NAME = re.compile(r"checkpoint-(\d+)")
 _ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
