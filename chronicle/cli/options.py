@@ -64,9 +64,8 @@ def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
 def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:
     """The settings of this command: from files, environment variables and these flags."""
     settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
-    from chronicle.story.plain import show_utc
-
-    show_utc(settings.utc)
+    if settings.utc:
+        os.environ["CHRONICLE_UTC"] = "1"  # for this command and what it starts
     return settings
 
 

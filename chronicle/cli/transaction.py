@@ -41,7 +41,6 @@ from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
-from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
@@ -189,7 +188,7 @@ def unfinished(intent: Entry) -> IntentOpen:
     verb = intent.kind.partition(".")[0]
     step = "" if intent.step is None else f" to step {intent.step}"
     return IntentOpen(
-        f"{verb}{step} of {format_when(intent.ts)} is not finished ({intent.id})",
+        f"{verb}{step}, begun at {intent.ts}, is not finished ({intent.id})",
         "finish or revert it with `chronicle recover`",
     )
 

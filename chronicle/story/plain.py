@@ -4,11 +4,13 @@ Control characters and marks that change the direction of writing are shown as e
 """
 
 import math
+import os
 import re
 from datetime import UTC, datetime
 
-__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block", "show_utc"]
+__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block"]
 
+ON = ("1", "true", "yes")  # of CHRONICLE_UTC; a command sets it from the setting `utc`
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -46,7 +48,7 @@ def format_factor(factor: float | None) -> str:
 
 
 def format_when(ts: str) -> str:
-    """`2026-05-18 14:25 +02:00` in the reader's time zone, or in UTC (`show_utc`); other text is returned as it is.
+    """`2026-05-18 14:25 +02:00` in the reader's time zone, or in UTC (`CHRONICLE_UTC`); other text is returned as it is.
 
     A time without an offset is shown without one.
     """
@@ -54,25 +56,11 @@ def format_when(ts: str) -> str:
         moment = datetime.fromisoformat(ts)
         if moment.tzinfo is None:
             return moment.strftime("%Y-%m-%d %H:%M")
-        moment = moment.astimezone(UTC if _zone.utc else None)
+        moment = moment.astimezone(UTC if os.environ.get("CHRONICLE_UTC", "") in ON else None)
     except (ValueError, OverflowError, OSError):
         return plain(ts)
     offset = moment.strftime("%z")
     return f"{moment:%Y-%m-%d %H:%M} {offset[:3]}:{offset[3:5]}"
-
-
-class _Zone:
-    """The zone in which times are shown."""
-
-    utc = False
-
-
-_zone = _Zone()
-
-
-def show_utc(utc: bool) -> None:
-    """Show times in UTC from now on, or in the local time zone (setting `utc`, `CHRONICLE_UTC=1`)."""
-    _zone.utc = utc
 
 
 def format_age(seconds: float) -> str:

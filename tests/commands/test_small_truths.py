@@ -15,7 +15,7 @@ from chronicle.cli.options import nearest_runs
 from chronicle.cli.transaction import has_guard
 from chronicle.errors import Declined
 from chronicle.journal import read_journal
-from chronicle.story.plain import format_when, show_utc
+from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import select_checkpoint
 from rollback.errors import CheckpointNotFound
@@ -30,9 +30,9 @@ __all__ = ["pristine"]
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A reader an hour or two east of UTC."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
+    monkeypatch.setenv("CHRONICLE_UTC", "")  # a command sets it for its process
     time.tzset()
     yield
-    show_utc(False)
     monkeypatch.undo()
     time.tzset()
 
@@ -55,6 +55,7 @@ def test_a_setting_shows_utc(berlin: None, tmp_path: Path, chronicle: Cli, monke
     (tmp_path / "chronicle.toml").write_text("utc = 7\n")
     assert "expected true or false" in chronicle("log").err
     (tmp_path / "chronicle.toml").unlink()
+    monkeypatch.delenv("CHRONICLE_UTC")
     assert "+02:00" in chronicle("log").out
     monkeypatch.setenv("CHRONICLE_UTC", "1")
     assert "2026-05-18 14:26 +00:00" in chronicle("log").out
