@@ -253,7 +253,7 @@ class Sweep:
     def copy(self, source: Path, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
-        for path in [*target.rglob("*.jsonl"), *target.rglob("transaction.json"), *target.rglob("run.json")]:
+        for path in [*target.rglob("transaction.json"), *target.rglob("run.json")]:
             # inode numbers and paths in an unfinished transaction and in the run's place belong to the original
             path.write_bytes(path.read_bytes().replace(str(source).encode(), str(target).encode()))
         renumber(source, target)

@@ -205,7 +205,7 @@ class JournalWriter:
             self._place, moved = settle(self.paths, fresh_id(), self._checkpoints)
         except OSError as problem:
             raise JournalError(
-                f"cannot write to the run `{self.paths.run_dir}`: {problem.strerror or problem}",
+                f"cannot write to the journal `{self.paths.journal_dir}`: {problem.strerror or problem}",
                 "free space or fix the permissions, then repeat the command",
             ) from problem
         self._anchors = self._place.anchors(self.paths.run_dir)

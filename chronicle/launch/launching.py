@@ -397,8 +397,8 @@ def _admit(
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
     request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
     writer = JournalWriter(paths, checkpoints=request.checkpoints_dir)
-    request = replace(request, recorded={**request.recorded, "run_id": writer.place.run_id})
     try:
+        request = replace(request, recorded={**request.recorded, "run_id": writer.place.run_id})
         close_lost_launches(paths, journal, writer)
     except JournalError:
         pass  # reported with the first entry of this launch

@@ -123,7 +123,7 @@ def test_run_refuses_on_a_failed_check_and_skip_is_journalled(tmp_path, monkeypa
 
         settings = load_settings(tmp_path, {}, run="demo")
         with pytest.raises(LaunchRefused, match="PF09"):
-            _check_before(settings, (sys.executable,), None, ())
-        _, recorded = _check_before(settings, (sys.executable,), None, ("PF09",))
+            _check_before(settings, (sys.executable,), None, (), None)
+        _, recorded = _check_before(settings, (sys.executable,), None, ("PF09",), None)
         assert recorded["skipped"] == ["PF09"]
         assert recorded["preflight"]["PF09"] == "skipped"

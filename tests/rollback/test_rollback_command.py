@@ -350,7 +350,7 @@ def test_a_file_of_another_step_stops_a_rollback(tmp_path: Path, capsys: pytest.
     before = picture(tmp_path / "checkpoints")
     assert chronicle(tmp_path, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 3
     said = capsys.readouterr().err
-    for part in ("trainer_state.json", "global_step is 7", "of step 10", "restore the right file"):
+    for part in ("trainer_state.json", "global_step is 7", "the checkpoint has step 10", "restore the right file"):
         assert part in said
     assert picture(tmp_path / "checkpoints") == before
 
