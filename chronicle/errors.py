@@ -4,13 +4,14 @@
     ├── UsageProblem               2  the command needs another argument (`--run`, `--yes`)
     │   └── SettingsError          2  a settings file, variable or flag is wrong
     ├── Refusal                    3  refused, nothing changed
+    │   └── RunCopied              3  the run directory may be a copy
     ├── JournalError               1  the journal cannot be read or written
     └── DataError                  1  the data plan, a shard or a corpus cannot be used
 
 Packages define their own subclasses.
 """
 
-__all__ = ["ChronicleError", "DataError", "Declined", "JournalError", "Refusal", "SettingsError", "UsageProblem"]
+__all__ = ["ChronicleError", "DataError", "Declined", "JournalError", "Refusal", "RunCopied", "SettingsError", "UsageProblem"]
 
 
 class ChronicleError(Exception):
@@ -42,6 +43,16 @@ class Refusal(ChronicleError):
     """Refused to protect a run or a checkpoint; nothing changed."""
 
     exit_code = 3
+
+
+class RunCopied(Refusal):
+    """The run directory may be a copy of another one: nothing is written until a person declares what it is.
+
+    `run_dir` is this directory, `origin` the recorded one.
+    """
+
+    run_dir: str = ""
+    origin: str = ""
 
 
 class JournalError(ChronicleError):

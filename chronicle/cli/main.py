@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from chronicle.cli.options import CommandResult, ExitCode
-from chronicle.errors import ChronicleError, Declined
+from chronicle.errors import ChronicleError, Declined, RunCopied
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 
@@ -177,9 +177,22 @@ def run(argv: Sequence[str]) -> int:
         import_module("chronicle.cli.completion").enable()
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
+    except RunCopied as problem:
+        return run(argv) if _declare(problem) else _explain(problem)
     except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
         return _explain(problem)
     return _render(outcome, as_json=_wants_json(argv))
+
+
+def _declare(problem: RunCopied) -> bool:
+    """Ask on a terminal whether a copied run directory is the run or a fork, and record the answer; True to go on."""
+    if not sys.stdin.isatty():
+        return False
+    print(problem.message, file=sys.stderr)
+    answer = str(typer.prompt("the same run, (m)oved, a (f)ork of its own, or (n)othing?", default="n", err=True)).lower()
+    logs, name = os.path.split(problem.run_dir)
+    declared = {"m": ["--moved"], "f": ["--fork-of", problem.origin]}.get(answer[:1])
+    return declared is not None and run(["init", *declared, "--run", name, "--logs", logs]) == ExitCode.DONE
 
 
 def _group() -> VerbGroup:

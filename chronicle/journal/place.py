@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chronicle.errors import JournalError, Refusal
+from chronicle.errors import JournalError, RunCopied
 from chronicle.journal.events import EntryKind
 from chronicle.paths import RunPaths
 
@@ -347,11 +347,13 @@ def refuse_copy(place: Place, standing: Standing, paths: RunPaths) -> None:
         return
     run = os.path.abspath(paths.run_dir)
     what = "is a copy of" if standing is Standing.COPIED else "was copied, or moved to another filesystem, from"
-    raise Refusal(
+    refusal = RunCopied(
         f"`{run}` {what} run {place.run_id} at `{place.path}` ({place.host}): nothing is written until you declare what it is",
         f"if the run was moved: `chronicle init --moved --run {paths.run}`; "
         f"if this is a new run: `chronicle init --fork-of {place.path} --run {paths.run}`",
     )
+    refusal.run_dir, refusal.origin = run, place.path
+    raise refusal
 
 
 def _inode(path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from chronicle.cli.options import nearest_runs
 from chronicle.cli.transaction import has_guard
 from chronicle.errors import Declined
 from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
 from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import select_checkpoint
@@ -105,6 +107,23 @@ def test_no_at_the_prompt_changes_nothing_and_is_no_error(
     monkeypatch.setattr("chronicle.cli.undo.open_run", declined)
     answered = chronicle("undo")
     assert (answered.code, answered.err) == (0, "nothing was changed\n")
+
+
+@pytest.mark.parametrize(("answer", "code", "kind"), [("m", 0, "run.place"), ("f", 0, "run.fork"), ("n", 3, None)])
+def test_a_copy_is_asked_about_on_a_terminal(
+    tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, kind: str | None
+) -> None:
+    """The answer is recorded and the command goes on; without one nothing is written."""
+    toy_run(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    run = tmp_path / "b" / "logs" / "toy"
+    monkeypatch.chdir(tmp_path / "b")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: answer)
+    before = len(read_journal(RunPaths(run)).entries)
+    assert chronicle("note", "from here").code == code
+    kinds = [entry.kind for entry in read_journal(RunPaths(run)).entries[before:]]
+    assert kinds == ([kind, "note"] if kind else [])
 
 
 def test_plan_names_the_guard_only_where_there_is_one(tmp_path: Path) -> None:
