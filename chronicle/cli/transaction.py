@@ -96,6 +96,15 @@ class OpenedRun:
         stored = self.anchors.store(contract["checkpoint"])
         return contract | {"stored": stored, "identity": self.identity.get("id")}
 
+    def refuse_unknown_place(self, intent: Entry) -> None:
+        """Raise `Refusal` when it is not known where an open transaction worked: `run.json` is gone."""
+        root = str(intent.data.get("root") or "")
+        if not os.path.isabs(root):
+            raise Refusal(
+                f"transaction {intent.id} worked in `{root}`, and no `run.json` says where that is: {self.paths.run_dir}",
+                "restore `run.json` from a backup",
+            )
+
     def refuse_outside(self, receipt: Entry) -> None:
         """Raise `Refusal` when a receipt names a directory that is not one of this run's own."""
         recorded, own = RollbackReceipt.of(receipt).root, str(self.root)

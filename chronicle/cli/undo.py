@@ -95,6 +95,7 @@ def recover_transaction(
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:
             return CommandResult(text="nothing to recover", data={"recovered": None})
+        opened.refuse_unknown_place(intent)
         with uninterrupted():
             receipt = recover_change(intent.id, intent.data, record=opened.record, moved=opened.moved)
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"

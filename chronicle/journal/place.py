@@ -266,13 +266,12 @@ def look(paths: RunPaths) -> tuple[Place | None, Standing]:
 
 
 def anchors_of(paths: RunPaths) -> Anchors:
-    """Where the run's anchors are now; without a readable `run.json` only the run directory is known."""
-    try:
-        place = read_place(paths)
-    except JournalError:
-        place = None
-    run = os.path.abspath(paths.run_dir)
-    return Anchors(run=run) if place is None else place.anchors(paths.run_dir)
+    """Where the run's anchors are now; without a `run.json` only the run directory is known.
+
+    Raises `JournalError` when it cannot be read: a path that is not resolved would look like one where nothing is.
+    """
+    place = read_place(paths)
+    return Anchors(run=os.path.abspath(paths.run_dir)) if place is None else place.anchors(paths.run_dir)
 
 
 def names_of(paths: RunPaths) -> frozenset[str]:
