@@ -11,7 +11,7 @@ import pytest
 
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-VIRTUAL_MILLISECONDS = 6000
+VIRTUAL_MILLISECONDS = 20_000  # six were too few on a busy machine
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Visit:
 
 
 def visit(page: Path, profile: Path, *flags: str) -> Visit:
-    """Open the page, let six virtual seconds pass, return the DOM."""
+    """Open the page, let twenty virtual seconds pass, return the DOM."""
     done = _start(page, profile, "--dump-dom", *flags)
     return Visit(done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line])
 
