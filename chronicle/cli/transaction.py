@@ -85,11 +85,16 @@ class OpenedRun:
         """The directories that stored paths are relative to, as they lie now."""
         return self.writer.place.anchors(self.paths.run_dir)
 
-    def moved(self, value: Any) -> Any:
-        """A value with absolute paths of the run's last recorded place replaced by those of today."""
-        if self.place is None:
+    def moved(self, intent: str, value: Any) -> Any:
+        """A value with the absolute paths of the time when a transaction was prepared replaced by those of today.
+
+        Its intent recorded them (`anchors`); a copy would otherwise finish or tidy up what lies in the original.
+        """
+        recorded = next((entry.data.get("anchors") for entry in self.journal.entries if entry.id == intent), None)
+        if not isinstance(recorded, Mapping):
             return value
-        return self.anchors.resolve(self.place.recorded_anchors.store(value))
+        then = Anchors(run=str(recorded.get("run") or ""), roots=tuple(str(root) for root in recorded.get("roots") or ()))
+        return self.anchors.resolve(then.store(value))
 
     def contract_form(self, contract: dict[str, Any]) -> dict[str, Any]:
         """The contract with the target's identity, and its place relative to the run, which holds after a move."""
@@ -170,7 +175,7 @@ def open_run(
         opened = replace(_opened(settings, journal, force, is_new=is_new), place=place)
         try:
             for root in _roots(journal) if intent is None else ():
-                remove_leftovers(root, closed_intents(journal.entries))
+                remove_leftovers(root, closed_intents(journal.entries), moved=opened.moved)
             yield opened
         finally:
             opened.writer.close()

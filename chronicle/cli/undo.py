@@ -1,5 +1,6 @@
 """`chronicle undo` undoes the last rollback; `chronicle recover` finishes or reverts an interrupted one."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -97,7 +98,7 @@ def recover_transaction(
             return CommandResult(text="nothing to recover", data={"recovered": None})
         opened.refuse_unknown_place(intent)
         with uninterrupted():
-            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=opened.moved)
+            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=partial(opened.moved, intent.id))
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"
     verb = intent.kind.partition(".")[0]
     data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}

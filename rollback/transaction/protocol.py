@@ -146,13 +146,16 @@ def recover_change(
     return receipt
 
 
-def remove_leftovers(root: Path, closed: Iterable[str], disk: Disk = REAL_DISK) -> int:
+def remove_leftovers(
+    root: Path, closed: Iterable[str], disk: Disk = REAL_DISK,
+    moved: Callable[[str, Any], Any] = lambda intent, paths: paths,
+) -> int:
     """Remove workspaces that closed transactions left behind when they were killed; returns how many."""
     removed = 0
     for intent in closed:
         workspace = workspace_of(root.parent, intent)
         if (workspace / READY).is_file():
-            _clean(Prepared.from_json(json.loads((workspace / READY).read_bytes())), workspace, disk)
+            _clean(Prepared.from_json(moved(intent, json.loads((workspace / READY).read_bytes()))), workspace, disk)
             removed += 1
         elif workspace.is_dir():
             _remove_workspace(workspace, disk)
