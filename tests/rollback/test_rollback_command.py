@@ -368,3 +368,30 @@ def test_a_path_that_is_not_there_is_said_to_be_missing(top: Path, capsys: pytes
     assert run(["inspect", str(top / "checkpoints" / "opt_step-99")]) == 1
     said = capsys.readouterr().err
     assert "opt_step-99` does not exist" in said and "opt_step-10" in said
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+def test_a_copy_that_recovers_leaves_the_original_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copied between its preparation and its moves: the copy's files are other inodes, so nothing is moved anywhere."""
+    monkeypatch.chdir(tmp_path)
+    one, other = tmp_path / "one", tmp_path / "other"
+    healthy(one / "checkpoints")
+    with monkeypatch.context() as patch:
+
+        def killed(*_: Any, **__: Any) -> None:
+            raise Killed
+
+        patch.setattr("rollback.transaction.protocol._finish", killed)
+        chronicle(one, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes")
+    subprocess.run(["cp", "-a", str(one), str(other)], check=True)
+    before = picture(one)
+    logs = ["--run", "r", "--logs", str(other / "logs")]
+    assert run(["init", "--moved", *logs, "--checkpoints", str(other / "checkpoints")]) == 0
+    assert chronicle(other, "recover") == 4
+    assert f"{other}/.chronicle-" in capsys.readouterr().err
+    assert picture(one) == before
