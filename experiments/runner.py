@@ -345,7 +345,7 @@ class _Process:
                 f"launch {launch} of `{self.run.name}` left the result of leg {result.leg} of `{result.run}`"
             )
         words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == launch}
-        guard = next((word for word in ("refused", "warned", "passed") if word in words), None)
+        guard = next((word for word in ("refused", "warned", "unverified", "passed") if word in words), None)
         return Finished(result=result, launch=launch, guard=guard)
 
     def explain(self, code: int) -> str:

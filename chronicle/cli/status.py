@@ -17,7 +17,7 @@ from chronicle.cli.options import (
     settings_from,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import GuardVerdict
+from chronicle.journal.events import GuardFault, GuardVerdict, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
@@ -155,10 +155,19 @@ def _guard(story: Story) -> Iterator[str]:
         words = f"resumed without a guard verdict: launch {numbers}" + (f" and {more} before" if more > 0 else "")
         yield _row("unverified", words)
     last = story.last_launch
-    if last is not None and last.verdict is not None:
-        checks = GuardVerdict.of(last.verdict_entry).checks if last.verdict_entry else ()
-        count = f", {len(checks)} checks" if checks else ""
-        yield _row("guard", f"launch {last.number} {plain(last.verdict)}{count}")
+    if last is not None and last.verdict is not None and last.verdict_entry is not None:
+        event = GuardVerdict.of(last.verdict_entry)
+        count = f", {len(event.checks)} checks" if event.checks else ""
+        word = "not verified" if last.verdict == "unverified" else last.verdict
+        yield _row("guard", f"launch {last.number} {plain(word)}{count}")
+        for one in event.not_compared[:SHOWN]:
+            yield _row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
+    if last is not None:
+        for entry, fault in events_of(story.entries, GuardFault):
+            if entry.launch == last.number:
+                since = "" if entry.step is None else f" from step {entry.step}"
+                words = f"launch {last.number} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
+                yield _row("guard fault", plain(words))
 
 
 def _open(story: Story) -> Iterator[str]:

@@ -41,6 +41,7 @@ class EntryKind(StrEnum):
     GUARD_BATCHES = "guard.batches"
     GUARD_DIGEST = "guard.digest"
     GUARD_LOG = "guard.log"
+    GUARD_FAULT = "guard.fault"
     LR_MISMATCH = "lr.mismatch"
     CHECKPOINT = "checkpoint"
     VERIFIED = "verified"
@@ -419,14 +420,19 @@ class GuardAttached(JournalEvent, kind=EntryKind.GUARD_ATTACHED):
 
 
 class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
-    """What the guard found before the first step: `passed`, `warned`, `refused` or `off`."""
+    """What the guard found before the first step: `passed`, `unverified`, `warned`, `refused` or `off`.
+
+    `unverified`: nothing differed, but not everything that matters was compared; `not_compared` says what and why.
+    """
 
     verdict: str
     moment: str = ""
     mode: str = ""
     basis: str = ""
-    verified: bool | None = None
+    verified: bool | None = None  # None: nothing was loaded, so there was nothing to verify
     checks: tuple[Mapping[str, Any], ...]
+    noted: tuple[Mapping[str, Any], ...] = ()  # name and why: different, and allowed
+    not_compared: tuple[Mapping[str, Any], ...] = ()  # name and why
     checkpoint: str | None = None  # the directory or file that was loaded
     run_id: str = ""
     loaded: Mapping[str, Any] = NOTHING  # identity of what was loaded: id, run_id, run, launch, step
@@ -460,6 +466,15 @@ class FileDigest(JournalEvent, kind=EntryKind.GUARD_DIGEST):
     path: str
     sha256: str
     crc32: Any
+
+
+class GuardFault(JournalEvent, kind=EntryKind.GUARD_FAULT):
+    """An error of the guard itself: it stayed out of the way, and the launch is unverified from this step on."""
+
+    where: str  # what the guard was doing: save, load, first step, step, thread, exit, …
+    error: str
+    trace: tuple[str, ...] = ()  # file:line of the innermost frames
+    rank: int | None = None
 
 
 class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):

@@ -1,7 +1,8 @@
 """The journal as the guard uses it: what it reads before a first step, and what it writes. Neither ever stops training.
 
-Only the main process writes. A journal that cannot be read or written (full disk, no run directory, permissions) is reported
-once on stderr and training goes on. The state itself is protected by the checkpoint's manifest, not by the journal.
+Only the main process writes, except for errors of the guard itself, which every rank records. A journal that cannot be read or
+written (full disk, no run directory, permissions) is reported once on stderr and training goes on. The state itself is
+protected by the checkpoint's manifest, not by the journal.
 """
 
 import os
@@ -56,14 +57,22 @@ class GuardJournal:
     """Journal of one run for one process. `run_dir` None means: no journal, nothing is recorded."""
 
     def __init__(
-        self, run_dir: Path | None, *, launch: int | None = None, is_main: Callable[[], bool] = lambda: True
+        self, run_dir: Path | None, *, launch: int | None = None, rank: Callable[[], int] = lambda: 0
     ) -> None:
         self.paths = None if run_dir is None else RunPaths(run_dir)
         self.launch = launch
-        self._is_main = is_main
+        self._rank = rank
         self._writer: JournalWriter | None = None
         self._run_id: str | None = None
         self._said: set[str] = set()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._rank()
+
+    def _is_main(self) -> bool:
+        return self._rank() == 0
 
     @property
     def run_id(self) -> str:
@@ -87,9 +96,17 @@ class GuardJournal:
             return {}
         return {"id": fresh_id(), "run_id": self.run_id, "run": self.paths.run, "launch": self.launch, "step": step}
 
-    def write(self, event: JournalEvent, *, step: int | None, title: str, refs: Iterable[str] = ()) -> str | None:
-        """Append one entry if this is the main process and there is a run, and return its id; never raises."""
-        if not self._is_main() or self.paths is None:
+    def write(
+        self,
+        event: JournalEvent,
+        *,
+        step: int | None,
+        title: str,
+        refs: Iterable[str] = (),
+        from_any_rank: bool = False,
+    ) -> str | None:
+        """Append one entry if there is a run and this is the main process, and return its id; never raises."""
+        if self.paths is None or not (from_any_rank or self._is_main()):
             return None
         try:
             if self._writer is None:

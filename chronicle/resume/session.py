@@ -1,8 +1,8 @@
 """One process under guard: a save, a load, the first optimizer step, and the LR of the fifty steps after it.
 
 Adapters call these methods. What is compared is in `first_step.py` and `load.py`, how a save is recorded in `save.py`, and
-how failed checks become a refusal in `verdict.py`. When the guard itself fails at a save, it reports that
-once and training goes on. When it fails while checking a resume, the resume is refused.
+how failed checks become a refusal in `verdict.py`. Only a refusal is ever raised into training: an error of the guard itself is
+recorded and said once (`contained`), and the run is unverified from then on.
 """
 
 import os
@@ -19,6 +19,7 @@ from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
 from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
+from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
 from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours
@@ -27,7 +28,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import Memory
 from chronicle.resume.save import Sealer, checkpoint_root
-from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, reason_of, run_checks
+from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 __all__ = ["GuardSession"]
 
@@ -48,14 +49,15 @@ class GuardSession:
         self.ranks = ranks or Ranks()
         self._requested = requested_ranks(environ)
         run_dir, origin = find_run_dir(options.run_dir, environ, Path.cwd())
-        self.journal = GuardJournal(run_dir, launch=launch_number(environ), is_main=lambda: self.ranks.rank == 0)
+        self.journal = GuardJournal(run_dir, launch=launch_number(environ), rank=lambda: self.ranks.rank)
         if run_dir is None:
             self.journal.say("run", f"no run directory ({origin}): verdicts are not recorded")
+        self.faults = Faults(self.journal, lambda: self.step)
         self.sealer = Sealer(self.ranks, self.journal)
         if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
-        self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start)
+        self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
         self.data = DataWatch(
             self.options, self.journal, self.sealer, self.start, lambda: self.step, self._before_first_batch
         )
@@ -90,6 +92,10 @@ class GuardSession:
         """Whether the guard was switched off for this launch."""
         return self.options.mode is Mode.OFF
 
+    def contained(self, where: str) -> Containment:
+        """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
+        return self.faults.contained(where)
+
     # ---- save ----------------------------------------------------------------------------------------------------
 
     def after_save(self, directory: Path, *, save_seconds: float | None = None) -> None:
@@ -99,13 +105,15 @@ class GuardSession:
         """
         if self.off:
             return
-        try:
+        with self.contained("save"):
             root = checkpoint_root(directory)
-            self.sealer.seal(root, self.describe(), save_seconds)
-            self.batches.after_save(str(root))
-        except Exception as problem:  # noqa: BLE001 a save that succeeded must not end the run through its guard
-            text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)}); training goes on"
-            self.journal.say("save", text)
+            try:
+                self.sealer.seal(root, self.describe(), save_seconds)
+                self.batches.after_save(str(root))
+            except Exception as problem:
+                text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
+                self.journal.say("save", f"{text}; training goes on")
+                raise
 
     def describe(self) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone."""
@@ -134,10 +142,13 @@ class GuardSession:
         """
         if self.off:
             return
-        self.sealer.finish()
+        root = Path(directory)
+        with self.contained("load"):
+            self.sealer.finish()
+            self.verdicts.opens()
+            root = checkpoint_root(directory)
         self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
-        root = checkpoint_root(directory)
-        found = run_checks(lambda: self.loads.check_before(root, memory, self._observe()))
+        found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe()))
         self.verdicts.decide([*checks, *found], "before load", root)
         self._loading = True
 
@@ -150,17 +161,17 @@ class GuardSession:
             return
         self._loading, self._identity = False, {}
         self.start.loaded_from = checkpoint_root(directory)
-        self._decide_after_load(lambda: self.loads.check_after(self._live()))
+        self._decide_after_load("memory", lambda: self.loads.check_after(self._live()))
         if generators:
             self.generators_restored()
 
     def generators_restored(self) -> None:
         """The framework has restored the random generators, and nothing has drawn from them yet: compare them."""
         if not self.off and self.start.expectation is not None:
-            self._decide_after_load(lambda: self.loads.check_generators(self._observe().topology))
+            self._decide_after_load("random generators", lambda: self.loads.check_generators(self._observe().topology))
 
-    def _decide_after_load(self, checks: Callable[[], list[Check]]) -> None:
-        self.verdicts.decide(run_checks(checks), "after load", self.start.loaded_from)
+    def _decide_after_load(self, name: str, checks: Callable[[], list[Check]]) -> None:
+        self.verdicts.decide(run_checks(name, checks), "after load", self.start.loaded_from)
 
     def load_failed(self, problem: BaseException) -> None:
         """The framework's own load raised on this rank: tell the other ranks, which would wait for ever."""
@@ -173,16 +184,19 @@ class GuardSession:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         if not self.off:
             self._identity = {}
-            self.loads.state_loaded(memory, self._observe())
+            with self.contained("load"):
+                self.loads.state_loaded(memory, self._observe())
 
     def prepared(self) -> None:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
         if not self.off:
-            self.honours.move_data(self._observe())
+            with self.contained("preparation"):
+                self.honours.move_data(self._observe())
 
     def _before_first_batch(self) -> None:
         if not self.off:
-            self.loads.first_batch(self._observe)
+            with self.contained("first batch"):
+                self.loads.first_batch(self._observe)
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
@@ -190,6 +204,10 @@ class GuardSession:
         """Called before every optimizer step; checks once, then watches the LR. None: a whole step of an engine."""
         if self._loading or (self._stepped and not self.verdicts.refusal and not self._is_first(optimizer)):
             return
+        with self.contained("step"):
+            self._before_step(optimizer)
+
+    def _before_step(self, optimizer: Any) -> None:
         if not self._stepped or self.verdicts.refusal:
             if not self._concerns(optimizer):
                 return
@@ -224,14 +242,15 @@ class GuardSession:
 
     def _first_step(self, optimizer: Any) -> None:
         if self.off:
-            self.verdicts.record("off", (), "before the first step")
+            self.verdicts.switched_off("before the first step")
             self._say_what_is_not_applied()
             return
+        moment = "before the first step"
         first_batches = self.data.gather_first()
-        checks = run_checks(lambda: self._check_first_step(optimizer, first_batches))
-        self.verdicts.decide(checks, "before the first step", self.start.loaded_from)
+        checks = run_checks("memory", lambda: self._check_first_step(optimizer, first_batches))
+        self.verdicts.decide(checks, moment, self.start.loaded_from)
         if all(check.ok for check in checks):
-            self.verdicts.record("passed", checks, "before the first step")
+            self.verdicts.conclude(checks, moment)
 
     def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> list[Check]:
         live = self._live()

@@ -1,6 +1,7 @@
 """The verdict of the checks: exchanged between ranks, printed, recorded in the journal, and raised on every rank.
 
-The main process prints and writes. When the guard itself fails while checking a resume, that counts as a failed check.
+The main process prints and writes. When the guard itself fails at a check, that value was not compared: the resume is not
+refused, and not called verified either. A damaged manifest or an unreadable contract is a finding, and refuses.
 Saves use no collective, because a script may save on the main process alone. At a save every rank puts its digest into the
 process group's key-value store, and the main process collects what is there. At a load and at a first step each rank
 gathers at most a kilobyte from every other.
@@ -9,22 +10,25 @@ gathers at most a kilobyte from every other.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardVerdict
-from chronicle.resume.checks.check import Check, ResumeRefused, failed, format_refusal
+from chronicle.resume.checks.check import Check, Outcome, ResumeRefused, attempt, failed, format_refusal, not_compared
 from chronicle.resume.contract import Expectation, Mode, Options
+from chronicle.resume.faults import Faults
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Carried, RankDigest
 from rollback.errors import RollbackError
 
-__all__ = ["Ranks", "StartingPoint", "Verdicts", "reason_of", "run_checks"]
+__all__ = ["Ranks", "StartingPoint", "Verdicts", "run_checks"]
 
 MAX_REPORT_BYTES = 1024
+NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
+NO_BASIS = "it carries no description of its memory: it was saved without the guard, or copied without its manifest"
 
 
 @dataclass(slots=True)
@@ -38,17 +42,42 @@ class StartingPoint:
     start_step: int | None = None  # optimizer steps completed when the first step of this launch began
     carried: tuple[Carried, ...] = ()  # options of rollbacks that the guard applies in this launch
 
+    @property
+    def resumed(self) -> bool:
+        """Whether anything was loaded, as far as the guard saw."""
+        return self.loaded_from is not None or self.state_loaded
+
+    @property
+    def place(self) -> str:
+        """What was loaded, in words."""
+        if self.loaded_from is not None:
+            return f"`{self.loaded_from}`"
+        return "the state that was loaded" if self.state_loaded else "nothing was loaded"
+
 
 class Verdicts:
     """Gives the verdicts of one process; `refusal` is the one that was raised, if any."""
 
-    def __init__(self, ranks: "Ranks", journal: GuardJournal, options: Options, start: StartingPoint) -> None:
+    def __init__(
+        self, ranks: "Ranks", journal: GuardJournal, options: Options, start: StartingPoint, faults: Faults
+    ) -> None:
         self._ranks, self._journal, self._options, self._start = ranks, journal, options, start
+        self._faults = faults
+        self._remarks: dict[str, Check] = {}  # name -> what was noted or not compared since the last load
         self.refusal: ResumeRefused | None = None
+
+    def opens(self) -> None:
+        """A load begins: what was said about an earlier one no longer counts."""
+        self._remarks.clear()
 
     def decide(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
         """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
+        self._remember(checks, moment)
         reports = self.exchange(checks)
+        for report in reports:
+            for name, why in report.get("unknown", ()) if report["rank"] != self._ranks.rank else ():
+                where = f"rank {report['rank']}"
+                self._remarks.setdefault(str(name), not_compared(str(name), "M1", str(why), where=where))
         own = [check for check in checks if not check.ok]
         others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
         if own or others:
@@ -57,7 +86,9 @@ class Verdicts:
     def exchange(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
         """Send this rank's failures to all ranks, and return the reports of all."""
         bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        return self._ranks.gather({"rank": self._ranks.rank, "failed": bad})
+        unknown = [[c.name[:40], c.cause[:60]] for c in checks if c.outcome is Outcome.NOT_COMPARED][:NUM_UNKNOWN]
+        report: dict[str, Any] = {"rank": self._ranks.rank, "failed": bad}
+        return self._ranks.gather({**report, "unknown": unknown} if unknown else report)
 
     def refuse(self, bad: Sequence[Check], moment: str, root: Path | None, *, local: bool = False) -> None:
         """Print the table, record it, and raise unless the mode is `warn`.
@@ -65,32 +96,86 @@ class Verdicts:
         The main process prints; a `local` refusal, of which no other rank knows, is printed by this rank.
         """
         warned = self._options.mode is Mode.WARN
-        place = f"`{root}`" if root is not None else "nothing was loaded"
+        place = f"`{root}`" if root is not None else self._start.place
         headline = f"{'warning, allowed by CHRONICLE_GUARD=warn' if warned else 'resume refused'} {moment}: {place}"
         remedy = None if warned else _remedy(bad)
-        if self._ranks.rank == 0 or local:
-            sys.stderr.write(format_refusal(headline, bad, remedy))
-            sys.stderr.flush()
-        self.record("warned" if warned else "refused", bad, moment)
+        with self._faults.contained("verdict"):
+            if self._ranks.rank == 0 or local:
+                sys.stderr.write(format_refusal(headline, bad, remedy))
+                sys.stderr.flush()
+            word = "warned" if warned else "refused"
+            self._record(word, bad, moment, f"guard: {word} {moment}")
         if not warned:
             first = bad[0] if bad else failed("another rank", "M1", found="a mismatch")
             text = f"{headline}: {first.name}: expected {first.expected or 'otherwise'}, found {first.found}"
             self.refusal = ResumeRefused(text, remedy, bad)
             raise self.refusal
 
-    def record(self, verdict: str, checks: Sequence[Check], moment: str) -> None:
+    def conclude(self, checks: Sequence[Check], moment: str) -> None:
+        """Nothing differs: say what was compared and what was not, on stderr and in the journal."""
+        self._remember(checks, moment)
+        unknown, noted = self._not_compared(), self._noted()
+        if self._ranks.rank == 0:
+            if unknown:
+                listed = ", ".join(f"{one['name']} ({one['why']})" for one in unknown)
+                self._journal.say(f"unverified {listed}", f"not verified: {listed}")
+            for one in noted:
+                self._journal.say(f"noted {one}", f"noted: {one['name']}: {one['why']}")
+        if unknown:
+            names = ", ".join(one["name"] for one in unknown)
+            self._record("unverified", checks, moment, f"guard: not verified: {names}")
+        else:
+            self._record("passed", checks, moment, f"guard: passed {moment}")
+
+    def switched_off(self, moment: str) -> None:
+        """Record that the guard is off in this launch."""
+        self._record("off", (), moment, f"guard: off {moment}")
+
+    def _remember(self, checks: Sequence[Check], moment: str) -> None:
+        for check in checks:
+            if check.error:
+                self._faults.record_text(f"check of {check.name} {moment}", check.error)
+            if check.outcome in (Outcome.NOTED, Outcome.NOT_COMPARED):
+                self._remarks[check.name] = check
+            else:
+                self._remarks.pop(check.name, None)
+
+    def _not_compared(self) -> list[dict[str, str]]:
+        """What matters and was not compared, with the reason; empty when the launch is verified."""
+        found = [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOT_COMPARED]
+        # other data than recorded are allowed by default, but then the resume is not the one that was recorded
+        found += [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED and c.code == "M4"]
+        if self._start.resumed and self._basis() == "none":
+            found.insert(0, {"name": "memory", "why": f"{self._start.place}: {NO_BASIS}"})
+        known = {one["name"] for one in found}
+        for where, error in self._faults.found:
+            name = where.removeprefix("check of ").partition(" before ")[0].partition(" after ")[0]
+            if name not in known:
+                known.add(name)
+                found.append({"name": name, "why": f"the guard failed: {error}"})
+        return found
+
+    def _noted(self) -> list[dict[str, str]]:
+        return [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED]
+
+    def _basis(self) -> str:
+        expectation = self._start.expectation
+        return expectation.basis if expectation else ("none" if self._start.resumed else "fresh")
+
+    def _record(self, verdict: str, checks: Sequence[Check], moment: str, title: str) -> None:
         """Write one `guard.verdict` entry (main process only)."""
         expectation = self._start.expectation
         contract = expectation.contract if expectation else None
-        resumed = self._start.loaded_from is not None or self._start.state_loaded
-        basis = expectation.basis if expectation else ("none" if resumed else "fresh")
+        unknown = self._not_compared()
         event = GuardVerdict(
             verdict=verdict,
             moment=moment,
             mode=str(self._options.mode),
-            basis=basis,
-            verified=verdict == "passed" and basis != "none",
+            basis=self._basis(),
+            verified=(verdict == "passed" and not unknown) if self._start.resumed or unknown else None,
             checks=tuple(check.to_json() for check in checks),
+            noted=tuple(self._noted()),
+            not_compared=tuple(unknown),
             checkpoint=None if self._start.loaded_from is None else str(self._start.loaded_from),
             run_id=self._journal.run_id,
             loaded=dict(self._start.identity),
@@ -102,23 +187,29 @@ class Verdicts:
         step = self._start.start_step
         if step is None and expectation and expectation.memory:
             step = expectation.memory.step
-        self._journal.write(event, step=step, title=f"guard: {verdict} {moment}")
+        self._journal.write(event, step=step, title=title)
 
 
-def run_checks(work: Callable[[], list[Check]]) -> list[Check]:
-    """The checks of `work`; an exception in it becomes a failed check, because unverified state must not be trained on."""
+def run_checks(name: str, work: Callable[[], Iterable[Check]], *, at_stake: bool = True) -> list[Check]:
+    """The checks of `work`. An error in it leaves `name` not compared, and refuses nothing.
+
+    A damaged manifest or an unreadable contract is a finding and fails, if there is a resume `at_stake`.
+    """
+    checks: list[Check] = []
     try:
-        return work()
+        checks.extend(attempt(name, "M1", work))
     except (ChronicleError, RollbackError) as problem:
-        found, cause = problem.message, problem.remedy or ""
-    except Exception as problem:  # noqa: BLE001 whatever broke the check, the state is unverified
-        found, cause = reason_of(problem), "the check itself failed"
-    return [failed("guard", "M1", expected="a state that can be verified", found=found, cause=cause)]
+        if at_stake:
+            expected, cause = "a state that can be verified", problem.remedy or ""
+            checks.append(failed("guard", "M1", expected=expected, found=problem.message, cause=cause))
+        else:
+            checks.append(not_compared(name, "M1", problem.message))
+    return checks
 
 
-def reason_of(problem: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(problem).__name__}: {problem}"[:300]
+def _remark(check: Check) -> dict[str, str]:
+    place = f" ({check.where})" if check.where.startswith("rank ") else ""
+    return {"name": check.name + place, "why": check.cause or check.found}
 
 
 def _from_report(report: Mapping[str, Any], own: Sequence[Check]) -> list[Check]:

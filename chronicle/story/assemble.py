@@ -65,7 +65,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchStory:
-    """One launch. `verdict` is its newest guard verdict (`passed`, `warned`, `refused`); None without a guard."""
+    """One launch. `verdict` is its newest guard verdict (`passed`, `unverified`, `warned`, `refused`); None without a guard."""
 
     number: int
     span: LaunchSpan

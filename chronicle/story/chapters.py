@@ -125,7 +125,8 @@ def _chapter(
 
 def _default_title(entry: Entry) -> str:
     if entry.kind == EntryKind.GUARD_VERDICT:
-        return f"resume {GuardVerdict.of(entry).verdict} by the guard"
+        verdict = GuardVerdict.of(entry).verdict
+        return "resume not verified by the guard" if verdict == "unverified" else f"resume {verdict} by the guard"
     if entry.kind == EntryKind.ROLLBACK_RECEIPT:
         return f"rollback to {entry.step}"
     return entry.kind

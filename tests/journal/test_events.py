@@ -38,7 +38,12 @@ from chronicle.journal.events import (
 )
 from chronicle.paths import RunPaths
 
-LATER = {EntryKind.RUN_PLACE, EntryKind.RUN_FORK, EntryKind.GUARD_ATTACHED}  # kinds that came after the fixture was written
+LATER = {  # kinds that came after the fixture was written
+    EntryKind.RUN_PLACE,
+    EntryKind.RUN_FORK,
+    EntryKind.GUARD_ATTACHED,
+    EntryKind.GUARD_FAULT,
+}
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels
 ONLY_READ = {EntryKind.EVIDENCE_SEALED, EntryKind.LR_MISMATCH}

@@ -1,22 +1,31 @@
 """One check: two values compared, the likely cause of a difference, the table a person reads and the exception.
 
+A check has one of four outcomes. Only `DIFFERENT` refuses. A value that could not be compared is `NOT_COMPARED`: it refuses
+nothing, but a resume with such a check is not called verified.
+
 `ResumeRefused` is a `SystemExit`: an uncaught refusal ends the process with code 78 ("do not requeue"), and the table on
 stderr replaces a traceback from every rank. It is no `Exception`, because
 `try: load_state() except Exception: start_from_scratch()` is one of the accidents the guard exists for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from chronicle.errors import ChronicleError
 from chronicle.resume.contract import COMPUTED, Expectation, close_rows, is_close
 from chronicle.resume.memory import Memory, Scheduler
+from rollback.errors import RollbackError
 
 __all__ = [
     "EXIT_CODE",
     "SAME",
     "Check",
+    "Outcome",
     "ResumeRefused",
+    "attempt",
+    "compared",
     "equal",
     "failed",
     "forecast_cause",
@@ -26,6 +35,8 @@ __all__ = [
     "moment_cause",
     "moments_cause",
     "near",
+    "not_compared",
+    "noted",
     "other_world",
     "position_cause",
     "rng_cause",
@@ -38,21 +49,39 @@ EXIT_CODE = 78  # EX_CONFIG; schedulers are told not to requeue
 SAME = 1e-9  # relative tolerance: the same program on the same state
 
 
+class Outcome(StrEnum):
+    """What a comparison found."""
+
+    EQUAL = "equal"
+    NOTED = "noted"  # different, which is allowed; it is said
+    NOT_COMPARED = "not compared"  # `cause` says why
+    DIFFERENT = "different"  # refused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison. `code` is its kind: F1…F10 files, M1…M5 memory, L1…L4 first steps."""
+    """One comparison. `code` is its kind: F1…F10 files, M1…M5 memory, L1…L4 first steps.
+
+    `error` is the guard's own error that prevented the comparison; it is also recorded as a `guard.fault`.
+    """
 
     name: str
     code: str
-    ok: bool
+    outcome: Outcome = Outcome.EQUAL
     expected: str = ""
     found: str = ""
     where: str = ""
     cause: str = ""
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether training may go on, as far as this check is concerned."""
+        return self.outcome is not Outcome.DIFFERENT
 
     def to_json(self) -> dict[str, Any]:
-        """The form written to the journal; empty fields are left out."""
-        record: dict[str, Any] = {"name": self.name, "code": self.code, "ok": self.ok}
+        """The form written to the journal; empty fields are left out. `ok` is what older versions read."""
+        record: dict[str, Any] = {"name": self.name, "code": self.code, "ok": self.ok, "outcome": str(self.outcome)}
         for key in ("expected", "found", "where", "cause"):
             if getattr(self, key):
                 record[key] = getattr(self, key)
@@ -96,32 +125,64 @@ def format_refusal(headline: str, checks: Sequence[Check], remedy: str | None) -
 # ---- comparing two values --------------------------------------------------------------------------------------------
 
 
-def failed(name: str, code: str, *, expected: str = "", found: str = "", where: str = "", cause: str = "") -> Check:
-    """A check that failed."""
-    return Check(name=name, code=code, ok=False, expected=expected, found=found, where=where, cause=cause)
-
-
-def equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
-    """A check that passes when both values are equal; `cause` is used only when they differ."""
-    ok = expected == found
+def compared(
+    name: str, code: str, ok: bool, *, expected: str = "", found: str = "", where: str = "", cause: str = ""
+) -> Check:
+    """A check of two values that are equal (`ok`) or must not differ as they do; `cause` is used only then."""
+    outcome = Outcome.EQUAL if ok else Outcome.DIFFERENT
     return Check(
         name=name,
         code=code,
-        ok=ok,
-        expected=_text_of(expected),
-        found=_text_of(found),
+        outcome=outcome,
+        expected=expected,
+        found=found,
         where=where,
         cause="" if ok else cause,
     )
 
 
+def failed(name: str, code: str, *, expected: str = "", found: str = "", where: str = "", cause: str = "") -> Check:
+    """A check that failed."""
+    return compared(name, code, False, expected=expected, found=found, where=where, cause=cause)
+
+
+def noted(name: str, code: str, *, expected: str = "", found: str = "", where: str = "", cause: str = "") -> Check:
+    """A difference that is allowed; `cause` says why it is."""
+    return Check(
+        name=name, code=code, outcome=Outcome.NOTED, expected=expected, found=found, where=where, cause=cause
+    )
+
+
+def not_compared(name: str, code: str, why: str, *, where: str = "", error: str = "") -> Check:
+    """A value that could not be compared. `error`: the guard's own error, when that is the reason."""
+    return Check(name=name, code=code, outcome=Outcome.NOT_COMPARED, where=where, cause=why, error=error)
+
+
+def attempt(name: str, code: str, work: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks of `work`; an unexpected error in it ends these checks alone, and the rest is not compared.
+
+    Errors that are raised on purpose (a damaged manifest, an unreadable contract) are not caught: they are findings.
+    """
+    try:
+        yield from work()
+    except (ChronicleError, RollbackError):
+        raise
+    except Exception as problem:  # noqa: BLE001 any error of a check: the value is unknown, and training is not to blame
+        error = f"{type(problem).__name__}: {problem}"[:200]
+        yield not_compared(name, code, f"the check itself failed: {error}", error=error)
+
+
+def equal(name: str, code: str, expected: Any, found: Any, where: str, cause: str) -> Check:
+    """A check that passes when both values are equal; `cause` is used only when they differ."""
+    ok = expected == found
+    return compared(name, code, ok, expected=_text_of(expected), found=_text_of(found), where=where, cause=cause)
+
+
 def near(name: str, expected: float, found: float | None, where: str) -> Check:
     """A check that passes when an optimizer setting is equal within `SAME`."""
     ok = found is not None and is_close(expected, found, SAME)
-    cause = "" if ok else f"the optimizer's `{name}` was set again after the load, or never restored"
-    return Check(
-        name=name, code="M1", ok=ok, expected=f"{expected:.9g}", found=_text_of(found), where=where, cause=cause
-    )
+    cause = f"the optimizer's `{name}` was set again after the load, or never restored"
+    return compared(name, "M1", ok, expected=f"{expected:.9g}", found=_text_of(found), where=where, cause=cause)
 
 
 def other_world(expected: Expectation, found: Memory) -> bool:

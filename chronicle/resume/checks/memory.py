@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from chronicle.resume.checks.check import (
     SAME,
     Check,
+    compared,
     equal,
     failed,
     forecast_cause,
@@ -67,10 +68,10 @@ def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list
         return []
     wrong = [name for name, digest in saved.rng.items() if name in own.rng and own.rng[name] != digest]
     return [
-        Check(
-            name="random generators",
-            code="M1",
-            ok=not wrong,
+        compared(
+            "random generators",
+            "M1",
+            not wrong,
             expected="state of the generators at save",
             found=f"{', '.join(wrong)} differ" if wrong else "equal",
             where=f"rank {rank}",
@@ -189,10 +190,10 @@ def _group_checks(
 ) -> Iterator[Check]:
     if saved.moment_norm is not None and same_world:
         ok = own.moment_norm is not None and is_close(saved.moment_norm, own.moment_norm, NORM)
-        yield Check(
-            name="first moments",
-            code="M1",
-            ok=ok,
+        yield compared(
+            "first moments",
+            "M1",
+            ok,
             expected=f"norm {saved.moment_norm:.9g}",
             found="none" if own.moment_norm is None else f"norm {own.moment_norm:.9g}",
             where=where,
@@ -267,10 +268,10 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
     own = tuple(group.lr for group in found.groups)
     if lrs is not None:
         ok = close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
-        yield Check(
-            name="learning rate per group",
-            code="M1",
-            ok=ok,
+        yield compared(
+            "learning rate per group",
+            "M1",
+            ok,
             expected=show_row(lrs),
             found=show_row(own) or "no optimizer",
             where="optimizer param_groups",
@@ -281,10 +282,10 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
         return
     count = min(len(rows), len(found.next_lrs))
     bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
-    yield Check(
-        name="learning rates of the next steps",
-        code="M2",
-        ok=bad is None,
+    yield compared(
+        "learning rates of the next steps",
+        "M2",
+        bad is None,
         expected=f"step +{bad + 1}: {show_row(rows[bad])}" if bad is not None else f"{count} steps",
         found=f"step +{bad + 1}: {show_row(found.next_lrs[bad])}" if bad is not None else "equal",
         where="scheduler and optimizer, stepped on copies",
@@ -298,10 +299,10 @@ def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     if lrs is None:
         return
     ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
-    yield Check(
-        name="learning rate of the warm-up",
-        code="M2",
-        ok=ok,
+    yield compared(
+        "learning rate of the warm-up",
+        "M2",
+        ok,
         expected=f"at most {show_row(lrs)}",
         found=show_row(own),
         where="optimizer param_groups",

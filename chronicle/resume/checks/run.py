@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, failed
+from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
 from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardHistory
@@ -239,7 +239,7 @@ def check_next_batch(
     """
     name, where = "next batch", f"first batch of rank {rank}"
     if followed is not None and first == followed:
-        return [Check(name=name, code="M4", ok=True, expected=followed, found="equal", where=where)]
+        return [compared(name, "M4", True, expected=followed, found="equal", where=where)]
     if first in starts and (followed is not None or mid_epoch):
         cause = "the data starts again from its beginning: samples that were seen are repeated"
         return [
@@ -248,5 +248,7 @@ def check_next_batch(
     if followed is not None and promised:
         cause = "data order or position is not the one of the first pass"
         return [failed(name, "M4", expected=followed, found=first, where=where, cause=cause)]
-    seen = "not compared: none is on record" if followed is None else "another order than in the first pass"
-    return [Check(name=name, code="M4", ok=True, expected=followed or "", found=seen, where=where)]
+    if followed is None:
+        return [not_compared(name, "M4", "the batch that followed the save is not on record", where=where)]
+    cause = "another order than in the first pass, which this launch does not promise to keep"
+    return [noted(name, "M4", expected=followed, found=first, where=where, cause=cause)]

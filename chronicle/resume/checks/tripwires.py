@@ -112,10 +112,9 @@ class LrTripwire:
         self.position += 1
         if _same(row, lrs) or self.source != "scheduler":
             return None
-        return Check(
-            name="learning rate in use",
-            code="L1",
-            ok=False,
+        return failed(
+            "learning rate in use",
+            "L1",
             expected=", ".join(f"{lr:.9g}" for lr in row),
             found=", ".join(f"{lr:.9g}" for lr in lrs),
             where=f"step {index + 1} of this launch",

@@ -1,0 +1,137 @@
+"""Errors of the guard itself: they are recorded and said once, and training never sees them.
+
+Every entry into the guard (hooks, save, load, step, exit, threads, callbacks) runs inside `contained`. An error there becomes
+one `guard.fault` entry and one line on stderr: from this step on the launch is unverified. A verdict is a `SystemExit` and
+passes. So does an exception that the script's own signal handler raised while the guard was running: it is the script's.
+"""
+
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+from chronicle.journal.events import GuardFault
+from chronicle.resume.journal import GuardJournal
+
+__all__ = ["Faults", "reason_of"]
+
+NUM_FAULTS = 3  # errors at one place, after which the guard no longer tries there
+NUM_FRAMES = 4  # innermost frames that an entry names
+
+
+class Faults:
+    """The guard's own errors in one process. `step`: optimizer steps completed, as far as it is known."""
+
+    def __init__(self, journal: GuardJournal, step: Callable[[], int | None] = lambda: None) -> None:
+        self._journal, self._step = journal, step
+        self._counts: dict[str, int] = {}
+        self.found: list[tuple[str, str]] = []  # where, error
+
+    def contained(self, where: str) -> "Containment":
+        """A context in which an error is recorded instead of raised. `where`: what the guard is doing."""
+        return Containment(self, where)
+
+    def gave_up(self, where: str) -> bool:
+        """Whether the guard failed so often at this place that it stays out of the way there."""
+        return self._counts.get(where, 0) >= NUM_FAULTS
+
+    def record(self, where: str, problem: BaseException) -> None:
+        """Record one error; never raises. An error that repeats at the same place is recorded once."""
+        try:
+            self._record(where, reason_of(problem), problem.__traceback__)
+        except Exception as worse:  # noqa: BLE001 the last line of defence: what is left is to say it
+            _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {reason_of(problem)}")
+
+    def record_text(self, where: str, error: str) -> None:
+        """Record an error that is known by its text only."""
+        try:
+            self._record(where, error, None)
+        except Exception as worse:  # noqa: BLE001 as above
+            _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {error}")
+
+    def _record(self, where: str, error: str, trace: TracebackType | None) -> None:
+        self._counts[where] = self._counts.get(where, 0) + 1
+        if (where, error) in self.found:
+            return
+        self.found.append((where, error))
+        step = self._step_or_none()
+        since = "" if step is None else f" from step {step}"
+        words = f"this run is unverified{since}: the guard failed at its {where} ({error}); training goes on"
+        self._journal.say("fault", words)
+        event = GuardFault(where=where, error=error, trace=tuple(_frames(trace)), rank=self._journal.rank)
+        self._journal.write(event, step=step, title=f"unverified{since}: the guard failed at its {where}", from_any_rank=True)
+
+    def _step_or_none(self) -> int | None:
+        try:
+            return self._step()
+        except Exception:  # noqa: BLE001 an error is being recorded already
+            return None
+
+
+class Containment:
+    """A `with` block whose errors are recorded and not raised. A class: a generator would cost every step more."""
+
+    __slots__ = ("_faults", "_where")
+
+    def __init__(self, faults: Faults, where: str) -> None:
+        self._faults, self._where = faults, where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(problem, Exception) or _is_of_the_script(trace):
+            return False
+        self._faults.record(self._where, problem)
+        return True
+
+
+def reason_of(problem: BaseException) -> str:
+    """An exception in one line."""
+    try:
+        return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+    except Exception:  # noqa: BLE001 an exception whose text cannot be made
+        return type(problem).__name__
+
+
+def _frames(trace: TracebackType | None) -> Iterator[str]:
+    frames = []
+    while trace is not None:
+        frames.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    yield from frames[-NUM_FRAMES:]
+
+
+def _is_of_the_script(trace: TracebackType | None) -> bool:
+    """Whether a signal handler of the script raised this while the guard happened to run."""
+    handlers = None
+    while trace is not None:
+        if handlers is None:
+            handlers = set(_handler_codes())
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _handler_codes() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        for made in (handler, vars(type(handler)).get("__call__")):  # a function, a bound method, an object
+            code = getattr(getattr(made, "__func__", made), "__code__", None)
+            if isinstance(code, CodeType) and handler is not signal.default_int_handler:
+                yield code
+
+
+def _print(text: str) -> None:
+    try:
+        print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
+    except Exception:  # noqa: BLE001 stderr is closed
+        return
