@@ -172,7 +172,7 @@ class Verdicts:
             moment=moment,
             mode=str(self._options.mode),
             basis=self._basis(),
-            verified=(verdict == "passed" and not unknown) if self._start.resumed or unknown else None,
+            verified=verdict == "passed" if self._start.resumed or verdict != "passed" else None,
             checks=tuple(check.to_json() for check in checks),
             noted=tuple(self._noted()),
             not_compared=tuple(unknown),
