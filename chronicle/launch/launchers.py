@@ -6,6 +6,7 @@ Covers torchrun, accelerate, deepspeed, srun and mpirun. The variable names are 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
+STARTUP_DIR = Path(__file__).resolve().parent / "startup"  # its `sitecustomize` guards HF Trainers without a line
 PER_NODE_FLAGS = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
 NODE_FLAGS = ("--nnodes", "--num_nodes", "-N", "--nodes")
 TOTAL_FLAGS = ("--num_processes", "--num-processes", "-n", "-np", "--ntasks")
@@ -76,7 +78,15 @@ def build_environment(
     environment.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)
     environment.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS_TO_HANDLE)  # torchrun's flag, as a variable
     environment.setdefault("SRUN_LABELIO", "1")  # makes `srun` print the task number before each line
+    if environment.get("CHRONICLE_GUARD", "").strip().lower() != "off":
+        environment["PYTHONPATH"] = _before_others(STARTUP_DIR, environment.get("PYTHONPATH", ""))
     return environment
+
+
+def _before_others(directory: Path, python_path: str) -> str:
+    """`python_path` with the directory in front; an empty entry would mean the working directory."""
+    others = [entry for entry in python_path.split(os.pathsep) if entry != str(directory)] if python_path else []
+    return os.pathsep.join([str(directory), *others])
 
 
 def count_requested_ranks(command: Sequence[str]) -> int | None:

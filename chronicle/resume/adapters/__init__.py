@@ -28,7 +28,7 @@ def guard(
     accept_change: Mapping[str, str] | None = None,
     mode: str = "enforce",
 ) -> T:
-    """Put an `Accelerator` or a DeepSpeed engine under guard and return the same object.
+    """Put an `Accelerator`, a DeepSpeed engine or a Lightning `Fabric` under guard and return the same object.
 
     `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings.
     `data_state()`: data position of the *next* optimizer step, JSON-able.
@@ -60,9 +60,13 @@ def guard(
         from chronicle.resume.adapters.deepspeed import guard_engine
 
         guard_engine(target, options)
+    elif "Fabric" in names and origins & {"lightning", "lightning_fabric"}:
+        from chronicle.resume.adapters.fabric import guard_fabric
+
+        guard_fabric(target, options)
     else:
         raise UsageProblem(
-            f"cannot guard a {type(target).__name__}: expected an Accelerator or a DeepSpeed engine",
+            f"cannot guard a {type(target).__name__}: expected an Accelerator, a DeepSpeed engine or a Fabric",
             "plain torch: chronicle.attach(...); HF Trainer and Lightning: ChronicleCallback",
         )
     return target

@@ -82,6 +82,10 @@ class AttachedRun:
         first.register_state_dict_post_hook(self._on_save)
         first.register_load_state_dict_pre_hook(self._on_load)
 
+    def now_trains(self, live: LiveState) -> None:
+        """Take in what is trained with from here on: a second optimizer or a scheduler that was made later."""
+        self._live = live
+
     def saved(self, path: str | Path) -> None:
         """Tell the guard where a checkpoint was written: a directory gets a manifest, a file an entry in the journal."""
         target = Path(path).absolute()

@@ -1,4 +1,4 @@
-"""HF Trainer under guard: `Trainer(…, callbacks=[ChronicleCallback("tr-190")])`.
+"""HF Trainer under guard: `Trainer(…, callbacks=[ChronicleCallback("tr-190")])`; automatic under `chronicle run`.
 
 The Trainer loads model, optimizer and scheduler before `on_train_begin` and silently skips what it does not find
 (`_load_optimizer_and_scheduler` in 5.23 has no `else`). It restores the generators when the first epoch begins. Callbacks do
@@ -18,9 +18,10 @@ from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
 from rollback.channels import Role, canonical_name, canonical_of
 
-__all__ = ["ChronicleCallback"]
+__all__ = ["ChronicleCallback", "enter"]
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
+_began = [0]  # Trainers that began to train in this process under `chronicle run`
 
 
 class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
@@ -101,6 +102,19 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             loaders=() if loader is None else (loader,),
             reading=loader,
         )
+
+
+
+
+def enter(handler: Any) -> None:
+    """Under `chronicle run`: give a Trainer that begins to train the callback, unless the script has given it one.
+
+    Called by `chronicle/launch/startup/sitecustomize.py`. A second Trainer of one process (folds, a reward model before the
+    policy) has not forgotten to resume: it may start from scratch.
+    """
+    if not any(isinstance(callback, ChronicleCallback) for callback in handler.callbacks):
+        handler.add_callback(ChronicleCallback(fresh_start=_began[0] > 0))
+    _began[0] += 1
 
 
 def _sharding(args: Any) -> str:

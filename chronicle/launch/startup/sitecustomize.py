@@ -1,0 +1,90 @@
+"""Runs at the start of every Python process under `chronicle run`, so that an unedited HF Trainer script is guarded.
+
+`chronicle run` puts this directory in front of PYTHONPATH; torchrun, accelerate and deepspeed hand it to their ranks. Python
+imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer_callback` is imported, gives way
+to the user's own `sitecustomize`, and is done. When a Trainer begins to train, its callback handler gets the guard's callback.
+
+Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
+"""
+# mypy: ignore-errors (without annotations, so that an old Python reads it too)
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+AWAITED = "transformers.trainer_callback"
+said = []
+
+
+class TrainerAwaited:
+    """A finder that finds one module, once: the one in which the Trainer's callback handler is."""
+
+    def find_spec(self, name, path=None, target=None):
+        """The awaited module's spec, whose loader wraps the handler once the module is there; None for all others."""
+        if name != AWAITED or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                spec.loader.exec_module = then_enter(spec.loader.exec_module)
+                return spec
+        return None
+
+
+def then_enter(load):
+    """What fills the module in, and wraps its handler afterwards."""
+
+    def exec_module(module):
+        load(module)
+        enter_trainers(module)
+
+    return exec_module
+
+
+def enter_trainers(module):
+    """From now on the handler of every Trainer that begins to train has the guard's callback."""
+    handler = getattr(module, "CallbackHandler", None)
+    original = getattr(handler, "on_train_begin", None)
+    if original is None:
+        return say("this version of transformers has no `CallbackHandler.on_train_begin`")
+
+    def on_train_begin(self, *args, **kwargs):
+        try:
+            from chronicle.resume.adapters.transformers import enter
+
+            enter(self)
+        except Exception as problem:  # noqa: BLE001 an error of the guard must not end a training
+            say(type(problem).__name__ + ": " + str(problem))
+        return original(self, *args, **kwargs)
+
+    handler.on_train_begin = on_train_begin
+
+
+def say(why):
+    """One line, once: what is not guarded must not pass for guarded."""
+    if not said:
+        said.append(why)
+        sys.stderr.write("chronicle guard: this HF Trainer is not guarded (" + why + "); training continues\n")
+
+
+def give_way():
+    """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401 the user's
+    except ImportError as problem:
+        if getattr(problem, "name", None) != "sitecustomize":
+            raise
+    finally:
+        if own is not None:
+            sys.modules.setdefault("sitecustomize", own)
+
+
+if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "").strip().lower() != "off":
+    if AWAITED in sys.modules:
+        enter_trainers(sys.modules[AWAITED])
+    else:
+        sys.meta_path.insert(0, TrainerAwaited())
+give_way()

@@ -1,0 +1,139 @@
+"""Lightning Fabric under guard: `chronicle.guard(fabric)`; automatic under `chronicle run`.
+
+A Fabric script is a plain torch loop, and is guarded like one (`torch.py`): the description of memory is in the optimizer's
+state. `setup` tells what is trained, `save` where it was written, and the `state` of `save` and `load` names the schedulers.
+Fabric calls its callbacks with the module alone, so the methods of the class are wrapped, once per process.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from chronicle.resume.adapters.torch import AttachedRun
+from chronicle.resume.contract import Options
+from chronicle.resume.fingerprint import LiveState, collect_optimizers
+from chronicle.resume.learning_rate import BoundScheduler
+
+__all__ = ["callbacks_factory", "guard_fabric"]
+
+_every = [False]  # whether a Fabric is guarded that the script has not named
+
+
+class FabricRun:
+    """What one Fabric has set up so far, and its guard: none before there are a model and an optimizer."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.guard: AttachedRun | None = None
+        self._models: list[Any] = []
+        self._optimizers: list[Any] = []
+        self._schedulers: list[Any] = []
+
+    def set_up(self, things: Any) -> None:
+        """Take in what `setup` returned: a wrapped module, wrapped optimizers, a scheduler, or a tuple of them."""
+        for thing in things if isinstance(things, tuple) else (things,):
+            if hasattr(thing, "param_groups"):
+                self._take(self._optimizers, getattr(thing, "optimizer", thing))
+            elif hasattr(thing, "named_parameters"):
+                self._take(self._models, getattr(thing, "module", thing))
+            elif _is_scheduler(thing):
+                self._take(self._schedulers, thing)
+        self._refresh()
+
+    def see_state(self, state: Any) -> None:
+        """Take in the schedulers among the objects that are saved or loaded."""
+        for thing in state.values() if isinstance(state, Mapping) else ():
+            if _is_scheduler(thing):
+                self._take(self._schedulers, thing)
+        self._refresh()
+
+    def _take(self, known: list[Any], thing: Any) -> None:
+        if not any(thing is one for one in known):
+            known.append(thing)
+
+    def _refresh(self) -> None:
+        if not self._models or not self._optimizers:
+            return
+        live = LiveState(
+            models=tuple(self._models),
+            optimizers=collect_optimizers(tuple(self._optimizers)),
+            schedulers=tuple(BoundScheduler(scheduler=one) for one in self._schedulers),
+        )
+        if self.guard is None:
+            self.guard = AttachedRun(live, self._options)
+        else:
+            self.guard.now_trains(live)
+
+
+def _is_scheduler(thing: Any) -> bool:
+    return hasattr(thing, "last_epoch") and hasattr(thing, "step") and hasattr(thing, "optimizer")
+
+
+def guard_fabric(fabric: Any, options: Options) -> None:
+    """Put one Fabric under guard, before its first `setup`; a second call on the same object changes nothing."""
+    _wrap_class()
+    if not hasattr(fabric, "chronicle"):
+        fabric.chronicle = FabricRun(options)
+
+
+def callbacks_factory() -> list[Any]:
+    """Entry point `lightning.fabric.callbacks_factory`: under `chronicle run` every Fabric gets a guard.
+
+    No callback is needed: Fabric calls this at its beginning, in time to wrap the class.
+    """
+    named = os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN")
+    _every[0] = bool(named) and os.environ.get("CHRONICLE_GUARD", "").strip().lower() != "off"
+    if _every[0]:
+        _wrap_class()
+    return []
+
+
+def _run_of(fabric: Any) -> FabricRun | None:
+    if _every[0] and not hasattr(fabric, "chronicle"):
+        fabric.chronicle = FabricRun(Options())
+    return getattr(fabric, "chronicle", None)
+
+
+def _wrap_class() -> None:
+    if getattr(Fabric.setup, "_chronicle", False):
+        return
+    for name in ("setup", "setup_module", "setup_optimizers"):
+        _wrap(name, _setting_up)
+    _wrap("save", _saving)
+    _wrap("load", _loading)
+
+
+def _wrap(name: str, around: Callable[..., Any]) -> None:
+    original = getattr(Fabric, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _run_of(self)
+        if run is None:
+            return original(self, *args, **kwargs)
+        return around(run, functools.partial(original, self), *args, **kwargs)
+
+    method._chronicle = True  # type: ignore[attr-defined]
+    setattr(Fabric, name, method)
+
+
+def _setting_up(run: FabricRun, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = original(*args, **kwargs)
+    run.set_up(made)
+    return made
+
+
+def _saving(run: FabricRun, original: Callable[..., Any], path: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    run.see_state(state)
+    result = original(path, state, *args, **kwargs)
+    if run.guard is not None and not run.guard.session.off:
+        run.guard.saved(path)
+    return result
+
+
+def _loading(run: FabricRun, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
+    run.see_state(args[0] if args else kwargs.get("state"))
+    return original(path, *args, **kwargs)
