@@ -19,7 +19,7 @@ from chronicle.resume.adapters import fabric as adapter
 
 
 def train(run_dir: Path | None, steps: int, *, save: Path | None = None, load: Path | None = None, spoil: str = "") -> Any:
-    """One launch of an ordinary Fabric loop; `run_dir` None: without a line of ours."""
+    """One launch of an ordinary Fabric loop, which trains on after a save; `run_dir` None: without a line of ours."""
     torch.manual_seed(0)
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     if run_dir is not None:
@@ -36,14 +36,15 @@ def train(run_dir: Path | None, steps: int, *, save: Path | None = None, load: P
         if spoil == "weights":
             torch.nn.init.zeros_(model.weight)
     rows = torch.randn(64, 4, 8, generator=torch.Generator().manual_seed(1))
-    for step in range(state["step"], state["step"] + steps):
+    end = state["step"] + steps
+    for step in range(state["step"], end + 3 if save is not None else end):
         fabric.backward(model(rows[step]).square().mean())
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         state["step"] = step + 1
-    if save is not None:
-        fabric.save(save, {**state, "scheduler": scheduler})
+        if save is not None and step + 1 == end:
+            fabric.save(save, state)
     return fabric
 
 
