@@ -18,6 +18,7 @@ from typing import Any
 from chronicle.journal.events import BatchesSeen
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import check_next_batch
+from chronicle.resume.compiled import compiled_part, outside_graphs, see_compiled_calls
 from chronicle.resume.contract import Expectation, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
@@ -45,14 +46,25 @@ class BatchWitness:
         self._digests: list[str] = []
         self._model: weakref.ref[Any] | None = None
         self._handle: Any = None
+        self._compiled = False
         self.first: tuple[str, ...] = ()  # of this launch
 
     def watch(self, model: Any) -> None:
-        """Observe the inputs of this model in training mode; a compiled model is not hooked (a hook would recompile it)."""
-        if self._model is None and not hasattr(model, "_orig_mod"):
+        """Observe the inputs of this model in training mode; a compiled one is looked at from outside its graph."""
+        if self._model is None:
+            model = compiled_part(model)
             self._model = weakref.ref(model)
             _witnesses[model] = self
+            see_compiled_calls(model, self._before_compiled)
             self._open()
+
+    def _before_compiled(self, args: Any, kwargs: Any) -> None:
+        """The compiled model is called: a hook inside it would see nothing, so there is none from now on."""
+        self._compiled = True
+        self._unhook()
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            _before_forward(model, args, kwargs)
 
     def after_save(self, key: str) -> None:
         """Begin a window: the next batches are those that follow this checkpoint."""
@@ -79,15 +91,18 @@ class BatchWitness:
 
     def _open(self) -> None:
         model = self._model() if self._model is not None else None
-        if model is not None and self._handle is None and self._key is not None:
-            self._handle = model.register_forward_pre_hook(_before_forward, with_kwargs=True)
+        if model is not None and self._handle is None and self._key is not None and not self._compiled:
+            self._handle = model.register_forward_pre_hook(outside_graphs(_before_forward), with_kwargs=True)
+
+    def _unhook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
 
     def _close(self) -> None:
         key, digests = self._key, tuple(self._digests)
         self._key, self._digests = None, []
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._unhook()
         if key is not None:
             self._report(key, digests)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import MetricsWriter
+from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.session import GuardSession
 
 __all__ = ["StepLog", "hook_engine_steps", "hook_optimizer_steps"]
@@ -28,7 +29,7 @@ def hook_optimizer_steps(session: GuardSession) -> None:
     if not _registered:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        _registered.append(register_optimizer_step_pre_hook(_before_step))
+        _registered.append(register_optimizer_step_pre_hook(outside_graphs(_before_step)))
     _sessions.add(session)
 
 
@@ -41,7 +42,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _is_allocation_step() -> bool:
     """Whether torch's distributed checkpoint takes this step, with LR 0, to allocate the state that it will load."""
     frame = sys._getframe(2)
-    for _ in range(16):
+    for _ in range(20):
         if frame.f_code.co_name == "_init_optim_state":
             return True
         if frame.f_back is None:

@@ -1,0 +1,130 @@
+"""Hooks of the guard and `torch.compile`: no hook is ever traced, and calls of a compiled model are seen from outside.
+
+A hook on a module or optimizer is Python code that runs inside the compiled call. Dynamo would trace it (`hashlib` ends a
+`fullgraph=True` run), break the graph, or compile it as frames of its own until the recompile limit warns. So:
+
+- `outside_graphs` makes a hook that does nothing while it is traced, and is skipped by frame evaluation where it really runs.
+- `see_compiled_calls` looks at the arguments of a compiled model before dynamo gets them. `torch.compile(model)` makes an
+  `OptimizedModule`, whose `__call__` is ordinary Python; `model.compile()` sets `_compiled_call_impl`.
+
+A model that is called inside a compiled function (`torch.compile(train_step)`) cannot be seen: nothing is said about it.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["compiled_part", "outside_graphs", "see_compiled_calls", "see_own_compilation"]
+
+_SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
+_known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
+_patched: list[Any] = []
+
+
+def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that calls `hook` only outside of graphs; when dynamo traces it, it is empty."""
+    from torch import compiler
+
+    dynamo = _dynamo()
+    undisturbed = dynamo.disable(hook)
+
+    @functools.wraps(hook)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        if not compiler.is_compiling():
+            undisturbed(*args, **kwargs)
+
+    _skip(guarded)
+    return guarded
+
+
+def see_compiled_calls(model: Any, see: Callable[[Any, Any], None]) -> None:
+    """From now on `see(args, kwargs)` is called before every call of a compiled form of `model`.
+
+    It does not matter whether the model is compiled before or after this, alone or inside a wrapper such as DDP.
+    """
+    _SEES[model] = see
+    if not _patched:
+        _patch()
+    _known.clear()
+    see_own_compilation(model)
+
+
+def see_own_compilation(module: Any) -> None:
+    """After `module.compile()`: look at its calls, if it is or contains a model that is watched."""
+    compiled = module.__dict__.get("_compiled_call_impl")
+    if compiled is None or getattr(compiled, "_chronicle", False) or _watched_in(module) is None:
+        return
+    owner = weakref.ref(module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(owner(), args, kwargs)
+        return compiled(*args, **kwargs)
+
+    before = outside_graphs(_before_call)
+    _skip(call)
+    call._chronicle = True  # type: ignore[attr-defined]
+    module._compiled_call_impl = call
+
+
+def compiled_part(model: Any) -> Any:
+    """The model inside an `OptimizedModule`; any other model itself."""
+    return model.__dict__.get("_modules", {}).get("_orig_mod", model)
+
+
+def _before_call(module: Any, args: Any, kwargs: Any) -> None:
+    """A compiled module is called. Which watched model it holds is looked up once."""
+    if module is None:
+        return
+    held = _known.get(module)
+    if held is None:
+        held = _watched_in(module)
+        _known[module] = held = (lambda: None) if held is None else weakref.ref(held)
+    see = _SEES.get(held()) if held() is not None else None
+    if see is not None:
+        see(args, kwargs)
+
+
+def _watched_in(module: Any) -> Any:
+    return next((inner for inner in compiled_part(module).modules() if inner in _SEES), None)
+
+
+def _patch() -> None:
+    """Wrap two methods of torch, once per process. Instances are not touched: a model can still be copied and pickled."""
+    import torch
+
+    optimized = _dynamo().OptimizedModule
+    original, compile_ = optimized.__call__, torch.nn.Module.compile
+    before = outside_graphs(_before_call)
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 it replaces this method
+        before(self, args, kwargs)
+        return original(self, *args, **kwargs)
+
+    @functools.wraps(compile_)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        compile_(self, *args, **kwargs)
+        see_own_compilation(self)
+
+    _skip(__call__)
+    optimized.__call__ = __call__
+    torch.nn.Module.compile = compile  # type: ignore[method-assign]
+    _patched.append(optimized)
+
+
+def _skip(function: Any) -> None:
+    """Frame evaluation leaves this function's own frame alone; its callees are compiled as before."""
+    _dynamo_frames().skip_code(function.__code__)
+
+
+def _dynamo() -> Any:
+    """`torch._dynamo`; the first optimizer of a process imports it anyway."""
+    import torch._dynamo  # noqa: F401 an attribute of torch only after this
+
+    return sys.modules["torch._dynamo"]
+
+
+def _dynamo_frames() -> Any:
+    return sys.modules["torch._dynamo.eval_frame"]

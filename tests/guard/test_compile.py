@@ -1,0 +1,156 @@
+"""Under `torch.compile` the guard adds no frame, no graph break and no recompile, and still sees the batches.
+
+Counted with dynamo's own counters and the backend `eager`: what a backend makes of the graphs is the same afterwards.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import chronicle
+from chronicle.resume.batches import batch_digest
+
+dynamo = pytest.importorskip("torch._dynamo")
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def sequence() -> torch.nn.Module:
+    """Dynamo inlines a model that is a class of torch itself, hooks included."""
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    dynamo.reset()
+    yield
+    dynamo.reset()
+
+
+def train(
+    build: Callable[[], torch.nn.Module], how: str, when: str, run_dir: Path, *, fullgraph: bool = False
+) -> tuple[dict[str, Any], Any]:
+    """Six steps with a save and an evaluation in between; returns dynamo's counts and the guarded run."""
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    compiler = dynamo.testing.CompileCounter()
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run = chronicle.attach(run_dir, model, optimizer) if when == "before" else None
+    call: Any = model
+    step: Any = optimizer.step
+    if how == "module":
+        call = torch.compile(model, backend=compiler, fullgraph=fullgraph)
+    elif how == "in place":
+        model.compile(backend=compiler, fullgraph=fullgraph)
+    elif how == "function":
+        call = torch.compile(lambda x: model(x), backend=compiler, fullgraph=fullgraph)
+    elif how == "optimizer":
+        step = torch.compile(lambda: optimizer.step(), backend=compiler)
+    if when == "after":
+        run = chronicle.attach(run_dir, call if how == "module" else model, optimizer)
+    elif when == "after, inner":
+        run = chronicle.attach(run_dir, model, optimizer)
+    losses = []
+    for index in range(6):
+        loss = call(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if index == 2:
+            optimizer.state_dict()
+            model.eval()
+            with torch.no_grad():
+                call(torch.ones(4, 8))
+            model.train()
+    counters = dynamo.utils.counters
+    counts = {
+        "graphs": compiler.frame_count,
+        "frames": dict(counters["frames"]),
+        "breaks": sum(counters["graph_break"].values()),
+        "limits": sum(counters["recompile_limit"].values()),
+        "losses": losses,
+    }
+    return counts, run
+
+
+CASES = [
+    (Net, "module", "before", False),
+    (Net, "module", "after", True),
+    (Net, "module", "after, inner", False),
+    (sequence, "module", "before", True),
+    (sequence, "module", "after, inner", False),
+    (Net, "in place", "before", True),
+    (Net, "in place", "after", False),
+    (sequence, "function", "before", True),
+]
+
+
+@pytest.mark.parametrize(("build", "how", "when", "fullgraph"), CASES)
+def test_guard_adds_no_frame_no_break_and_no_recompile(
+    tmp_path: Path, build: Callable[[], torch.nn.Module], how: str, when: str, fullgraph: bool
+) -> None:
+    bare, _ = train(build, how, "never", tmp_path / "bare", fullgraph=fullgraph)
+    guarded, run = train(build, how, when, tmp_path / "run", fullgraph=fullgraph)
+    assert guarded == bare
+    assert not run.session.waits_for_first_step
+    if how != "function":
+        torch.manual_seed(0)
+        build()
+        assert run.session.batches.first[0] == batch_digest((torch.randn(4, 8),), {})
+
+
+def test_compiled_optimizer_gets_no_break_from_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook on every optimizer step is inside the compiled step."""
+    hooks = torch.optim.optimizer._global_optimizer_pre_hooks
+    with monkeypatch.context() as patch:
+        for key in list(hooks):
+            patch.delitem(hooks, key)
+        bare, _ = train(Net, "optimizer", "never", tmp_path / "bare")
+    guarded, _ = train(Net, "optimizer", "before", tmp_path / "run")
+    assert guarded == bare
+
+
+def test_compiled_model_of_accelerate_is_seen(tmp_path: Path) -> None:
+    """`dynamo_backend` compiles in `prepare`, and what is prepared is what the guard watches."""
+    from accelerate.utils import TorchDynamoPlugin
+
+    from tests.guard.training import start
+
+    plugin = TorchDynamoPlugin(backend="eager")
+    counts = []
+    for run_dir in (None, tmp_path / "run"):
+        dynamo.reset()
+        dynamo.utils.counters.clear()
+        launch = start(run_dir, model=Net, accelerator_options={"dynamo_plugin": plugin})
+        launch.train(3)
+        counters = dynamo.utils.counters
+        counts.append((dict(counters["frames"]), sum(counters["graph_break"].values())))
+    assert counts[0] == counts[1]
+    assert len(launch.accelerator.chronicle.batches.first) == 3
+
+
+def test_copy_of_a_compiled_model_is_not_watched(tmp_path: Path) -> None:
+    import copy
+
+    model = Net()
+    model.compile(backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = chronicle.attach(tmp_path / "run", model, optimizer)
+    average = copy.deepcopy(model)
+    average(torch.ones(4, 8))
+    assert not run.session.batches.first
+    model(torch.ones(4, 8))
+    assert len(run.session.batches.first) == 1
