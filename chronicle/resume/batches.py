@@ -92,7 +92,7 @@ class BatchWitness:
     def _open(self) -> None:
         model = self._model() if self._model is not None else None
         if model is not None and self._handle is None and self._key is not None and not self._compiled:
-            self._handle = model.register_forward_pre_hook(outside_graphs(_before_forward), with_kwargs=True)
+            self._handle = model.register_forward_pre_hook(_forward_hook(), with_kwargs=True)
 
     def _unhook(self) -> None:
         if self._handle is not None:
@@ -116,6 +116,14 @@ def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
     witness = _witnesses.get(module)
     if witness is not None and module.training:
         witness.see(args, kwargs)
+
+
+def _forward_hook() -> Callable[..., None]:
+    """The hook that is registered. It takes the function's name, because a pickled model finds its hooks by name."""
+    global _before_forward
+    if not hasattr(_before_forward, "__wrapped__"):
+        _before_forward = outside_graphs(_before_forward)
+    return _before_forward
 
 
 def batch_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

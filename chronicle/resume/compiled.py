@@ -99,7 +99,7 @@ def _patch() -> None:
     before = outside_graphs(_before_call)
 
     @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 it replaces this method
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(self, args, kwargs)
         return original(self, *args, **kwargs)
 

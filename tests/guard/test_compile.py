@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo as dynamo
+from torch._dynamo.testing import CompileCounter
 
 import chronicle
 from chronicle.resume.batches import batch_digest
-
-dynamo = pytest.importorskip("torch._dynamo")
 
 
 class Net(torch.nn.Module):
@@ -43,7 +43,7 @@ def train(
     """Six steps with a save and an evaluation in between; returns dynamo's counts and the guarded run."""
     dynamo.reset()
     dynamo.utils.counters.clear()
-    compiler = dynamo.testing.CompileCounter()
+    compiler = CompileCounter()
     torch.manual_seed(0)
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -114,7 +114,8 @@ def test_guard_adds_no_frame_no_break_and_no_recompile(
 
 def test_compiled_optimizer_gets_no_break_from_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook on every optimizer step is inside the compiled step."""
-    hooks = torch.optim.optimizer._global_optimizer_pre_hooks
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+
     with monkeypatch.context() as patch:
         for key in list(hooks):
             patch.delitem(hooks, key)
