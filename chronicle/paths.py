@@ -26,6 +26,11 @@ class RunPaths:
         return self.run_dir / "journal"
 
     @property
+    def ends_path(self) -> Path:
+        """The last lines of journal files whose writers have closed them."""
+        return self.run_dir / "journal-ends"
+
+    @property
     def heartbeats_dir(self) -> Path:
         """`<host>.json`, rewritten every 30 s by the supervisor on that host."""
         return self.run_dir / "heartbeats"

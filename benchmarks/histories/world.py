@@ -98,6 +98,7 @@ class World:
         killed: bool = False,
         logs_first: bool = True,
         save_every: int = SAVE_EVERY,
+        log_every: int = 1,
     ) -> bool:
         """Start from checkpoint `load` (None: from scratch) and train `steps` steps; False when the guard refused.
 
@@ -125,7 +126,7 @@ class World:
             argv = ["python", "train.py", str(start), str(start + steps)]
             data = {"argv": argv, "cwd": str(self.home), "host": "node-1", "pid": 1, "token": f"{number:032d}"}
             writer.append("launch.start", launch=number, title=f"launch {number}", data=data)
-            log = MetricsWriter(directory / "metrics.jsonl")
+            log = _SparseLog(MetricsWriter(directory / "metrics.jsonl"), log_every)
             ancestry = list(() if source is None else source.ancestry)
             code, last = 0, start
             with _environment(self.home, self.paths, number, guarded):
@@ -151,7 +152,7 @@ class World:
         return code == 0
 
     def _train(
-        self, load: str | None, start: int, steps: int, log: MetricsWriter, logs_first: bool, on_purpose: bool
+        self, load: str | None, start: int, steps: int, log: "_SparseLog", logs_first: bool, on_purpose: bool
     ) -> Iterator[int]:
         import torch
         from accelerate import Accelerator
@@ -269,6 +270,22 @@ def digest_of(directory: Path) -> str:
             path = Path(folder) / name
             found.update(f"{path.relative_to(directory)}\0".encode() + path.read_bytes())
     return found.hexdigest()
+
+
+class _SparseLog:
+    """A per-step log that writes every n-th step."""
+
+    def __init__(self, log: MetricsWriter, every: int) -> None:
+        self.log, self.every = log, every
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Write one step, if it is its turn."""
+        if step % self.every == 0:
+            self.log.write(step, values)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.log.close()
 
 
 class Refusal(Exception):

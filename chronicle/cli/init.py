@@ -2,7 +2,6 @@
 
 import json as json_module
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +15,12 @@ from chronicle.journal.events import RunFork, RunInit, RunPlace
 from chronicle.journal.place import (
     Parent,
     Place,
+    Standing,
     describe_parent,
     find_run,
     is_same_directory,
     read_place,
+    standing_of,
     write_place,
 )
 from chronicle.journal.writer import fresh_id
@@ -90,9 +91,10 @@ def _claim_moved(settings: Settings) -> CommandResult:
     """Record that this directory is the run itself."""
     paths = settings.paths
     place = _recorded_place(settings)
+    copied = standing_of(place, paths) in (Standing.COPIED, Standing.UNCERTAIN)
     write_place(paths, place.at(paths.run_dir, settings.checkpoints_dir))
     with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
-        event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path)
+        event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path, copied=copied)
         writer.write(event, title=f"run moved from {place.path} to {writer.place.path}")
     text = f"run `{settings.run}` ({place.run_id}) is here now: {paths.run_dir}"
     return CommandResult(text=text, data={"run": settings.run, "run_id": place.run_id, "moved_from": place.path})
@@ -118,7 +120,8 @@ def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
         run_id=place.run_id,
         run=place.names[-1] if place.names else settings.run,
         step=story.lineage.head_step,
-        launch=max((launch.number for launch in story.launches), default=0),
+        launch=story.lineage.head_launch,
+        last_launch=max((launch.number for launch in story.launches), default=0),
         path=os.path.abspath(origin),
     )
     own = Place(run_id=fresh_id(), parent=parent, names=place.names, roots=place.roots)
@@ -141,14 +144,13 @@ def _recorded_place(settings: Settings) -> Place:
 
 
 def _parent_at(source: Path, settings: Settings) -> Parent:
-    """The run, launch and step that saved a checkpoint, from its manifest."""
+    """The run, launch and step that saved a checkpoint, as it says itself."""
+    from rollback.checkpoint.identity import read_identity
     from rollback.checkpoint.listing import open_checkpoint
-    from rollback.checkpoint.manifest import read_manifest
 
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
-    manifest = read_manifest(checkpoint.path) if checkpoint.path.is_dir() else None
-    identity = (manifest.memory or {}).get("identity") if manifest is not None else None
-    if not isinstance(identity, Mapping):
+    identity = read_identity(checkpoint)
+    if not identity:
         return Parent(run_id="", run="", step=checkpoint.step, path=str(checkpoint.path))
     run_id = str(identity.get("run_id") or "")
     return Parent(

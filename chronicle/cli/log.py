@@ -70,8 +70,8 @@ def log(
     elif len(entries) > len(shown):
         talk.append(f"the newest {limit} lines; `-n 0` shows all")
     chosen = shown if reverse else shown[::-1]
-    data = [json_module.loads(entry.to_json()) for entry in chosen]
-    guesses = frozenset[int]() if json else _guesses(paths, chosen)
+    guesses = _guesses(paths, chosen)
+    data = [json_module.loads(entry.to_json()) | _inferred(entry, guesses) for entry in chosen]
     return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
 
 
@@ -116,6 +116,11 @@ def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
     except ChronicleError:  # the list is shown also where the story cannot be told
         return frozenset()
     return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
+
+
+def _inferred(entry: Entry, guesses: Set[int]) -> dict[str, bool]:
+    """For the start of a launch: whether what it continued from is inferred."""
+    return {"inferred": entry.launch in guesses} if entry.kind == EntryKind.LAUNCH_START else {}
 
 
 def _open_entries(paths: RunPaths) -> list[Entry]:

@@ -59,7 +59,8 @@ def prune(
         text = _text(plan, objects)
         agree("Delete them permanently?", text, yes=yes)
         with uninterrupted():
-            data = _data(plan, objects, str(opened.root), done=True) | ({} if force is None else {"force": force})
+            forced = {} if force is None else {"force": force, "overrode": list(opened.overrode)}
+            data = _data(plan, objects, str(opened.root), done=True) | forced
             entry = opened.writer.write(
                 Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
             )

@@ -11,6 +11,7 @@ from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
     ExitCode,
+    ForceOption,
     JsonOption,
     LogsOption,
     RunOption,
@@ -18,9 +19,8 @@ from chronicle.cli.options import (
     need_run,
     settings_with_checkpoints,
 )
-from chronicle.errors import Refusal, UsageProblem
-from chronicle.journal import read_journal
-from chronicle.journal.reader import describe_damage, find_damage
+from chronicle.cli.transaction import read_sound_journal
+from chronicle.errors import UsageProblem
 from chronicle.metrics.readers import UnknownLog
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
 from rollback.detect import Tier
@@ -144,6 +144,7 @@ def propose_rollback(
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
+    force: ForceOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Propose a checkpoint to go back to, with reasons.
@@ -153,9 +154,7 @@ def propose_rollback(
     Example: chronicle propose --run tr-190-80b
     """
     settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
-    damage = find_damage(settings.paths, read_journal(settings.paths))
-    if damage:
-        raise Refusal(describe_damage(settings.paths, damage), "`chronicle audit` lists it all; restore it from a backup")
+    read_sound_journal(settings.paths, force)
     scan = scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))
     if scan.proposal is None:
         text = f"nothing in run `{settings.run}` calls for a rollback ({scan.rows} points to step {scan.last_step})"

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from chronicle.journal.events import (
     RecoverReceipt,
     RollbackIntent,
     RollbackReceipt,
+    RunFork,
+    RunPlace,
     UndoIntent,
     UndoReceipt,
     find_open_transaction,
@@ -37,11 +39,13 @@ from chronicle.journal.events import (
     read as read_event,
 )
 from chronicle.journal.place import Anchors, Place, is_same_directory, look, refuse_copy
-from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
+from chronicle.journal.reader import DAMAGED_HINT, damage_overridden, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
+from rollback.checkpoint.identity import read_identity
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
 from rollback.disk.content import ByteProgress
@@ -50,6 +54,8 @@ from rollback.disk.lock import hold_lock
 from rollback.errors import IntentOpen, RollbackError, RunAlive
 from rollback.plan.plan import Plan, format_plan
 from rollback.transaction.apply import apply_plan
+from rollback.transaction.change import Prepared, hidden_root, workspace_of
+from rollback.transaction.copied import in_this_copy
 from rollback.transaction.protocol import remove_leftovers
 
 __all__ = [
@@ -77,6 +83,7 @@ class OpenedRun:
     writer: JournalWriter
     force: str | None
     is_new: bool  # the journal did not exist before
+    overrode: tuple[str, ...] = ()  # the damage of the journal that was known when a reason was given
     place: Place | None = None  # as recorded before this command; None: never written to
     identity: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint that is worked on, as it carries it
 
@@ -90,11 +97,50 @@ class OpenedRun:
 
         Its intent recorded them (`anchors`); a copy would otherwise finish or tidy up what lies in the original.
         """
-        recorded = next((entry.data.get("anchors") for entry in self.journal.entries if entry.id == intent), None)
+        entry = next((entry for entry in self.journal.entries if entry.id == intent), None)
+        recorded = None if entry is None else entry.data.get("anchors")
         if not isinstance(recorded, Mapping):
             return value
         then = Anchors(run=str(recorded.get("run") or ""), roots=tuple(str(root) for root in recorded.get("roots") or ()))
-        return self.anchors.resolve(then.store(value))
+        beside = [  # they lie beside a root: no anchor of the journal holds them
+            (str(before), str(now))
+            for one, other in zip(then.roots, self.anchors.roots, strict=False)
+            for before, now in zip(beside_root(Path(one), intent), beside_root(Path(other), intent), strict=True)
+        ]
+
+        def today(text: str) -> str:
+            hits = (now + text[len(old) :] for old, now in beside if text == old or text.startswith(old + "/"))
+            return next(hits, None) or str(self.anchors.resolve(then.store(text)))
+
+        return _each_text(value, today)
+
+    def prepared_here(self, intent: Entry, record: Any) -> Any:
+        """What an open transaction prepared, with the paths of today and, in a copy, the inodes of its files here."""
+        found = self.moved(intent.id, record)
+        if not self._was_copied_since(intent):
+            return found
+        return in_this_copy(Prepared.from_json(found)).to_json()
+
+    def refuse_shared(self, entry: Entry) -> None:
+        """Raise `Refusal` when a transaction of the run that this one was copied from changed a file that both share."""
+        if not self._was_copied_since(entry, forked=True):
+            return
+        configs = [str(config["path"]) for config in entry.data.get("configs") or ()]
+        for path in (*configs, *(str(path) for path in entry.data.get("config_paths") or ())):
+            if self.anchors.store(path) == path:
+                raise Refusal(
+                    f"{entry.kind.partition('.')[0]} {entry.id} changed `{path}`, which is outside this fork: "
+                    f"expected a file of its own below `{self.anchors.run}` or `{self.root}`",
+                    "change the file in the run that this one was copied from; nothing was changed here",
+                )
+
+    def _was_copied_since(self, entry: Entry, *, forked: bool = False) -> bool:
+        """Whether a person declared, after this entry, that the directory is a copy (or moved so that inodes changed)."""
+        later = self.journal.entries[self.journal.entries.index(entry) + 1 :]
+        return any(
+            (isinstance(event, RunFork) and event.copied) or (not forked and isinstance(event, RunPlace) and event.copied)
+            for event in map(read_event, later)
+        )
 
     def contract_form(self, contract: dict[str, Any]) -> dict[str, Any]:
         """The contract with the target's identity, and its place relative to the run, which holds after a move."""
@@ -128,7 +174,7 @@ class OpenedRun:
         step, launch = data.get("step"), data.get("launch")
         refs = tuple(str(data[key]) for key in ("undoes", "intent") if data.get(key))
         if self.force is not None and (kind in INTENTS or kind == EntryKind.RECOVER_RECEIPT):
-            data = data | {"force": self.force}
+            data = data | {"force": self.force, "overrode": list(self.overrode)}
         if self.identity and kind in (EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT):
             data = data | {"identity": dict(self.identity)}
         event = EVENTS[EntryKind(kind)].from_json(data | {"anchors": self.anchors.to_json()})
@@ -190,6 +236,8 @@ def read_sound_journal(paths: RunPaths, force: str | None) -> Journal:
     damage = find_damage(paths, journal)
     if damage and force is None:
         raise Refusal(describe_damage(paths, damage), DAMAGED_HINT)
+    if damage:
+        print(f"chronicle: {describe_damage(paths, damage)}; going on: {force}", file=sys.stderr)
     for problem in journal.problems:
         if problem.check == "torn-line":
             where = problem.path.relative_to(paths.run_dir).as_posix()
@@ -217,7 +265,22 @@ def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: 
         writer=JournalWriter(settings.paths, checkpoints=settings.checkpoints_dir),
         force=force,
         is_new=is_new,
+        overrode=() if force is None else damage_overridden(settings.paths, journal),
     )
+
+
+def beside_root(root: Path, intent: str) -> tuple[Path, Path]:
+    """Where a transaction works beside a checkpoint root: its workspace, and the root's name while it is hidden."""
+    return workspace_of(root.parent, intent), hidden_root(root, intent)
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with each text changed, keys of mappings included: what must be read back is listed by path."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _each_text(item, change) for key, item in value.items()}
+    return [_each_text(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _roots(journal: Journal) -> set[Path]:
@@ -306,7 +369,7 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
         done = f"already at step {plan.step}: nothing to change"
         return CommandResult(text=done, data=plan.to_json() | {"changed": False})
     agree("Apply this plan?", text, yes=yes)
-    opened = replace(opened, identity=_identity_of(plan))
+    opened = replace(opened, identity=read_identity(open_checkpoint(Path(plan.source), count_steps=False)))
     with uninterrupted():
         receipt = apply_plan(
             plan,
@@ -329,13 +392,6 @@ def has_guard(plan: Plan, journal: Journal) -> bool:
         return True
     manifest = read_manifest(Path(plan.source)) if plan.has_manifest else None
     return bool(manifest is not None and manifest.memory)
-
-
-def _identity_of(plan: Plan) -> Mapping[str, Any]:
-    """What the target's manifest says that it is: id, run, launch and step of its save; empty where it says nothing."""
-    manifest = read_manifest(Path(plan.source)) if plan.has_manifest else None
-    found = (manifest.memory or {}).get("identity") if manifest is not None else None
-    return found if isinstance(found, Mapping) else {}
 
 
 def agree(question: str, text: str, *, yes: bool) -> None:

@@ -51,6 +51,7 @@ def undo_rollback(
         if entry is None:
             return CommandResult(text="no rollback to undo", data={"changed": False})
         opened.refuse_outside(entry)
+        opened.refuse_shared(entry)
         newer = newer_checkpoints(entry.data)
         text = _describe(entry, RollbackReceipt.of(entry), newer)
         agree("Undo it?", text, yes=yes)
@@ -97,8 +98,9 @@ def recover_transaction(
         if intent is None:
             return CommandResult(text="nothing to recover", data={"recovered": None})
         opened.refuse_unknown_place(intent)
+        opened.refuse_shared(intent)
         with uninterrupted():
-            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=partial(opened.moved, intent.id))
+            receipt = recover_change(intent.id, intent.data, record=opened.record, moved=partial(opened.prepared_here, intent))
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"
     verb = intent.kind.partition(".")[0]
     data = {"recovered": intent.id, "outcome": "reverted" if receipt is None else "finished"}

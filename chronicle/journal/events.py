@@ -290,6 +290,7 @@ class RunPlace(JournalEvent, kind=EntryKind.RUN_PLACE):
     host: str = ""
     path: str = ""  # of the run directory, absolute: a remark
     checkpoints: str = ""  # the checkpoint root, absolute: a remark
+    copied: bool = False  # its inodes are new: a person said that it is the run itself
 
 
 class RunFork(JournalEvent, kind=EntryKind.RUN_FORK):
@@ -324,7 +325,8 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     boot_id: str = ""
     uid: int | None = None
     python: str = ""
-    force: str | None = None  # why a launch that seemed alive was overridden
+    force: str | None = None  # why a launch that seemed alive, or a damaged journal, was overridden
+    overrode: tuple[str, ...] = ()  # the damage of the journal that it was started in spite of
     purpose: str | None = None  # "preflight": a launch of `preflight --full`
     part: str | None = None
     preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight
@@ -541,6 +543,7 @@ class Pruned(JournalEvent, kind=EntryKind.PRUNE):
     bytes: int | None
     root: str
     force: str | None = None  # why it went on although the run seemed alive or its journal was damaged
+    overrode: tuple[str, ...] = ()  # that damage
 
 
 # --- events and proposals ----------------------------------------------------------------------------------------------
@@ -642,7 +645,8 @@ class RollbackIntent(RollbackFacts, kind=EntryKind.ROLLBACK_INTENT):
     contract_path: str | None = None
     config_paths: tuple[str, ...] = ()
     parent_attributes: Any = None
-    force: str | None = None  # why it was made although the run seemed alive
+    force: str | None = None  # why it was made although the run seemed alive or its journal was damaged
+    overrode: tuple[str, ...] = ()  # that damage
 
 
 class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
@@ -680,6 +684,7 @@ class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
     undoes_intent: str = ""
     step: int | None = None
     force: str | None = None
+    overrode: tuple[str, ...] = ()  # the damage of the journal that it was made in spite of
 
 
 class UndoReceipt(JournalEvent, kind=EntryKind.UNDO_RECEIPT):

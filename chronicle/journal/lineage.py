@@ -164,14 +164,18 @@ def compute_lineage(
     relevant: list[Entry] = []
     checkpoint = EntryKind.CHECKPOINT
     copied_from: dict[str, int] = {}  # id of a run whose journal was copied into this one -> its last launch here
+    begins_at: int | None = None  # step of the other run's checkpoint from which this run was declared to begin
     for entry in entries:
         if entry.kind in APPLIED or (entry.launch is not None and entry.kind in LAUNCHES):
             relevant.append(entry)
         elif entry.kind == checkpoint and entry.launch is not None and entry.step is not None:
             reached[entry.launch] = max(entry.step, reached.get(entry.launch, entry.step))
         elif entry.kind == EntryKind.RUN_FORK:
-            copied_from |= _copied_from(RunFork.of(entry))
-    fold = _Fold(_launch_facts(relevant, observed or {}, reached, copied_from))
+            fork = RunFork.of(entry)
+            copied_from |= _copied_from(fork)
+            begins_at = begins_at if fork.copied else fork.parent.get("step")
+    spans = _launch_facts(relevant, observed or {}, reached, copied_from)
+    fold = _Fold(spans, begins_at if isinstance(begins_at, int) else None, observed or {})
     for entry in relevant:
         fold.take(entry)
     return fold.result()
@@ -208,7 +212,7 @@ class _Guarding:
 
 
 def _copied_from(fork: RunFork) -> dict[str, int]:
-    last = fork.parent.get("launch")
+    last = fork.parent.get("last_launch", fork.parent.get("launch"))  # earlier versions wrote the newest as `launch`
     return {str(fork.parent.get("run_id")): last} if fork.copied and isinstance(last, int) else {}
 
 
@@ -227,7 +231,7 @@ def _launch_facts(
         span, event = spans.get(entry.launch) or LaunchSpan(number=entry.launch), read(entry)
         start = event.start_step if isinstance(event, LaunchStart | LaunchStep | LaunchEnd | GuardVerdict) else None
         if start is not None and span.start_step is None:
-            span = replace(span, start_step=start)
+            span = replace(span, start_step=max(start, -1))  # -1: its first step was 0
         if isinstance(event, GuardVerdict):
             guards.setdefault(entry.launch, _Guarding()).take(event, entry.step)
         elif isinstance(event, GuardAttached):
@@ -277,8 +281,10 @@ def _as_guarded(
 class _Fold:
     """Walks the entries once. `kept` is the lineage before the current launch."""
 
-    def __init__(self, spans: dict[int, LaunchSpan]) -> None:
-        self.spans = spans
+    def __init__(
+        self, spans: dict[int, LaunchSpan], begins_at: int | None, observed: Mapping[int, tuple[int, int]]
+    ) -> None:
+        self.spans, self.begins_at, self.observed = spans, begins_at, observed
         self.kept: _Link | None = None
         self.current: int | None = None
         self.histories: dict[int, _Link | None] = {}  # what each launch's weights descend from, itself not included
@@ -297,11 +303,18 @@ class _Fold:
 
     def _start(self, number: int) -> None:
         self._finish()
-        span = self.spans[number]
+        span = self._from_declared_parent(self.spans[number])
         base = self._parent_of(span)
         self.histories[number] = base
         self.spans[number] = replace(span, parent=None if base is None else base.launch)
         self.current = number
+
+    def _from_declared_parent(self, span: LaunchSpan) -> LaunchSpan:
+        """A child's first launch without a guard begins at the parent's step, however rarely it logs one."""
+        first = self.observed.get(span.number, (None, None))[0]
+        if self.kept is not None or self.begins_at is None or not span.inferred or first is None or first <= self.begins_at:
+            return span
+        return replace(span, start_step=self.begins_at)
 
     def _parent_of(self, span: LaunchSpan) -> _Link | None:
         """What the launch's weights descend from: the checkpoint that was loaded, else what step numbers suggest."""

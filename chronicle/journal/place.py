@@ -65,10 +65,18 @@ class Parent:
     step: int | None = None
     launch: int | None = None
     path: str = ""  # its run directory when the fork was made: a remark
+    last_launch: int | None = None  # the newest launch in the journal that was copied: none of its numbers is used again
 
     def to_json(self) -> dict[str, Any]:
         """The form in `run.json` and in the `run.fork` entry."""
-        return {"run_id": self.run_id, "run": self.run, "step": self.step, "launch": self.launch, "path": self.path}
+        return {
+            "run_id": self.run_id,
+            "run": self.run,
+            "step": self.step,
+            "launch": self.launch,
+            "path": self.path,
+            "last_launch": self.last_launch,
+        }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Parent":
@@ -79,6 +87,7 @@ class Parent:
             step=record.get("step"),
             launch=record.get("launch"),
             path=str(record.get("path") or ""),
+            last_launch=record.get("last_launch"),
         )
 
 

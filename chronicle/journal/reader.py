@@ -3,10 +3,11 @@
 A broken line becomes a `JournalProblem`; the entries around it are still read. A writer's hash chain shows changes in the
 middle of its file. It does not show that the end of a file was cut off or that a whole file is missing. For that, the first
 entry of each writer records the last hashes of the other writers (`heads`), launches and claims those of more writers
-(`anchor_heads`), and `check_anchors` compares. `find_damage` is what every command asks that decides on a journal.
+(`anchor_heads`), and `check_anchors` compares. A writer that closes its file notes its last line in `journal-ends`, so that the
+newest file is covered too. `find_damage` is what every command asks that decides on a journal.
 
-Limits: the end of a file that no other writer recorded later can be cut off unnoticed, and a line cut short there cannot be
-told from a write that a crash cut short.
+Limits: a writer that was killed notes nothing. Until another writer has recorded its last line, the end of its file can be cut
+off unnoticed. A line cut short there cannot be told from a write that a crash cut short.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
 from chronicle.journal.events import Claim, LaunchStart, events_of
 from chronicle.journal.place import Anchors, anchors_of, names_of
+from chronicle.journal.writer import end_line
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -32,12 +34,14 @@ __all__ = [
     "anchor_heads",
     "check_anchors",
     "check_line",
+    "damage_overridden",
     "describe_damage",
     "find_damage",
     "in_order",
     "read_journal",
 ]
 
+NEWEST_ENDS = 8  # of closed files that a screen looks at; those of earlier ones are recorded in later entries
 MOST_WRITERS = 64  # of the newest, whose last lines are recorded
 DIGITS = 16  # of a recorded digest
 WHOLE_BYTES = 4 << 20  # a larger file is not read again for `status`
@@ -248,7 +252,10 @@ def check_anchors(paths: RunPaths, journal: Journal, *, quick: bool = False) -> 
         known.setdefault(entry.writer, set()).add(entry.prev[:DIGITS])
     for writer, digest in journal.heads:
         known.setdefault(writer, set()).add(digest[:DIGITS])
-    for writer, expected in _recorded_heads(journal).items():
+    recorded = _recorded_heads(journal)
+    for writer, digest in _recorded_ends(paths, most=NEWEST_ENDS if quick else None):
+        recorded.setdefault(writer, {}).setdefault(digest, f"`{paths.ends_path.name}`")
+    for writer, expected in recorded.items():
         if expected.keys() <= known.get(writer, set()):
             continue
         path = paths.journal_dir / f"{writer}.jsonl"
@@ -259,26 +266,38 @@ def check_anchors(paths: RunPaths, journal: Journal, *, quick: bool = False) -> 
         except OSError as problem:
             gone = isinstance(problem, FileNotFoundError)
             text = "the file is missing" if gone else problem.strerror or str(problem)
-            text = f"{text}; entry {next(iter(expected.values()))} recorded it"
+            text = f"{text}; {next(iter(expected.values()))} recorded it"
             yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
             continue
         found = {hashlib.sha256(line).hexdigest()[:DIGITS] for line in lines}
-        for digest, entry_id in expected.items():
+        for digest, recorder in expected.items():
             if digest not in found:
-                text = f"the line that entry {entry_id} recorded as the last one was changed or removed"
+                text = f"the line that {recorder} recorded as the last one was changed or removed"
                 yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
 
 
 def _recorded_heads(journal: Journal) -> dict[str, dict[str, str]]:
-    """Writer -> digest of a last line -> id of the entry that recorded it."""
+    """Writer -> digest of a last line -> the entry that recorded it, in words."""
     recorded = [(entry, entry.heads) for entry in journal.entries if entry.heads]
     recorded += [(entry, start.journal_heads) for entry, start in events_of(journal.entries, LaunchStart)]
     recorded += [(entry, claim.journal_heads) for entry, claim in events_of(journal.entries, Claim)]
     anchors: dict[str, dict[str, str]] = {}
     for entry, heads in recorded:
         for writer, digest in heads.items():
-            anchors.setdefault(str(writer), {}).setdefault(str(digest), entry.id)
+            anchors.setdefault(str(writer), {}).setdefault(str(digest), f"entry {entry.id}")
     return anchors
+
+
+def _recorded_ends(paths: RunPaths, most: int | None) -> Iterator[tuple[str, str]]:
+    """(writer, digest of its last line) as writers noted them when they closed their files; of the newest `most`."""
+    try:
+        lines = paths.ends_path.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    except OSError:
+        return
+    for line in lines if most is None else lines[-most:]:
+        words = line.split()
+        if len(words) == 3 and line == end_line(words[0], words[1]):
+            yield words[0], words[1]
 
 
 # --- damage ------------------------------------------------------------------------------------------------------------
@@ -316,10 +335,18 @@ def _was_written(paths: RunPaths) -> bool:
     return (paths.run_dir / "run.json").is_file() and any(True for _ in logged)
 
 
+def damage_overridden(paths: RunPaths, journal: Journal) -> tuple[str, ...]:
+    """Each damage as `file line: what`, for the entry of whoever goes on in spite of it."""
+    return tuple(f"{_where(paths, problem)}: {problem.check}: {problem.message}" for problem in find_damage(paths, journal))
+
+
+def _where(paths: RunPaths, problem: JournalProblem) -> str:
+    return problem.path.relative_to(paths.run_dir).as_posix() + (f" line {problem.line}" if problem.line else "")
+
+
 def describe_damage(paths: RunPaths, damage: Sequence[JournalProblem]) -> str:
     """One sentence: the first place with what is wrong there, and how many more there are."""
     first = damage[0]
-    where = first.path.relative_to(paths.run_dir).as_posix() + (f" line {first.line}" if first.line else "")
     more = f"; and {len(damage) - 1} more" if len(damage) > 1 else ""
     what = ("cannot be read: " if first.check == "unreadable" else "") + first.message
-    return f"the journal of run `{paths.run}` is damaged: `{where}`: {what}{more}"
+    return f"the journal of run `{paths.run}` is damaged: `{_where(paths, first)}`: {what}{more}"

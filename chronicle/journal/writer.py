@@ -12,6 +12,7 @@ A writer's first entry records the last lines of the files written last (`heads`
 deleted later is noticed. The file gets its name when its first entry is on disk: a crash leaves no empty journal file.
 """
 
+import atexit
 import contextlib
 import errno
 import hashlib
@@ -20,6 +21,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,7 +37,7 @@ from chronicle.paths import RunPaths
 if TYPE_CHECKING:
     from chronicle.journal.events import JournalEvent
 
-__all__ = ["JournalWriter", "fresh_id", "id_milliseconds", "new_id", "store_file"]
+__all__ = ["JournalWriter", "end_line", "fresh_id", "id_milliseconds", "new_id", "store_file"]
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford base 32, as ULIDs use it
 NEWEST_FILES = 32  # files whose last lines are read for the hybrid clock
@@ -98,6 +100,7 @@ class JournalWriter:
         self._prev = FIRST_PREV
         self._last_milliseconds = 0
         self._torn = False
+        self._registered = False
         self._heads: Mapping[str, str] = {}
         self._lock = threading.RLock()
         self.writer = ""
@@ -191,12 +194,19 @@ class JournalWriter:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
+                if self._seq:
+                    _record_end(self.paths, self.writer, self._prev)
 
     def __enter__(self) -> "JournalWriter":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _close_at_exit(self) -> None:
+        """A process that ends without closing its journal, as one under guard does, notes its last line too."""
+        reference = weakref.ref(self)
+        atexit.register(lambda: writer.close() if (writer := reference()) is not None else None)
 
     def _settle(self) -> bool:
         """Find out whether this directory is the run; returns whether it has moved since it was last written to."""
@@ -222,6 +232,9 @@ class JournalWriter:
         self.writer = f"{stamp}-{self._host}-{self._pid}-{self._randomness(16):04x}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(self._unnamed, flags, 0o644)
+        if not self._registered:
+            self._registered = True
+            self._close_at_exit()
         self._seq, self._prev, self._torn = 0, FIRST_PREV, False
         self._fd = fd
         return fd
@@ -272,6 +285,25 @@ class JournalWriter:
             os.ftruncate(fd, size)
         except OSError:
             self._torn = True
+
+
+def _record_end(paths: RunPaths, writer: str, digest: str) -> None:
+    """Note a writer's last line outside its file. Best effort: without the note a cut of the file's end stays unknown.
+
+    One short line, appended without a lock; a line that another host's overwrites does not fit its own check sum.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(paths.ends_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, end_line(writer, digest[:HEAD_DIGITS]).encode())
+        finally:
+            os.close(fd)
+
+
+def end_line(writer: str, digest: str) -> str:
+    """A line of `journal-ends`: writer, first digits of the digest of its last line, and the check sum of both."""
+    text = f"{writer} {digest}"
+    return f"{text} {hashlib.sha256(text.encode()).hexdigest()[:8]}\n"
 
 
 def store_file(paths: RunPaths, source: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EntryKind, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
-from chronicle.journal.reader import anchor_heads
+from chronicle.journal.reader import anchor_heads, damage_overridden
 from chronicle.launch.admission import (
     LaunchRefused,
     close_lost_launches,
@@ -77,7 +77,8 @@ class LaunchRequest:
     environ: Mapping[str, str]
     grace_seconds: float
     stop_on_proposal: bool = False
-    force: str | None = None  # reason to start although a launch seems alive elsewhere
+    force: str | None = None  # reason to start although a launch seems alive elsewhere, or the journal is damaged
+    overrode: tuple[str, ...] = ()  # that damage
     recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
     rotate_bytes: int = ROTATE_BYTES
     node: NodeIdentity | None = None  # set when this is one of several nodes of a launch
@@ -147,7 +148,7 @@ class Launch:
         self._group = make_group(self._token, request.environ)
         self._containment = containment = describe_containment(subreaper, self._group)
         if request.force:
-            self._start["force"] = request.force
+            self._start |= {"force": request.force, "overrode": list(request.overrode)}
         self._start |= request.recorded
         self._start |= {"token": self._token, "containment": containment, "grace_seconds": request.grace_seconds}
         if self._group is not None:
@@ -371,22 +372,27 @@ def launch(
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
+    _refuse_copied(paths)  # before the lock, which writes its holder into the directory
     with hold_admission(paths):
+        _refuse_copied(paths)
         one = _admit(request, live_watch, clock)
         one.enter()
     return one.run()
 
 
-def _admit(
-    request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
-) -> Launch:
-    paths = request.paths
+def _refuse_copied(paths: RunPaths) -> None:
     place, standing = look(paths)
     if place is not None:
         try:
             refuse_copy(place, standing, paths)
         except Refusal as problem:
             raise LaunchRefused(problem.message, problem.remedy) from problem
+
+
+def _admit(
+    request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
+) -> Launch:
+    paths = request.paths
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
     if request.node is None:
@@ -395,7 +401,11 @@ def _admit(
     else:  # other nodes of this launch may be running already
         number = share_number(paths, request.node[0], lambda: take_number(paths))
         ensure_startable(paths, journal, now=clock(), force=request.force, own=number)
-    request = replace(request, recorded={**request.recorded, "journal_heads": anchor_heads(journal)})
+    request = replace(
+        request,
+        recorded={**request.recorded, "journal_heads": anchor_heads(journal)},
+        overrode=damage_overridden(paths, journal) if request.force else (),
+    )
     writer = JournalWriter(paths, checkpoints=request.checkpoints_dir)
     try:
         request = replace(request, recorded={**request.recorded, "run_id": writer.place.run_id})

@@ -234,14 +234,14 @@ def last_point(path: Path) -> Point | None:
 def read_start_step(path: Path) -> int | None:
     """Return the step a launch started from, computed from the first two logged steps; None until both exist.
 
-    A trainer that logs every tenth step writes 10, 20, …: it started at 0, not at 9.
+    A trainer that logs every tenth step writes 10, 20, …: it started at 0, not at 9. One whose first step is 0 started at -1.
     """
     try:
         first, second = (point.step for point in islice(read_metrics(path), 2))
     except (OSError, ValueError):
         return None
     stride = second - first
-    return first - stride if stride > 0 and first % stride == 0 else max(first - 1, 0)
+    return max(first - stride, -1) if stride > 0 and first % stride == 0 else max(first - 1, 0)
 
 
 # --- GPU utilisation

@@ -120,7 +120,9 @@ def select_checkpoint(checkpoints: Iterable[Checkpoint], step: int, launch: int 
         raise CheckpointNotFound(
             f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: --to {way}"
         )
-    raise CheckpointNotFound(f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}")
+    raise CheckpointNotFound(
+        f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step)
+    )
 
 
 def list_root_strays(root: Path | str) -> tuple[str, ...]:
@@ -278,6 +280,12 @@ def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:
         return "the nearest are " + " and ".join(near) if len(near) > 1 else f"the nearest is {near[0]}"
     unread = [c.path.name for c in checkpoints if c.step is None]
     return f"only {', '.join(unread[:5])}, whose step is not known" if unread else "there is none at all"
+
+
+def _way_to_near(checkpoints: Sequence[Checkpoint], step: int) -> str:
+    """A hint: the nearest checkpoint at or below the step, else where else to look."""
+    steps = sorted({c.step for c in checkpoints if c.step is not None}, key=lambda s: (s > step, abs(s - step)))
+    return f"name one of these, such as --to {steps[0]}" if steps else "name the directory that holds them with --checkpoints"
 
 
 def _not_there(path: Path) -> tuple[str, str | None]:

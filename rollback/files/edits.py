@@ -38,7 +38,9 @@ def encode_any_width(value: int | float, old: bytes, place: Place) -> bytes:
             continue
     count = value.bit_length() // 8 + 1
     if count > 255:
-        raise PlanRefused(f"{value!r} is not a counter: expected an integer of at most 255 bytes")
+        raise PlanRefused(
+            f"{value!r} is not a counter: expected an integer of at most 255 bytes", "give another number with --set"
+        )
     return b"\x8a" + bytes([count]) + value.to_bytes(count, "little", signed=True)
 
 
@@ -150,7 +152,8 @@ def compare(file: TorchFile, before: bytes, after: bytes, changes: list[NumberCh
             continue  # a numpy scalar narrows its value; its literal was matched byte for byte when it was found
         if not _same(expected, new.get(keys)):
             raise PlanRefused(
-                f"`{file.path.name}`: {dotted(keys)} would become {new.get(keys)!r} instead of {expected!r}"
+                f"`{file.path.name}`: {dotted(keys)} would become {new.get(keys)!r} instead of {expected!r}",
+                "nothing was changed; go back without changing this field, and report this file",
             )
 
 

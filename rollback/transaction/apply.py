@@ -22,6 +22,7 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import crc32_after, read_pointer, sha256_of
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
+from rollback.files.edits import dotted
 from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import TorchFile
@@ -270,21 +271,32 @@ def _editor(edits: Sequence[FieldEdit]) -> Writer:
     return write
 
 
+_NOT_AS_PLANNED = (
+    "nothing was changed; `chronicle verify --full` tells whether the file or the disk is damaged, else go back without "
+    "changing the LR and report this file"
+)
+
+
 def _check_edited(original: TorchFile, edited: Path, edits: Sequence[FieldEdit]) -> None:
     """Read the new file and compare every number: only the planned ones may differ."""
     wanted = {edit.keys: edit.after for edit in edits}
     for before, after in zip(original.leaves(), read_state_file(edited).leaves(), strict=True):
         if before.keys != after.keys or before.kind != after.kind:
-            raise RollbackError(f"`{edited.name}` reads back with another structure: expected that of `{original.path}`")
+            raise RollbackError(
+                f"`{edited.name}` reads back with another structure: expected that of `{original.path}`", _NOT_AS_PLANNED
+            )
         if before.keys in wanted:
             if not _stored_as(wanted[before.keys], after.value):
                 raise RollbackError(
-                    f"`{edited.name}`: {before.keys} reads back as {after.value!r}: expected {wanted[before.keys]!r}"
+                    f"`{edited.name}`: {dotted(before.keys)} reads back as {after.value!r}: expected {wanted[before.keys]!r}",
+                    _NOT_AS_PLANNED,
                 )
         elif (
             isinstance(before.value, int | float | str) and before.value != after.value and before.value == before.value
         ):
-            raise RollbackError(f"`{edited.name}`: {before.keys} changed: it is not part of the plan")
+            raise RollbackError(
+                f"`{edited.name}`: {dotted(before.keys)} changed: it is not part of the plan", _NOT_AS_PLANNED
+            )
 
 
 def _stored_as(wanted: float | int, found: object) -> bool:

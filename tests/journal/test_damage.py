@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.reader import find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
@@ -196,6 +199,13 @@ def test_every_command_that_decides_refuses(tmp_path: Path, chronicle: Cli, word
     assert picture(tmp_path) == before
 
 
+def test_a_proposal_with_a_reason_goes_on_and_says_the_damage(tmp_path: Path, chronicle: Cli) -> None:
+    paths = sound_run(tmp_path)
+    min(paths.journal_dir.glob("*.jsonl")).write_bytes(b"")
+    forced = chronicle("propose", "--force", "only looking")
+    assert forced.code == 0 and "is damaged" in forced.err and "going on: only looking" in forced.err
+
+
 def test_admission_of_a_launch_refuses_and_a_reason_starts_it(tmp_path: Path) -> None:
     """Under the run's lock, again: the journal may have been damaged since the command began."""
     paths = sound_run(tmp_path)
@@ -236,6 +246,7 @@ def test_a_reason_goes_on_and_is_journalled(tmp_path: Path, chronicle: Cli, pris
     assert chronicle("apply", str(plan), "--yes", "--force", "restored by hand").code == 0
     (intent,) = read_journal(RunPaths(run)).of_kind("rollback.intent")
     assert intent.data["force"] == "restored by hand"
+    assert intent.data["overrode"][0].startswith(f"journal/{path.name}: ") and "chain-cut" in str(intent.data["overrode"])
     assert chronicle("apply", str(plan), "--yes").code == 3  # "already applied" would be a decision too
     assert chronicle("recover").code == 3
     assert chronicle("recover", "--force", "known").code == 0
@@ -266,3 +277,54 @@ def test_a_journal_without_its_only_file_is_damage(tmp_path: Path, chronicle: Cl
     next(paths.journal_dir.glob("*.jsonl")).unlink()
     assert chronicle("run", "--", "true").code == 125
     assert chronicle("status").out.startswith("DAMAGED: ")
+
+
+def test_a_cut_of_the_last_writers_file_is_damage(tmp_path: Path, chronicle: Cli) -> None:
+    """No other writer recorded its last line: the writer itself did, when it closed the file."""
+    paths = toy_run(tmp_path).paths
+    with JournalWriter(paths) as last:
+        last.append("note", title="one")
+        last.append("note", title="two")
+    path = max(paths.journal_dir.glob("*.jsonl"))
+    whole = path.read_bytes()
+    assert find_damage(paths, read_journal(paths)) == ()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert chronicle("undo", "--yes").code == 3
+    assert chronicle("status").out.startswith("DAMAGED: ")
+    assert "`journal-ends` recorded as the last one" in chronicle("audit").out
+    path.write_bytes(whole)
+    assert find_damage(paths, read_journal(paths)) == ()
+
+
+def test_a_line_that_another_hosts_append_overwrote_says_nothing(tmp_path: Path) -> None:
+    """On NFS two appends may end in one place: such a line must not call a sound journal damaged."""
+    paths = toy_run(tmp_path).paths
+    with JournalWriter(paths) as last:
+        last.append("note", title="one")
+    (line,) = paths.ends_path.read_text().splitlines(keepends=True)
+    paths.ends_path.write_text(line[:40] + line + line[:-10] + "0123abcd\n" + "ab cd\n\0\0\0\n")
+    assert find_damage(paths, read_journal(paths)) == ()
+
+
+def test_a_writer_whose_first_entry_failed_notes_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file does not exist: a note about it would call the journal damaged."""
+    paths = toy_run(tmp_path).paths
+    before = paths.ends_path.read_bytes() if paths.ends_path.exists() else b""
+    with JournalWriter(paths) as writer, monkeypatch.context() as patch:
+        writer.place  # noqa: B018 settled before the disk is full
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(JournalError):
+            writer.append("note", title="lost")
+    assert (paths.ends_path.read_bytes() if paths.ends_path.exists() else b"") == before
+    assert find_damage(paths, read_journal(paths)) == ()
+
+
+def test_a_process_that_ends_without_closing_its_journal_notes_its_end(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from chronicle.journal import JournalWriter;"
+        "from chronicle.paths import RunPaths;"
+        "writer = JournalWriter(RunPaths(Path(sys.argv[1])));"
+        "writer.append('note', title='one')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=True)
+    assert RunPaths(tmp_path / "run").ends_path.read_text().count("\n") == 1

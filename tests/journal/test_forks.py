@@ -74,6 +74,33 @@ def test_a_declared_child_begins_at_its_parents_step(family: Family) -> None:
     assert digest_of(family.parent.home) == before
 
 
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_an_unguarded_child_that_logs_every_nth_step_begins_at_its_parents_step(family: Family, every: int) -> None:
+    """Its first logged step is a multiple of n: 12, although the parent's checkpoint is of step 10."""
+    declare(family)
+    family.child.launch(family.checkpoint, 8, guarded=False, log_every=every)
+    shown = family.status()
+    assert (shown["lineage"][0]["first"], shown["inferred"]) == (11, True)
+    assert f"begins from run {RUN}, step 10 of launch 1" in family.child.command("log", "--graph")[1].splitlines()[-1]
+    (started,) = json.loads(family.child.command("log", "--json", "--kind", "launch.start")[1])
+    assert started["inferred"] is True
+
+
+def test_an_unguarded_child_that_started_afresh_after_all_owns_its_first_steps(family: Family) -> None:
+    declare(family)
+    family.child.launch(None, 8, guarded=False, log_every=3)
+    assert family.status()["lineage"][0]["first"] <= 3
+
+
+def test_a_fork_names_the_launch_that_holds_the_step(family: Family) -> None:
+    """A later launch was refused: it holds no step."""
+    family.parent.launch("opt_step-5", 3)
+    family.parent.fork()
+    shown = json.loads(family.parent.command("log", "--json", "--kind", "run.fork")[1])
+    assert shown[0]["title"] == f"fork of run {RUN}, step 18 of launch 1"
+    assert shown[0]["data"]["parent"]["last_launch"] == 2
+
+
 def test_a_guard_recognises_another_runs_checkpoint_and_says_so_once(family: Family) -> None:
     family.child.create()
     assert family.status()["parent"] is None

@@ -197,3 +197,10 @@ def test_a_rollback_whose_target_names_no_launch_is_a_guess() -> None:
     assert "rollback" in compute_lineage([*rows, entry(40, "rollback.receipt", step=5)]).doubt
     named = {"identity": {"run_id": "R", "launch": 1, "step": 5}}
     assert compute_lineage([*rows, entry(40, "rollback.receipt", step=5, data=named)]).doubt == ""
+
+
+def test_no_launch_starts_before_its_first_step_was_step_0() -> None:
+    """A stranger's log had steps 0, 5, 10: the start was inferred as -5, and the graph showed steps -4 to 30."""
+    rows = [entry(0, "launch.start", launch=1), entry(1, "launch.step", launch=1, data={"start_step": -5})]
+    rows.append(entry(2, "launch.end", launch=1, data={"last_step": 30}))
+    assert kept(rows) == [(1, 0, 30)]

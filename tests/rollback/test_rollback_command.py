@@ -374,13 +374,56 @@ class Killed(BaseException):
     """The process is gone: nothing of it runs any more."""
 
 
-def test_a_copy_that_recovers_leaves_the_original_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("declared", ["--moved", "--fork-of"])
+@pytest.mark.parametrize("stage", ["_publish_ready", "_finish", "_read_back"])
+def test_a_copy_finishes_what_was_open_and_leaves_the_original_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, declared: str
 ) -> None:
-    """Copied between its preparation and its moves: the copy's files are other inodes, so nothing is moved anywhere."""
+    """Killed before it was prepared, before its moves, and after them; then copied: every file has another inode.
+
+    The copy ends like the original would. The checkpoint root is not in the project, so its workspace is below no anchor.
+    """
+    monkeypatch.chdir(tmp_path)
+    one, other = tmp_path / "one", tmp_path / "other"
+    root = Path("data/a/checkpoints")
+    healthy(one / root)
+    original = (one / root / "checkpoint-10/optimizer.pt").read_bytes()
+    logs = ["--run", "r", "--logs", str(one / "home/p/logs"), "--checkpoints", str(one / root)]
+    assert run(["init", *logs]) == 0
+    with monkeypatch.context() as patch:
+
+        def killed(*_: Any, **__: Any) -> None:
+            raise Killed
+
+        patch.setattr(f"rollback.transaction.protocol.{stage}", killed)
+        run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *logs])
+    subprocess.run(["cp", "-r", str(one), str(other)], check=True)
+    before = picture(one)
+    there = [word.replace(str(one), str(other)) for word in logs]
+    assert run(["recover", *there]) == 3  # a copy: nobody has said what it is
+    words = [declared] if declared == "--moved" else [declared, str(one / "home/p/logs/r")]
+    assert run(["init", *words, *there]) == 0
+    assert run(["recover", *there]) == 0
+    assert picture(one) == before
+    edited = (other / root / "checkpoint-10/optimizer.pt").read_bytes() != original
+    assert edited == (stage != "_publish_ready")
+    assert not list((other / root).parent.glob(".chronicle-*"))
+    assert run(["recover", *there]) == 0 and picture(one) == before
+    if edited:
+        assert run(["undo", "--yes", *there]) == 0 and picture(one) == before
+        assert (other / root / "checkpoint-10/optimizer.pt").read_bytes() == original
+    assert run(["recover", *logs]) == 0  # and the original can still be recovered
+
+
+def test_an_open_transaction_moved_with_its_run_is_finished_where_it_lies_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What must be read back is listed by path as well."""
     monkeypatch.chdir(tmp_path)
     one, other = tmp_path / "one", tmp_path / "other"
     healthy(one / "checkpoints")
+    state = other / "checkpoints" / "checkpoint-10" / "optimizer.pt"
+    original = (one / "checkpoints" / "checkpoint-10" / "optimizer.pt").read_bytes()
     with monkeypatch.context() as patch:
 
         def killed(*_: Any, **__: Any) -> None:
@@ -388,10 +431,30 @@ def test_a_copy_that_recovers_leaves_the_original_alone(
 
         patch.setattr("rollback.transaction.protocol._finish", killed)
         chronicle(one, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes")
-    subprocess.run(["cp", "-a", str(one), str(other)], check=True)
-    before = picture(one)
-    logs = ["--run", "r", "--logs", str(other / "logs")]
-    assert run(["init", "--moved", *logs, "--checkpoints", str(other / "checkpoints")]) == 0
-    assert chronicle(other, "recover") == 4
-    assert f"{other}/.chronicle-" in capsys.readouterr().err
-    assert picture(one) == before
+    one.rename(other)
+    assert chronicle(other, "recover") == 0
+    assert state.read_bytes() != original and not one.exists()
+    assert chronicle(other, "undo", "--yes") == 0
+    assert state.read_bytes() == original
+
+
+def test_a_fork_does_not_change_a_config_that_it_shares_with_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A DeepSpeed config outside both: undone in the fork, the original's next launch would read it."""
+    monkeypatch.chdir(tmp_path)
+    one, other, config = tmp_path / "one", tmp_path / "other", tmp_path / "etc" / "ds.json"
+    healthy(one / "checkpoints")
+    config.parent.mkdir()
+    config.write_text("{}")
+    assert chronicle(one, "rollback", "--to", "10", "--yes") == 0
+    receipt = {"root": str(one / "checkpoints"), "entry": "opt_step-10", "configs": [{"path": str(config)}]}
+    with JournalWriter(RunPaths(one / "logs" / "r"), checkpoints=one / "checkpoints") as writer:
+        writer.append("rollback.receipt", step=10, data=receipt)
+    subprocess.run(["cp", "-r", str(one), str(other)], check=True)
+    logs = ["--run", "r", "--logs", str(other / "logs"), "--checkpoints", str(other / "checkpoints")]
+    assert run(["init", "--fork-of", str(one / "logs" / "r"), *logs]) == 0
+    capsys.readouterr()
+    assert chronicle(other, "undo", "--yes") == 3
+    said = capsys.readouterr().err
+    assert str(config) in said and "outside this fork" in said and config.read_text() == "{}"
