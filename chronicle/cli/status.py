@@ -14,7 +14,7 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     need_run,
-    settings_from,
+    settings_with_checkpoints,
 )
 from chronicle.journal import Journal
 from chronicle.journal.events import GuardFault, GuardVerdict, events_of
@@ -25,6 +25,7 @@ from chronicle.story.plain import format_age, format_factor, format_number, plai
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
+from rollback.errors import RollbackError
 
 __all__ = ["show_status"]
 
@@ -40,14 +41,15 @@ def show_status(
 
     Example: chronicle status --run tr-190
     """
-    settings = need_run(settings_from(run, logs, checkpoints))
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
     story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)
     journal = Journal(run=story.run, entries=story.entries, problems=story.problems)
     damage = find_damage(settings.paths, journal, quick=True)
     said = [f"DAMAGED: {plain(describe_damage(settings.paths, damage))}", f"hint: {DAMAGED_HINT}"] if damage else []
-    text = "\n".join([*said, *_screen(story, lr, verdict, time.time())])
+    seen = _newest_on_disk(settings.checkpoints_dir) if story.last_checkpoint is None else ""
+    text = "\n".join([*said, *_screen(story, lr, verdict, seen, time.time())])
     return CommandResult(text=text, data=summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]})
 
 
@@ -59,14 +61,30 @@ def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict |
     return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
 
 
-def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, now: float) -> Iterator[str]:
+def _newest_on_disk(root: Path | None) -> str:
+    """The checkpoint with the highest step in the run's directory, for a run whose saves nobody recorded; "" for none."""
+    from rollback.checkpoint.listing import list_checkpoints
+
+    try:
+        found = [] if root is None else list_checkpoints(root, include_abandoned=False)
+    except (RollbackError, OSError):
+        return ""  # `verify` says what is wrong with it
+    newest = max((one for one in found if one.step is not None), key=lambda one: one.step or 0, default=None)
+    if newest is None:
+        return ""
+    where = plain(_short_path(str(newest.path)))
+    return f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`"
+
+
+def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: str, now: float) -> Iterator[str]:
     yield from _where(story, now)
     if not story.launches:
         yield "hint: start it with `chronicle run -- <launcher …>`"
     yield from _values(story.headline)
     yield from _lr(story, lr)
-    yield _row("checkpoint", _checkpoint(story.last_checkpoint, verdict))
-    if story.last_checkpoint is None and story.launches and all(launch.verdict is None for launch in story.launches):
+    yield _row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
+    unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
+    if story.last_checkpoint is None and not seen and unguarded:
         yield "hint: without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
         yield "      `chronicle verify --checkpoints DIR`, or `checkpoints = \"DIR\"` in chronicle.toml"
     yield from _guard(story)

@@ -173,3 +173,15 @@ def test_an_unguarded_launch_is_marked_in_the_document_and_on_the_page(family: F
     assert "The lineage is inferred: no guard recorded what launch 2 loaded." in paths.chronicle_md.read_text()
     assert "| 2 | 10 (inferred) | 14 |" in paths.chronicle_md.read_text()
     assert "launch 1 (inferred)" in paths.report_html.read_text()
+
+
+def test_a_checkpoint_that_nobody_recorded_is_seen_in_the_runs_directory(tmp_path: Path) -> None:
+    """Without a guard nothing tells of a save, but the directory is known and holds one."""
+    world = World(tmp_path / "project")
+    world.create()
+    world.launch(None, 11, guarded=False)
+    shown = world.command("status")[1]
+    assert "checkpoint  step 10 checkpoints/opt_step-10 · its save was not recorded: `chronicle verify 10`" in shown
+    assert "name their directory" not in shown
+    world.root.rename(world.home / "unlisted")
+    assert "name their directory with --checkpoints DIR" in world.command("status")[1]

@@ -89,6 +89,16 @@ def test_nothing_is_written_into_a_copy_before_somebody_says_what_it_is(project:
     assert contents(copy) == before
 
 
+def test_one_inode_number_alone_does_not_make_a_copy_the_run(project: Path, tmp_path: Path) -> None:
+    """Small numbers occur on every filesystem: a copy on another one may have the run directory's by chance."""
+    copy = tmp_path / "b"
+    shutil.copytree(project, copy)
+    place = json.loads((paths(project).run_dir / "run.json").read_text())
+    by_chance = place | {"inode": paths(copy).run_dir.stat().st_ino}
+    (paths(copy).run_dir / "run.json").write_text(json.dumps(by_chance))
+    assert look(paths(copy))[1] in (Standing.COPIED, Standing.UNCERTAIN)
+
+
 def test_a_copy_whose_original_is_gone_is_asked_about_too(project: Path, tmp_path: Path) -> None:
     """Copied, or moved to another filesystem: that cannot be told, so it is not assumed."""
     shutil.copytree(project, tmp_path / "b")
