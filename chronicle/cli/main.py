@@ -6,6 +6,7 @@ every class are caught here, and nowhere else in the commands.
 
 import errno
 import functools
+import gc
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
-        "close": ("chronicle.cli.note:close", "Record the outcome of an incident, a rollback or a note."),
+        "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
     },
     "See a run": {
@@ -117,6 +118,7 @@ class VerbGroup(TyperGroup):
         if cmd_name in VERBS:
             module, _, name = VERBS[cmd_name].partition(":")
             found = getattr(import_module(module), name)
+            gc.enable()  # off since the start of the process (`chronicle_ml.main`)
             app = found if isinstance(found, typer.Typer) else _single(found, cmd_name)
         else:
             app = _plugin(cmd_name)
