@@ -28,6 +28,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import Memory
 from chronicle.resume.save import Sealer, checkpoint_root
+from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 __all__ = ["GuardSession"]
@@ -63,6 +64,8 @@ class GuardSession:
         )
         self.batches = self.data.batches
         self.honours = Honours(self.options.honours)
+        self.trained = TrainedWatch()
+        self.batches.shapes = self.trained.shapes
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
@@ -125,8 +128,15 @@ class GuardSession:
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             self._identity = self.journal.new_identity(step)
-        found = replace(memory, step=step, training=self._modes, identity=self._identity)
+        trained = self._trained(lambda: self.trained.record(live))
+        found = replace(memory, step=step, training=self._modes, identity=self._identity, trained=trained)
         return self.honours.add_to(found, live)
+
+    def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The record of what is trained; nothing when it fails, which is recorded."""
+        with self.contained("record of what is trained"):
+            return work()
+        return {}
 
     @property
     def identity(self) -> str:
@@ -197,6 +207,7 @@ class GuardSession:
         if not self.off:
             with self.contained("first batch"):
                 self.loads.first_batch(self._observe)
+                self.trained.first_batch(self._observe())
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
@@ -257,6 +268,8 @@ class GuardSession:
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
+        saved = expected.trained if expected else None
+        found = replace(found, trained=self._trained(lambda: self.trained.begin(live, saved)))
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         self.start.start_step = next((memory.step for memory in (found, expected) if memory and memory.step is not None), 0)
         if found.next_lrs is not None:
@@ -269,6 +282,7 @@ class GuardSession:
             requested=self._requested,
             world_size=self.ranks.world_size,
             first_batches=first_batches,
+            same_data=self.options.same_data,
         )
         if self.start.expectation is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
