@@ -39,8 +39,7 @@ def prune(
 ) -> CommandResult:
     """Delete abandoned checkpoints that no undo needs.
 
-    It keeps the checkpoints that the undo of the last rollback needs, and enough others
-    that two verified ones remain.
+    It keeps the checkpoints that the undo of the last rollback needs, and the last two verified ones.
 
     Example: chronicle prune
     """

@@ -8,7 +8,8 @@ that continues from it, until a rollback states base LRs.
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, LaunchStart, RollbackReceipt
@@ -24,7 +25,8 @@ LR_EVENTS = ("lr-bug", "lr-mismatch")  # classes of the detector
 FIRST_STEPS = 20  # after a resume a wrong LR shows in the first steps; a later jump belongs to the schedule
 
 
-class LedgerLine(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
     """The LR of one launch. `factor` None: it does not follow a known schedule, see `reason`."""
 
     launch: int
@@ -34,7 +36,8 @@ class LedgerLine(NamedTuple):
     base_lr: float | None = None
 
 
-class LrLedger(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrLedger:
     """One line a launch, in launch order; `pending` is the factor of the next launch after an open rollback."""
 
     lines: tuple[LedgerLine, ...] = ()

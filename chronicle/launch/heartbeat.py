@@ -7,8 +7,9 @@ than three minutes; on the same host the processes themselves are checked. An er
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["FRESH_SECONDS", "INTERVAL_SECONDS", "Heartbeat", "read_heartbeats", "remove_heartbeat", "write_heartbeat"]
 
@@ -17,7 +18,8 @@ FRESH_SECONDS = 180.0
 VERSION = 1
 
 
-class Heartbeat(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
     """One host's heartbeat. `processes` are (pid, start time in ticks) of the launch on that host."""
 
     host: str

@@ -18,7 +18,7 @@ from typing import Any
 from chronicle.errors import ChronicleError, SettingsError
 from chronicle.journal.place import anchors_of, is_same_directory
 from chronicle.paths import RunPaths
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import LrRow, Memory
 
 __all__ = [
     "COMPUTED",
@@ -90,7 +90,7 @@ class Expectation:
         """Whether the script itself sets lower LRs, because the rollback asked for a warm-up."""
         return self.contract is not None and self.contract.warmup_steps > 0 and "warmup" in self.by_script
 
-    def next_lrs(self) -> tuple[tuple[float, ...], ...] | None:
+    def next_lrs(self) -> tuple[LrRow, ...] | None:
         """The LRs of the coming steps: the contract's, else those of the manifest if they begin with the promised LR."""
         stored = self.memory.next_lrs if self.memory else None
         if self.contract is None:
@@ -100,7 +100,7 @@ class Expectation:
         ratio = self.contract.lr_ratio
         # a manifest that the rollback rewrote holds the new LRs already, one that it did not touch holds the old ones
         for factor in (1.0, ratio) if ratio is not None else (1.0,):
-            rows = None if stored is None else tuple(tuple(lr * factor for lr in row) for row in stored)
+            rows = None if stored is None else tuple(tuple(lr and lr * factor for lr in row) for row in stored)
             if rows and self.contract.lrs and close_rows(rows[:1], (self.contract.lrs,), COMPUTED):
                 return rows
         return None
@@ -115,12 +115,13 @@ class Expectation:
     def allowed_jump(self) -> float:
         """The factor by which a hand-set LR may differ from the last one: the square of its largest recent change."""
         rows = self.memory.recent_lrs if self.memory else ()
-        pairs = [(a, b) for x, y in pairwise(rows) for a, b in zip(x, y, strict=False) if a > 0 and b > 0]
+        changes = [pair for x, y in pairwise(rows) for pair in zip(x, y, strict=False)]
+        pairs = [(a, b) for a, b in changes if a is not None and b is not None and a > 0 and b > 0]
         if not pairs:
             return UNKNOWN_JUMP
         return max(SMALL_JUMP, max(max(a, b) / min(a, b) for a, b in pairs) ** 2)
 
-    def lrs(self) -> tuple[float, ...] | None:
+    def lrs(self) -> LrRow | None:
         """LR per group that memory must hold before the first step."""
         if self.contract is not None and self.contract.lrs:
             return self.contract.lrs
@@ -188,12 +189,14 @@ def parse_change(text: str) -> tuple[str, str]:
     return EVERYTHING, text.strip()
 
 
-def is_close(a: float, b: float, tolerance: float) -> bool:
-    """Whether two numbers are equal within a relative tolerance of the smaller one."""
+def is_close(a: float | None, b: float | None, tolerance: float) -> bool:
+    """Whether two numbers are equal within a relative tolerance of the smaller one; None (no number) equals None."""
+    if a is None or b is None:
+        return a is b
     return a == b or abs(a - b) <= tolerance * min(abs(a), abs(b))
 
 
-def close_rows(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], tolerance: float) -> bool:
+def close_rows(a: Sequence[Sequence[float | None]], b: Sequence[Sequence[float | None]], tolerance: float) -> bool:
     """Whether two tables have the same shape and every number is close."""
     return len(a) == len(b) and all(
         len(x) == len(y) and all(is_close(p, q, tolerance) for p, q in zip(x, y, strict=True))

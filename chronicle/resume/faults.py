@@ -1,22 +1,37 @@
 """Errors of the guard itself: they are recorded and said once, and training never sees them.
 
-Every entry into the guard (hooks, save, load, step, exit, threads, callbacks) runs inside `contained`. An error there becomes
-one `guard.fault` entry and one line on stderr: from this step on the launch is unverified. A verdict is a `SystemExit` and
-passes. So does an exception that the script's own signal handler raised while the guard was running: it is the script's.
+Whatever a framework calls (hooks, callbacks, wrapped functions, threads, exit) is a `shield`, and inside the guard every save,
+load and step runs in `contained`. An error becomes one `guard.fault` entry and one line on stderr: from this step on the launch
+is unverified. A verdict is a `SystemExit` and passes. So does an exception that the script's own signal handler raised while
+the guard was running: it is the script's.
 """
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from chronicle.journal.events import GuardFault
-from chronicle.resume.journal import GuardJournal
+from chronicle.resume.contract import launch_number
+from chronicle.resume.journal import GuardJournal, find_run_dir
 
-__all__ = ["Faults", "reason_of"]
+__all__ = [
+    "Containment",
+    "Faults",
+    "last_resort",
+    "raised_by_script",
+    "reason_of",
+    "record_without_session",
+    "shield",
+    "shielded",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 NUM_FAULTS = 3  # errors at one place, after which the guard no longer tries there
 NUM_FRAMES = 4  # innermost frames that an entry names
@@ -71,6 +86,59 @@ class Faults:
             return None
 
 
+def shield(work: Callable[..., Any], failed: Callable[[Exception], Any]) -> Callable[..., Any]:
+    """`work`, as a framework may call it: an error is given to `failed` and goes no further. Returns None then."""
+
+    @functools.wraps(work)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return work(*args, **kwargs)
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            last_resort(failed, problem)
+            return None
+
+    return call
+
+
+def shielded(where: str) -> Callable[[F], F]:
+    """Decorates a method of an adapter that a framework calls; the adapter's `lost` hears of an error."""
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as problem:
+                if raised_by_script(problem):
+                    raise
+                last_resort(lambda problem: self.lost(where, problem), problem)
+                return None
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def last_resort(failed: Callable[[Exception], Any], problem: Exception) -> None:
+    """Hand an error to `failed`; if that fails too, stderr hears of both."""
+    try:
+        failed(problem)
+    except Exception as worse:  # noqa: BLE001 nothing may reach training
+        _print(f"an error of the guard could not be recorded ({reason_of(worse)}): {reason_of(problem)}")
+
+
+def record_without_session(where: str, problem: Exception, run_dir: Any = None) -> None:
+    """An error before there is a session: the launch goes on without a guard, which its journal and stderr say."""
+    try:
+        found, _ = find_run_dir(run_dir, os.environ, Path.cwd())
+        journal = GuardJournal(found, launch=launch_number(os.environ), rank=lambda: int(os.environ.get("RANK", "0")))
+        Faults(journal, lambda: None).record(where, problem)
+    except Exception as worse:  # noqa: BLE001 nothing may reach training
+        _print(f"this run is unverified: the guard failed at its {where} ({reason_of(problem)}), and {reason_of(worse)}")
+
+
 class Containment:
     """A `with` block whose errors are recorded and not raised. A class: a generator would cost every step more."""
 
@@ -85,7 +153,7 @@ class Containment:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(problem, Exception) or _is_of_the_script(trace):
+        if not isinstance(problem, Exception) or raised_by_script(problem):
             return False
         self._faults.record(self._where, problem)
         return True
@@ -107,9 +175,9 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
     yield from frames[-NUM_FRAMES:]
 
 
-def _is_of_the_script(trace: TracebackType | None) -> bool:
+def raised_by_script(problem: BaseException) -> bool:
     """Whether a signal handler of the script raised this while the guard happened to run."""
-    handlers = None
+    handlers, trace = None, problem.__traceback__
     while trace is not None:
         if handlers is None:
             handlers = set(_handler_codes())

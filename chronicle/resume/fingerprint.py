@@ -7,12 +7,14 @@ number is drawn. torch is imported inside the functions.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, raw_optimizer
-from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
+from chronicle.resume.faults import raised_by_script, reason_of
+from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, number, raw_optimizer
+from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler
 
 __all__ = [
     "LiveState",
@@ -22,10 +24,13 @@ __all__ = [
     "frozen_parameters",
     "norm",
     "object_digests",
+    "optimizer_steps",
     "rank_digest",
     "rng_digests",
     "steppers_of",
 ]
+
+T = TypeVar("T")
 
 SAMPLES = 64  # elements per tensor
 MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
@@ -50,8 +55,7 @@ class LiveState:
     steppers: Sequence[Any] | None = None  # what is stepped once an optimizer step; None: the optimizers themselves
     loaders: Sequence[Any] = ()  # data loaders whose order the guard may change
     reading: Any = None  # the loader that is being iterated
-    feed: Any = None  # the loader that is trained from, where the guard may not change its order
-    accumulating: bool = False  # gradients are being accumulated for a step that has not come yet
+    unknown: Mapping[str, str] = field(default_factory=dict)  # what the script could not say -> why
 
     @property
     def stepping(self) -> Sequence[Any]:
@@ -63,44 +67,73 @@ def fingerprint_memory(
     live: LiveState,
     *,
     lr_source: str = "untested",
-    recent_lrs: Sequence[tuple[float, ...]] = (),
+    recent_lrs: Sequence[LrRow] = (),
 ) -> Memory:
     """Describe memory as it is now; `ranks` holds this rank's digest only."""
     import torch
 
+    parts = Parts()
     with torch.no_grad():
-        steps = optimizer_steps(live.optimizers)
+        steps = parts.take("optimizer_steps", lambda: optimizer_steps(live.optimizers), None)
         return Memory(
             step=live.step if live.step is not None else (steps[1] if steps else None),
-            groups=tuple(describe_group(optimizer, group) for optimizer, group in groups_of(live.optimizers)),
+            groups=parts.take("groups", lambda: _groups(live, parts), ()),
             optimizer_steps=steps,
             optimizers=tuple(type(optimizer).__name__ for optimizer in live.optimizers),
-            schedulers=tuple(_scheduler(bound) for bound in live.schedulers),
-            next_lrs=forecast_lrs(live.optimizers, live.schedulers),
+            schedulers=parts.take("schedulers", lambda: tuple(_scheduler(bound) for bound in live.schedulers), ()),
+            next_lrs=parts.take("next_lrs", lambda: forecast_lrs(live.optimizers, live.schedulers), None),
             lr_source=lr_source,
             recent_lrs=tuple(recent_lrs),
             topology=dict(live.topology),
-            scaler=_scaler(live.scaler),
-            averages={name: tensor_digest((*_weights((m,)), *_buffers((m,)))) for name, m in live.averages.items()},
-            objects=object_digests(live),
-            order=parameter_order(live.optimizers, live.models),
-            frozen=frozen_parameters(live),
-            training=tuple(bool(model.training) for model in live.models) or None,
+            scaler=parts.take("scaler", lambda: _scaler(live.scaler), None),
+            averages=parts.each("averaged weights", live.averages, _average_digest),
+            objects=parts.each("state of", live.objects, _object_digest),
+            order=parts.take("order", lambda: parameter_order(live.optimizers, live.models), ""),
+            frozen=parts.take("frozen", lambda: frozen_parameters(live), ""),
+            training=parts.take("training", lambda: tuple(bool(m.training) for m in live.models) or None, None),
             data=live.data,
-            ranks=(rank_digest(live),),
+            ranks=(rank_digest(live, parts),),
+            unknown={**live.unknown, **parts.unknown},
         )
 
 
-def rank_digest(live: LiveState) -> RankDigest:
+class Parts:
+    """Takes the parts of a description one by one: a part that cannot be described is left out, with the reason."""
+
+    def __init__(self) -> None:
+        self.unknown: dict[str, str] = {}
+
+    def take(self, name: str, work: Callable[[], T], otherwise: T) -> T:
+        """What `work` returns, or `otherwise` if it raises: foreign objects may be of any kind."""
+        try:
+            return work()
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            self.unknown[name] = reason_of(problem)
+            return otherwise
+
+    def each(self, name: str, things: Mapping[str, Any], work: Callable[[Any], str]) -> dict[str, str]:
+        """`work` of each thing, by its own name."""
+        found = {key: self.take(f"{name} `{key}`", partial(work, thing), "") for key, thing in things.items()}
+        return {key: value for key, value in found.items() if value}
+
+
+def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
     """Digests of what this rank holds: generators, weights, moments, buffers and data position."""
+    parts = parts or Parts()
     return RankDigest(
         rank=live.rank,
-        rng=rng_digests(),
-        weights=tensor_digest(_weights(live.models)),
-        moments=tensor_digest(moments_of(live.optimizers)),
-        buffers=buffers_digest(live),
+        rng=parts.take("rng", rng_digests, {}),
+        weights=parts.take("weights", lambda: tensor_digest(_weights(live.models)), ""),
+        moments=parts.take("moments", lambda: tensor_digest(moments_of(live.optimizers)), ""),
+        buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
+
+
+def _groups(live: LiveState, parts: Parts) -> tuple[ParamGroup, ...]:
+    return tuple(describe_group(optimizer, group, parts) for optimizer, group in groups_of(live.optimizers))
 
 
 def buffers_digest(live: LiveState) -> str:
@@ -116,13 +149,15 @@ def frozen_parameters(live: LiveState) -> str:
 
 def object_digests(live: LiveState) -> dict[str, str]:
     """Digest of the state of each of the script's own objects; one whose `state_dict` raises is left out."""
-    digests = {}
-    for name, thing in live.objects.items():
-        try:
-            digests[name] = digest(plain_bytes(thing.state_dict()))
-        except Exception:  # noqa: BLE001 foreign code; Accelerate itself reports an object that cannot be saved
-            continue
-    return digests
+    return Parts().each("state of", live.objects, _object_digest)
+
+
+def _object_digest(thing: Any) -> str:
+    return digest(plain_bytes(thing.state_dict()))
+
+
+def _average_digest(model: Any) -> str:
+    return tensor_digest((*_weights((model,)), *_buffers((model,))))
 
 
 def rng_digests() -> dict[str, str]:
@@ -165,12 +200,13 @@ def _buffers(models: Iterable[Any]) -> Iterator[Any]:
 def _scheduler(bound: BoundScheduler) -> Scheduler:
     scheduler = bound.scheduler
     last_epoch = getattr(scheduler, "last_epoch", getattr(scheduler, "last_batch_iteration", None))
-    last_lr = getattr(scheduler, "_last_lr", None) or ()
+    last_lr = getattr(scheduler, "_last_lr", None)
+    count = getattr(scheduler, "_step_count", None)
     return Scheduler(
         name=type(scheduler).__name__,
         last_epoch=int(last_epoch) if isinstance(last_epoch, (int, float)) else None,
-        step_count=getattr(scheduler, "_step_count", None),
-        last_lr=tuple(float(lr) for lr in last_lr),
+        step_count=count if isinstance(count, int) else None,
+        last_lr=tuple(lr for one in last_lr if (lr := number(one)) is not None) if isinstance(last_lr, (list, tuple)) else (),
         unit=bound.unit,
         further=forecast_further(bound),
     )
@@ -224,19 +260,22 @@ def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any
     return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
 
 
-def describe_group(optimizer: Any, group: Mapping[str, Any]) -> ParamGroup:
-    """LR, sizes, options and moments of one parameter group."""
+def describe_group(optimizer: Any, group: Mapping[str, Any], parts: Parts | None = None) -> ParamGroup:
+    """LR, sizes, options and moments of one parameter group. An LR of None is an optimizer that computes its own."""
+    parts = parts or Parts()
     params = group["params"]
-    moments = list(_group_moments(optimizer, group))
+    lr = number(group.get("lr"))
+    if lr is None and group.get("lr") is not None:
+        parts.unknown["lr"] = f"an LR is of type {type(group['lr']).__name__}"
     return ParamGroup(
-        lr=float(group["lr"]),
-        initial_lr=_number(group.get("initial_lr")),
-        max_lr=_number(group.get("max_lr")),
-        min_lr=_number(group.get("min_lr")),
-        weight_decay=_number(group.get("weight_decay")),
+        lr=lr,
+        initial_lr=number(group.get("initial_lr")),
+        max_lr=number(group.get("max_lr")),
+        min_lr=number(group.get("min_lr")),
+        weight_decay=number(group.get("weight_decay")),
         num_params=len(params),
         num_elements=sum(int(p.numel()) for p in params),
-        moment_norm=norm(moments),
+        moment_norm=parts.take("moment_norm", lambda: norm(list(_group_moments(optimizer, group))), None),
         num_states=sum(1 for p in params if optimizer.state.get(p)),
         settings=_settings(group),
     )
@@ -281,10 +320,6 @@ def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
             for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
                 if key != "step" and hasattr(state[key], "numel"):
                     yield own_shard(state[key])
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:

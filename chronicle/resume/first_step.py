@@ -10,7 +10,6 @@ After a resume, against the manifest of the checkpoint or the contract of a roll
 - learning rates now, in the next 20 steps and far ahead; step counts; optimizer classes, groups, their options and the
   order of the parameters; moments and weights; schedulers; loss scaler; averaged weights; topology (`check_memory`);
 - training or evaluation mode of the models (`check_mode`);
-- what is trained: configuration of the modules, dataset, shape of the batches, scheduler states (`check_trained`);
 - buffers, frozen parameters and registered objects, as they were right after the load (`check_loaded`);
 - that no newer checkpoint was skipped (`Loads.check_newest`);
 - the data position, and the first batch of every rank (`DataWatch.check`).
@@ -19,16 +18,16 @@ Files and random generators are compared earlier, at the load (`load.py`). For 5
 compared with its forecast (`checks/tripwires.py`). A value that was not recorded at the save is not compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
 from chronicle.resume.checks.run import check_identity, check_ranks
-from chronicle.resume.checks.trained import check_trained
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.load import Loads
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import OTHERS, Memory
+from chronicle.resume.verdict import StartingPoint
 
 __all__ = ["check_first_step"]
 
@@ -42,27 +41,38 @@ def check_first_step(
     requested: int | None,
     world_size: int,
     first_batches: Mapping[int, str],
-    same_data: bool = False,
-) -> list[Check]:
+) -> Iterator[Check]:
     """Every comparison of this page, in its order. `found` describes the memory of `live`, `optimizer` is about to step.
 
     `requested`: ranks the launcher was asked for, None if unknown; `first_batches`: rank -> digest of its first batch.
     """
     start = loads.start
-    checks = [*check_identity(live, optimizer), *attempt("writers", "M6", loads.check_writers)]
+    yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))
     if not loads.expectation(None, None).accepts("world_size"):
-        checks += check_ranks(requested, world_size)
+        yield from attempt("ranks", "PF04", lambda: check_ranks(requested, world_size))
     if start.loaded_from is None:
-        checks += loads.check_unseen(found, live)
-    checks += loads.honours.begin(start.expectation, live, start.start_step or 0)
-    start.carried = loads.honours.carried
-    if start.expectation is None:
-        return checks
-    checks += check_memory(start.expectation, found, rank=live.rank, at_first_step=True)
-    checks += check_mode(start.expectation, found)
+        yield from attempt("resume", "L2", lambda: loads.check_unseen(found, live))
+    yield from attempt("options of the rollback", "M4", lambda: _begin_options(loads, live))
     expectation = start.expectation
-    checks += attempt("what is trained", "M6", lambda: check_trained(expectation, found, same_data=same_data))
-    checks += loads.check_owner()
-    if loads.state is not None:
-        checks += check_loaded(start.expectation, loads.state, found, rank=live.rank)
-    return [*checks, *loads.check_newest(), *loads.data.check(live.data, first_batches)]
+    if expectation is None:
+        return
+    yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
+    yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
+    state = loads.state
+    if state is not None:
+        yield from attempt("state after the load", "M1", lambda: check_loaded(expectation, state, found, rank=live.rank))
+    yield from attempt("newest checkpoint", "F9", loads.check_newest)
+    yield from attempt("next batch", "M4", lambda: loads.data.check(live.data, first_batches))
+
+
+def _others(start: StartingPoint) -> Sequence[str] | None:
+    """Classes of optimizers that stepped the same parameters before the save; None when nothing was loaded."""
+    memory = start.expectation.memory if start.expectation else None
+    return None if not start.resumed else tuple((memory.topology if memory else {}).get(OTHERS) or ())
+
+
+def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
+    start = loads.start
+    checks = loads.honours.begin(start.expectation, live, start.start_step or 0)
+    start.carried = loads.honours.carried
+    return checks

@@ -23,6 +23,7 @@ __all__ = [
     "far_points",
     "forecast_further",
     "forecast_lrs",
+    "number",
     "raw_optimizer",
     "raw_scheduler",
     "warmed",
@@ -79,25 +80,60 @@ def raw_optimizer(optimizer: Any) -> Any:
 
 def forecast_lrs(
     optimizers: Sequence[Any], schedulers: Sequence[BoundScheduler], k: int = NUM_FORECAST
-) -> tuple[tuple[float, ...], ...] | None:
+) -> tuple[tuple[float | None, ...], ...] | None:
     """Row i holds the LR per group (all optimizers, in order) of the i-th step from now; None when it depends on a metric.
 
-    Fewer than k rows when a scheduler ends before (OneCycleLR past `total_steps`).
+    Fewer than k rows when a scheduler ends before (OneCycleLR past `total_steps`). Raises whatever a scheduler raises that
+    cannot be copied or stepped without arguments.
     """
     stand_ins = {
         id(optimizer): StandInOptimizer(optimizer.param_groups, _defaults(optimizer)) for optimizer in optimizers
     }
-    copies = [_copy_bound(bound, stand_ins) for bound in schedulers]
     if any(is_metric_driven(bound.scheduler) for bound in schedulers):
         return None  # ReduceLROnPlateau: the next LRs depend on future losses
-    rows: list[tuple[float, ...]] = []
-    with preserved_rng(), warnings.catch_warnings():
+    copies = [_copy_bound(bound, stand_ins) for bound in schedulers]
+    rows: list[tuple[float | None, ...]] = []
+    with preserved_rng(), unchanged_groups(optimizers), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for row in range(k):
-            rows.append(tuple(float(g["lr"]) for s in stand_ins.values() for g in s.param_groups))
+            rows.append(tuple(number(g.get("lr")) for s in stand_ins.values() for g in s.param_groups))
             if row + 1 < k and not all(_advance(bound) for bound in copies):
                 break
     return tuple(rows)
+
+
+@contextmanager
+def unchanged_groups(optimizers: Sequence[Any]) -> Iterator[None]:
+    """A copy of a scheduler may still reach the optimizer itself (by a closure): then its options are restored.
+
+    Raises `RuntimeError` after restoring: such a schedule cannot be forecast.
+    """
+    kept = [(group, dict(group)) for one in optimizers for group in one.param_groups]
+    kept_tensors = [(value, value.clone()) for _, old in kept for value in old.values() if _is_tensor(value)]
+    yield
+    changed = [group for group, old in kept if any(group.get(k, kept) is not v for k, v in old.items())]
+    for group, old in kept:
+        group.update(old)
+    for tensor, old in kept_tensors:
+        if not bool((tensor == old).all()):
+            tensor.copy_(old)
+            changed.append(tensor)
+    if changed:
+        raise RuntimeError("the scheduler writes to the optimizer itself, not to the one it was made with")
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "copy_") and hasattr(value, "clone")
+
+
+def number(value: Any) -> float | None:
+    """A number, or a tensor of one element, as a float; None for anything else."""
+    if value is None or isinstance(value, (str, bytes)) or callable(value):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
 
 
 def far_points() -> Iterator[int]:
@@ -165,7 +201,10 @@ def _copy_bound(bound: BoundScheduler, stand_ins: Mapping[int, StandInOptimizer]
         if owner is not None:
             memo[id(owner)] = stand_ins.get(id(raw_optimizer(owner))) or StandInOptimizer(owner.param_groups, {})
         for value in (*(getattr(scheduler, "lr_lambdas", None) or ()), *vars(scheduler).values()):
-            if isinstance(value, SHARED) or hasattr(value, "named_parameters"):
+            if hasattr(value, "param_groups"):  # the optimizer under another name, wherever a class keeps it
+                stand_in = stand_ins.get(id(raw_optimizer(value))) or StandInOptimizer(value.param_groups, {})
+                memo.setdefault(id(value), stand_in)
+            elif isinstance(value, SHARED) or hasattr(value, "named_parameters"):
                 memo[id(value)] = value  # a function of the step, or a whole model: shared
     return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit)
 
@@ -180,7 +219,7 @@ def _advance(bound: BoundScheduler) -> bool:
     """Step as the training loop does per optimizer step; False when the scheduler has reached its end."""
     for _ in range(bound.unit):
         total = getattr(bound.scheduler, "total_steps", None)
-        if total is not None and bound.scheduler._step_count > total:
+        if isinstance(total, int) and getattr(bound.scheduler, "_step_count", 0) > total:
             return True  # Accelerate's wrapper stops there and keeps the last LR
         try:
             bound.scheduler.step()
@@ -239,7 +278,8 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
 def can_warm_up(optimizers: Sequence[Any]) -> bool:
     """Whether every optimizer has a `step` to wrap and an LR in every group."""
     return bool(optimizers) and all(
-        hasattr(one, "step") and all(group.get("lr") is not None for group in one.param_groups) for one in optimizers
+        hasattr(one, "step") and all(number(group.get("lr")) is not None for group in one.param_groups)
+        for one in optimizers
     )
 
 

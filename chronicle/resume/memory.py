@@ -4,20 +4,32 @@ No torch and no disk here. Every field may be absent (None or empty), because an
 have it. An absent field is not compared.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-__all__ = ["Carried", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
+__all__ = ["OTHERS", "Carried", "LrRow", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
 
 MEMORY_VERSION = 1
+OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
+
+WHOLE_PARTS = frozenset(
+    (
+        *("step", "groups", "optimizer_steps", "schedulers", "next_lrs", "topology", "scaler", "averages", "objects", "order"),
+        *("frozen", "training", "data"),
+    )
+)
+RANK_PARTS = frozenset(("rng", "weights", "moments", "buffers"))
+GROUP_PARTS = frozenset(("lr", "moment_norm"))
+
+LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has none of its own (Adafactor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
     """One parameter group of an optimizer. `moment_norm` is the L2 norm of its first moments, None where it has none."""
 
-    lr: float
+    lr: float | None
     initial_lr: float | None = None
     max_lr: float | None = None
     min_lr: float | None = None
@@ -90,9 +102,9 @@ class Memory:
     optimizer_steps: tuple[int, int] | None = None  # smallest and largest per-parameter step of the optimizer
     optimizers: tuple[str, ...] = ()
     schedulers: tuple[Scheduler, ...] = ()
-    next_lrs: tuple[tuple[float, ...], ...] | None = None  # row i: LR per group of the i-th optimizer step from here
+    next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
-    recent_lrs: tuple[tuple[float, ...], ...] = ()  # of the last optimizer steps before this point
+    recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
@@ -104,13 +116,27 @@ class Memory:
     honours: tuple[str, ...] = ()  # options of a rollback that this run supports, by its script or the guard
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
     loader: int | None = None  # which of its loaders the training reads from
-    trained: Mapping[str, Any] = field(default_factory=dict)  # configuration, data and scheduler states (`trained.py`)
     identity: Mapping[str, Any] = field(default_factory=dict)  # of the saved state: id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)  # part that could not be described -> why
 
     def of_rank(self, rank: int) -> RankDigest | None:
         """The digest of one rank, None when it was not recorded."""
         return next((digest for digest in self.ranks if digest.rank == rank), None)
+
+    def without(self, parts: Collection[str]) -> "Memory":
+        """This description without some parts, which then count as not recorded."""
+        if not parts:
+            return self
+        empty, nothing = Memory(), RankDigest(rank=0)
+        own = {part: getattr(empty, part) for part in parts if part in WHOLE_PARTS}
+        digests = {part: getattr(nothing, part) for part in parts if part in RANK_PARTS}
+        groups = own.get("groups", self.groups)
+        for part in parts:
+            if part in GROUP_PARTS:
+                groups = tuple(replace(group, **{part: None}) for group in groups)
+        ranks = tuple(replace(digest, **digests) for digest in self.ranks)
+        return replace(self, **{**own, "groups": groups, "ranks": ranks})
 
     def to_json(self) -> dict[str, Any]:
         """The stored form (`memory` of the manifest)."""
@@ -137,8 +163,8 @@ class Memory:
             "honours": list(self.honours),
             "carried": [asdict(one) for one in self.carried],
             "loader": self.loader,
-            **({"trained": dict(self.trained)} if self.trained else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
+            **({"unknown": dict(self.unknown)} if self.unknown else {}),
         }
 
     @classmethod
@@ -166,9 +192,9 @@ class Memory:
             honours=tuple(str(name) for name in record.get("honours") or ()),
             carried=tuple(_parse_carried(one) for one in record.get("carried") or ()),
             loader=record.get("loader"),
-            trained=dict(record.get("trained") or {}),
             identity=dict(record.get("identity") or {}),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
+            unknown={str(part): str(why) for part, why in dict(record.get("unknown") or {}).items()},
         )
 
 
@@ -185,7 +211,7 @@ def _parse_carried(record: Mapping[str, Any]) -> Carried:
 
 def _parse_group(record: Mapping[str, Any]) -> ParamGroup:
     return ParamGroup(
-        lr=float(record["lr"]),
+        lr=_float(record.get("lr")),
         initial_lr=_float(record.get("initial_lr")),
         max_lr=_float(record.get("max_lr")),
         min_lr=_float(record.get("min_lr")),
@@ -216,12 +242,12 @@ def _parse_scheduler(record: Mapping[str, Any]) -> Scheduler:
         step_count=record.get("step_count"),
         last_lr=tuple(float(lr) for lr in record.get("last_lr") or ()),
         unit=int(record.get("unit") or 1),
-        further=_parse_rows(record.get("further") or ()),
+        further=tuple(tuple(float(lr) for lr in row) for row in record.get("further") or ()),
     )
 
 
-def _parse_rows(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(lr) for lr in row) for row in rows)
+def _parse_rows(rows: Sequence[Sequence[float | None]]) -> tuple[LrRow, ...]:
+    return tuple(tuple(_float(lr) for lr in row) for row in rows)
 
 
 def _float(value: Any) -> float | None:

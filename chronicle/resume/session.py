@@ -7,7 +7,7 @@ recorded and said once (`contained`), and the run is unverified from then on.
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,19 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.resume.batches import DataWatch
-from chronicle.resume.checks.check import Check, failed
-from chronicle.resume.checks.run import shares_parameters
+from chronicle.resume.checks.check import Check, attempt, failed
+from chronicle.resume.checks.run import drives, shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
 from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
 from chronicle.resume.faults import Containment, Faults, reason_of
-from chronicle.resume.fingerprint import LiveState, fingerprint_memory
+from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
 from chronicle.resume.first_step import check_first_step
 from chronicle.resume.honours import Honours
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs
+from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.save import Sealer, checkpoint_root
-from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 __all__ = ["GuardSession"]
@@ -46,6 +45,7 @@ class GuardSession:
         ranks: Ranks | None = None,
     ) -> None:
         self._observe = observe
+        self._retired = False
         self.options = effective_options(options, environ)
         self.ranks = ranks or Ranks()
         self._requested = requested_ranks(environ)
@@ -64,10 +64,9 @@ class GuardSession:
         )
         self.batches = self.data.batches
         self.honours = Honours(self.options.honours)
-        self.trained = TrainedWatch()
-        self.batches.shapes = self.trained.shapes
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
+        self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
         self._loading = False
@@ -76,7 +75,9 @@ class GuardSession:
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
         self._known: tuple[Any, ...] = ()  # the guarded optimizers, from the first step on
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=NUM_FORECAST)
+        self._others: set[str] = set()  # classes of optimizers that are not guarded and step the same parameters
+        self._counted: Any = None  # the optimizer whose steps are counted
+        self._recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)
         self._witness = LrWitness()
         self._tripwire: LrTripwire | None = None
 
@@ -93,7 +94,7 @@ class GuardSession:
     @property
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
-        return self.options.mode is Mode.OFF
+        return self._retired or self.options.mode is Mode.OFF
 
     def contained(self, where: str) -> Containment:
         """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
@@ -128,15 +129,9 @@ class GuardSession:
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             self._identity = self.journal.new_identity(step)
-        trained = self._trained(lambda: self.trained.record(live))
-        found = replace(memory, step=step, training=self._modes, identity=self._identity, trained=trained)
+        topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
+        found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology)
         return self.honours.add_to(found, live)
-
-    def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The record of what is trained; nothing when it fails, which is recorded."""
-        with self.contained("record of what is trained"):
-            return work()
-        return {}
 
     @property
     def identity(self) -> str:
@@ -156,6 +151,7 @@ class GuardSession:
         with self.contained("load"):
             self.sealer.finish()
             self.verdicts.opens()
+            self.start.expectation = None  # what an earlier load promised
             root = checkpoint_root(directory)
         self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
         found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe()))
@@ -170,7 +166,9 @@ class GuardSession:
         if self.off:
             return
         self._loading, self._identity = False, {}
-        self.start.loaded_from = checkpoint_root(directory)
+        self.start.loaded_from = Path(directory)
+        with self.contained("load"):
+            self.start.loaded_from = checkpoint_root(directory)
         self._decide_after_load("memory", lambda: self.loads.check_after(self._live()))
         if generators:
             self.generators_restored()
@@ -190,12 +188,39 @@ class GuardSession:
             where = f"rank {self.ranks.rank}"
             self.verdicts.exchange([failed("load", "F2", found=reason_of(problem), where=where)])
 
-    def state_loaded(self, memory: Memory | None) -> None:
-        """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
+    def state_loaded(self, memory: Memory | None, why: str = "") -> None:
+        """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step.
+
+        `why`: what prevented that the state was described.
+        """
         if not self.off:
             self._identity = {}
+            self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
                 self.loads.state_loaded(memory, self._observe())
+
+    def attached_late(self, why: str) -> None:
+        """State was loaded, or steps were taken, before the guard was there; `why` says what shows it."""
+        self.start.state_loaded = True
+        self.start.no_basis = f"{why} when `attach` was called: call it before the load"
+
+    def lost(self, where: str, problem: BaseException) -> None:
+        """An adapter failed and could not tell of a load or a step: what is in memory is not known any more.
+
+        Nothing is compared with an earlier expectation, so nothing is refused because of this error. The next load is
+        checked again.
+        """
+        self.faults.record(where, problem)
+        self._loading, self._tripwire = False, None
+        self.start.state_loaded, self.start.expectation = True, None
+        if where == "step" and not self._stepped and not self.off:
+            self._stepped = True  # a later step would compare what training has changed
+            with self.contained("verdict"):
+                self.verdicts.conclude((), "before the first step")
+
+    def retire(self) -> None:
+        """The guard could not be set up completely: it does nothing more in this launch."""
+        self._retired = True
 
     def prepared(self) -> None:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
@@ -207,40 +232,52 @@ class GuardSession:
         if not self.off:
             with self.contained("first batch"):
                 self.loads.first_batch(self._observe)
-                self.trained.first_batch(self._observe())
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
     def before_step(self, optimizer: Any) -> None:
         """Called before every optimizer step; checks once, then watches the LR. None: a whole step of an engine."""
-        if self._loading or (self._stepped and not self.verdicts.refusal and not self._is_first(optimizer)):
+        if self.before_change is not None and not self.off:
+            with self.contained("save"):
+                self.before_change()
+        if self._loading or self._retired or (self._stepped and not self.verdicts.refusal and not self._counts(optimizer)):
             return
-        with self.contained("step"):
-            self._before_step(optimizer)
-
-    def _before_step(self, optimizer: Any) -> None:
         if not self._stepped or self.verdicts.refusal:
-            if not self._concerns(optimizer):
+            concerned = True
+            with self.contained("first step"):
+                concerned = self._concerns(optimizer)
+            if not concerned:
                 return
             if self.verdicts.refusal:
                 raise self.verdicts.refusal  # the script caught the first one
             self._stepped = True
             self._first_step(optimizer)
-        if self.off or not self._is_first(optimizer):
+        if self.off or self.faults.gave_up("step"):
+            return
+        with self.contained("step"):
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: Any) -> None:
+        if not self._counts(optimizer):
             return
         self._steps_here += 1
         self._modes = tuple(bool(model.training) for model in self._models) or None
-        lrs = tuple(float(group["lr"]) for known in self._known for group in known.param_groups)
+        lrs = tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
         self._recent.append(lrs)
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
             self._trip(lrs)
-        resumed = self.start.loaded_from is not None
-        if resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
+        if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
 
-    def _is_first(self, optimizer: Any) -> bool:
-        return optimizer is None or bool(self._known and optimizer is self._known[0])
+    def _counts(self, optimizer: Any) -> bool:
+        """Whether a step of this optimizer is counted: that of the first guarded one, or of one that shares its groups."""
+        if optimizer is None or optimizer is self._counted:
+            return True
+        if self._counted is None and self._known and drives(optimizer, self._known[0]):
+            self._counted = optimizer
+            return True
+        return False
 
     def _concerns(self, optimizer: Any) -> bool:
         """Whether a step of this optimizer is a step of the guarded training."""
@@ -252,29 +289,36 @@ class GuardSession:
         return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
 
     def _first_step(self, optimizer: Any) -> None:
-        if self.off:
-            self.verdicts.switched_off("before the first step")
-            self._say_what_is_not_applied()
-            return
         moment = "before the first step"
-        first_batches = self.data.gather_first()
-        checks = run_checks("memory", lambda: self._check_first_step(optimizer, first_batches))
+        if self.off:
+            with self.contained("first step"):
+                self.verdicts.switched_off(moment)
+                self._say_what_is_not_applied()
+            return
+        first_batches: Mapping[int, str] = {}
+        with self.contained("first step"):
+            first_batches = self.data.gather_first()
+        # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
+        checks = run_checks(
+            "memory", lambda: self._check_first_step(optimizer, first_batches), at_stake=self.start.resumed
+        )
         self.verdicts.decide(checks, moment, self.start.loaded_from)
         if all(check.ok for check in checks):
-            self.verdicts.conclude(checks, moment)
+            with self.contained("verdict"):
+                self.verdicts.conclude(checks, moment)
 
-    def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> list[Check]:
+    def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> Iterator[Check]:
         live = self._live()
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
+        if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
+            self._others.add(type(optimizer).__name__)
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
-        saved = expected.trained if expected else None
-        found = replace(found, trained=self._trained(lambda: self.trained.begin(live, saved)))
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
-        self.start.start_step = next((memory.step for memory in (found, expected) if memory and memory.step is not None), 0)
+        self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
-        checks = check_first_step(
+        yield from check_first_step(
             self.loads,
             live,
             found,
@@ -282,12 +326,17 @@ class GuardSession:
             requested=self._requested,
             world_size=self.ranks.world_size,
             first_batches=first_batches,
-            same_data=self.options.same_data,
         )
         if self.start.expectation is not None:
+            yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found))
+
+    def _begin_tripwire(self, live: LiveState, found: Memory) -> Iterator[Check]:
+        assert self.start.expectation is not None
+        own = None
+        if found.next_lrs is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-            self._tripwire = LrTripwire.after(self.start.expectation, found, own)
-        return checks
+        self._tripwire = LrTripwire.after(self.start.expectation, found, own)
+        yield from ()
 
     def _say_what_is_not_applied(self) -> None:
         """A guard that is off does not apply options of a rollback either."""
@@ -300,7 +349,7 @@ class GuardSession:
         if options := self.honours.not_by_script(contract):
             self.journal.say("off", f"the guard is off: {options} of rollback {contract.rollback} will not be applied")
 
-    def _trip(self, lrs: tuple[float, ...]) -> None:
+    def _trip(self, lrs: LrRow) -> None:
         assert self._tripwire is not None
         check = self._tripwire.feed(lrs)
         if self._tripwire.done:
@@ -316,8 +365,10 @@ class GuardSession:
     def _live(self) -> LiveState:
         live = self._observe()
         live.rank = self.ranks.rank
+        said = Parts()  # the script's own functions may fail, for example before its loader exists
         if self.options.step is not None:
-            live.step = self.options.step()
+            live.step = said.take("step", self.options.step, None)
         if self.options.data_state is not None:
-            live.data = self.options.data_state()
+            live.data = said.take("data", self.options.data_state, None)
+        live.unknown = {**live.unknown, **said.unknown}
         return live

@@ -41,6 +41,7 @@ class StartingPoint:
     state_loaded: bool = False  # a plain loop loaded an optimizer state: there is no directory
     start_step: int | None = None  # optimizer steps completed when the first step of this launch began
     carried: tuple[Carried, ...] = ()  # options of rollbacks that the guard applies in this launch
+    no_basis: str = ""  # why there is nothing to compare with, where that is known
 
     @property
     def resumed(self) -> bool:
@@ -119,7 +120,7 @@ class Verdicts:
             if unknown:
                 listed = ", ".join(f"{one['name']} ({one['why']})" for one in unknown)
                 self._journal.say(f"unverified {listed}", f"not verified: {listed}")
-            for one in noted:
+            for one in (one for one in noted if one not in unknown):
                 self._journal.say(f"noted {one}", f"noted: {one['name']}: {one['why']}")
         if unknown:
             names = ", ".join(one["name"] for one in unknown)
@@ -146,7 +147,7 @@ class Verdicts:
         # other data than recorded are allowed by default, but then the resume is not the one that was recorded
         found += [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED and c.code == "M4"]
         if self._start.resumed and self._basis() == "none":
-            found.insert(0, {"name": "memory", "why": f"{self._start.place}: {NO_BASIS}"})
+            found.insert(0, {"name": "memory", "why": f"{self._start.place}: {self._start.no_basis or NO_BASIS}"})
         known = {one["name"] for one in found}
         for where, error in self._faults.found:
             name = where.removeprefix("check of ").partition(" before ")[0].partition(" after ")[0]

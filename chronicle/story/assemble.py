@@ -5,13 +5,12 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chronicle.journal import Entry, Journal, JournalProblem, LaunchSpan, Lineage, compute_lineage
 from chronicle.journal.events import (
     LAUNCHES,
-    NOTHING,
     CheckpointSaved,
     EntryKind,
     GuardVerdict,
@@ -52,15 +51,16 @@ __all__ = [
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
 
 
-class SavedCheckpoint(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
     """A checkpoint that a launch saved."""
 
     step: int
     launch: int | None
     path: str
     entry_id: str
-    data: Mapping[str, Any]
     kept: bool = True  # its step belongs to the lineage
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +181,13 @@ def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint
 # --- the whole run ------------------------------------------------------------------------------------------------------
 
 
-class Headline(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
     """The newest step of the lineage. `values` are the newest values of each channel at or before it."""
 
     step: int = 0
     launch: int | None = None
-    values: Mapping[str, float] = NOTHING
+    values: Mapping[str, float] = field(default_factory=dict)
     measured_step: int | None = None  # the step of the newest of `values`
     time: float | None = None
 
@@ -310,7 +311,7 @@ def _parent_run(entries: Sequence[Entry], lineage: Lineage) -> Parent | None:
     seen = next((Parent.from_json(loaded) for loaded in reversed(loads) if loaded.get("run_id") == root.parent_run), None)
     if seen is None or named is None or named.run_id != seen.run_id:
         return seen
-    return seen._replace(path=named.path)
+    return replace(seen, path=named.path)
 
 
 def with_checkpoint(story: Story, entry: Entry) -> Story:

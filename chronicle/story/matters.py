@@ -7,7 +7,6 @@ one matter.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from chronicle.journal import Entry, Lineage, RollbackMark
 from chronicle.journal.events import Close, EntryKind, Incident, Proposed, RollbackReceipt
@@ -76,7 +75,8 @@ class Intervention:
         return self.outcome is None and not self.undone and not RollbackReceipt.of(self.entry).imported
 
 
-class OpenProposal(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenProposal:
     """The proposal that waits for a decision, and the command that applies it."""
 
     entry: Entry

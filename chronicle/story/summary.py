@@ -5,7 +5,8 @@ step was logged twice, it makes no statement.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from chronicle.checkpoints import CheckpointVerdict
 from chronicle.journal import Entry, Interval
@@ -27,7 +28,8 @@ LOOKED_AT = 20  # steps after the resume
 TOLERANCE = 0.01  # logs print LRs with three or four digits
 
 
-class LrCheck(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrCheck:
     """Whether the logged LR agrees the ledger. `follows` None: no step was logged by both launches."""
 
     follows: bool | None = None

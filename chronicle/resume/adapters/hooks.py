@@ -13,6 +13,7 @@ from typing import Any
 
 from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.compiled import outside_graphs
+from chronicle.resume.faults import last_resort, shield
 from chronicle.resume.session import GuardSession
 
 __all__ = ["StepLog", "hook_engine_steps", "hook_optimizer_steps"]
@@ -29,7 +30,7 @@ def hook_optimizer_steps(session: GuardSession) -> None:
     if not _registered:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        _registered.append(register_optimizer_step_pre_hook(outside_graphs(_before_step)))
+        _registered.append(register_optimizer_step_pre_hook(outside_graphs(shield(_before_step, _lost))))
     _sessions.add(session)
 
 
@@ -39,9 +40,14 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             session.before_step(optimizer)
 
 
+def _lost(problem: Exception) -> None:
+    for session in tuple(_sessions):
+        session.lost("step", problem)
+
+
 def _is_allocation_step() -> bool:
     """Whether torch's distributed checkpoint takes this step, with LR 0, to allocate the state that it will load."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     for _ in range(20):
         if frame.f_code.co_name == "_init_optim_state":
             return True
@@ -58,9 +64,14 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     session.engine_steps = True
     original = engine.step
 
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def look() -> None:
         if engine.is_gradient_accumulation_boundary():
             session.before_step(None)
+
+    looks = shield(look, lambda problem: session.lost("step", problem))
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        looks()
         return original(*args, **kwargs)
 
     step._chronicle = True  # type: ignore[attr-defined]
@@ -79,19 +90,25 @@ class StepLog:
         self._writer: MetricsWriter | None = None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write one line with the numbers among `values` (tensors of one element count); an I/O error ends the log only."""
+        """Write one line with the numbers among `values` (tensors of one element count); an error ends the log only."""
+        try:
+            self._write(step, values)
+        except Exception as problem:  # noqa: BLE001 a log is not worth a run
+            self._path = None
+            last_resort(self._say_end, problem)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
         numbers.pop("step", None)
         numbers.pop("t", None)
         if self._path is None or not numbers:
             return
-        try:
-            if self._writer is None:
-                self._writer = MetricsWriter(self._path)
-            self._writer.write(step, numbers)
-        except OSError as problem:
-            print(f"chronicle: the per-step log stops here ({problem}); training continues", file=sys.stderr, flush=True)
-            self._path = None
+        if self._writer is None:
+            self._writer = MetricsWriter(self._path)
+        self._writer.write(step, numbers)
+
+    def _say_end(self, problem: Exception) -> None:
+        print(f"chronicle: the per-step log stops here ({problem}); training continues", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,26 +1,32 @@
 """Plain torch under guard: one line, `run = chronicle.attach("tr-190", model, optimizer, scheduler)`.
 
 The description of memory is stored in the optimizer's own `state_dict` under the key `chronicle` (plain values; torch ignores
-it on load), and so in whatever file the script writes. Torch's own hooks tell the guard of a save (`state_dict`), a resume
-(`load_state_dict`) and the first step. Generators are not compared, because the script may not save them.
+it on load), and so in whatever file the script writes. It is made when the state is written (`description.py`). Torch's own
+hooks tell the guard of a save (`state_dict`), a resume (`load_state_dict`) and the first step. Generators are not compared,
+because the script may not save them.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
+from chronicle.resume.adapters.description import STEPS_BETWEEN, Description
 from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Mode, Options
-from chronicle.resume.fingerprint import LiveState, collect_optimizers
-from chronicle.resume.learning_rate import BoundScheduler
+from chronicle.resume.faults import last_resort, raised_by_script, reason_of, record_without_session, shield, shielded
+from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
+from chronicle.resume.learning_rate import BoundScheduler, number
 from chronicle.resume.memory import Memory
 from chronicle.resume.session import GuardSession
 
 __all__ = ["AttachedRun", "attach"]
 
 KEY = "chronicle"  # in the optimizer's `state_dict`
+WHOLE = "memory"  # the part that is unknown when nothing could be described
 
 
 def attach(
@@ -65,30 +71,57 @@ def attach(
         averages=dict(averages or {}),
         loaders=() if data is None else (data,),
         reading=data,
-        feed=data,
     )
     return AttachedRun(live, options, accumulation)
 
 
 class AttachedRun:
-    """The guard of one training loop; keep it alive as long as the loop. `live`: what the loop trains with."""
+    """The guard of one training loop; keep it alive as long as the loop. `live`: what the loop trains with.
+
+    When the guard cannot be set up, `session` is None, the loop trains without it, and that is said and recorded.
+    """
+
+    session: Any = None
 
     def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
         self._live, self._accumulation = live, accumulation
         self._log = StepLog()
+        self._latest: weakref.ref[Description] | None = None  # of the state that was taken last
+        self._since = STEPS_BETWEEN  # optimizer steps since a state was described because it was held
+        try:
+            self._begin(options)
+        except ChronicleError:
+            raise
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            if self.session is None:
+                record_without_session("attach", problem, options.run_dir)
+            else:
+                self.session.retire()
+                self.session.faults.record("attach", problem)
+
+    def _begin(self, options: Options) -> None:
         self.session = GuardSession(self._observe, options)
+        first = self._live.optimizers[0]
+        first.register_state_dict_post_hook(shield(self._on_save, self._save_failed))
+        first.register_load_state_dict_pre_hook(shield(self._on_load, lambda problem: self.session.lost("load", problem)))
         hook_optimizer_steps(self.session)
-        self.session.batches.watch(live.models[0])
-        first = live.optimizers[0]
-        first.register_state_dict_post_hook(self._on_save)
-        first.register_load_state_dict_pre_hook(self._on_load)
+        self.session.before_change = self._memory_changes
+        if self._live.models:
+            self.session.batches.watch(self._live.models[0])
+        if why := _trained_before(self._live):
+            self.session.attached_late(why)
 
     def now_trains(self, live: LiveState) -> None:
-        """Take in what is trained with from here on: a second optimizer or a scheduler that was made later."""
+        """The loop trains with these objects from now on: more of them, or the same with their schedulers."""
         self._live = live
 
+    @shielded("save")
     def saved(self, path: str | Path) -> None:
         """Tell the guard where a checkpoint was written: a directory gets a manifest, a file an entry in the journal."""
+        if self.session is None:
+            return
         target = Path(path).absolute()
         if target.is_dir():
             self.session.after_save(target)
@@ -97,42 +130,123 @@ class AttachedRun:
             identity = self.session.identity
             self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours, identity=identity)
 
+    @shielded("log")
     def log(self, **values: Any) -> None:
         """Write one line to the launch's per-step log; the step is the guard's own count."""
+        if self.session is None:
+            return
         step, used = self.session.step, self.session.honours.used_lr
         if step is not None:
             self._log.write(step, values if used is None or "lr" not in values else {**values, "lr": used})
 
+    def lost(self, where: str, problem: Exception) -> None:
+        """One of the functions above failed."""
+        if self.session is None:
+            record_without_session(where, problem)
+        else:
+            self.session.faults.record(where, problem)
+
+    # ---- the state of the optimizer is taken: it is described when it is written --------------------------------
+
     def _on_save(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-        session = self.session
-        if session.off:
+        if self.session.off:
             return state
-        memory = session.describe()
-        if session.waits_for_first_step:
-            return {**state, KEY: memory.to_json()}  # a load will overwrite it: nothing has been trained yet
-        saved = StateSaved(step=memory.step, identity=session.identity, honours=list(memory.honours) or None)
-        session.journal.write(saved, step=memory.step, title="state taken")
-        session.batches.after_save(f"step {memory.step}")
-        return {**state, KEY: memory.to_json()}
+        latest, lrs = self._latest() if self._latest else None, _lrs(self._live.optimizers)
+        if latest is None or latest.is_made:
+            is_first = self.session.waits_for_first_step  # a load will overwrite it: nothing has been trained yet
+            latest = Description(
+                make=lambda: self._describe(lrs), missed=self._missed, saved=_nothing if is_first else self._taken
+            )
+            self._latest = weakref.ref(latest)
+        return {**state, KEY: latest}
+
+    def _save_failed(self, problem: Exception) -> None:
+        self.session.faults.record("save", problem)
+
+    def _memory_changes(self) -> None:
+        """An optimizer step begins: a state that somebody still holds is described now, or never."""
+        self._since += 1
+        latest = self._latest() if self._latest else None
+        self._latest = None
+        if latest is None or latest.is_made:
+            return
+        if self._since >= STEPS_BETWEEN:
+            self._since = 0
+            latest.made()
+        latest.expire()
+
+    def _describe(self, lrs: tuple[Any, ...]) -> Mapping[str, Any]:
+        """The record of memory now; `lrs` are those that the state contains, because torch copies the options."""
+        try:
+            memory: Memory = self.session.describe()
+            if tuple(group.lr for group in memory.groups) != lrs and len(memory.groups) == len(lrs):
+                why = "the LR changed between `optimizer.state_dict()` and the writing of the state"
+                groups = tuple(replace(group, lr=lr) for group, lr in zip(memory.groups, lrs, strict=True))
+                unknown = {**memory.unknown, "next_lrs": why, "schedulers": why}
+                memory = replace(memory, groups=groups, unknown=unknown).without(("next_lrs", "schedulers"))
+            return memory.to_json()
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            last_resort(self._save_failed, problem)
+            return self._missed(f"the guard failed: {reason_of(problem)}")
+
+    def _missed(self, why: str) -> Mapping[str, Any]:
+        """The record of a state that could not be described."""
+        return Memory(unknown={WHOLE: why}).to_json()
+
+    def _taken(self, record: Mapping[str, Any]) -> None:
+        """The state is being written."""
+        with self.session.contained("save"):
+            memory = Memory.from_json(record)
+            saved = StateSaved(
+                step=memory.step, identity=str(memory.identity.get("id") or ""), honours=list(memory.honours) or None
+            )
+            self.session.journal.write(saved, step=memory.step, title="state taken")
+            if memory.step is not None:
+                self.session.batches.after_save(f"step {memory.step}")
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         record = state.get(KEY)
+        if isinstance(record, Description):
+            record = record.made()
         memory = Memory.from_json(record) if isinstance(record, Mapping) else None
-        self.session.state_loaded(memory)
+        why = "" if memory is None else memory.unknown.get(WHOLE, "")
+        self.session.state_loaded(None if why else memory, why)
         return {key: value for key, value in state.items() if key != KEY}
 
     def _observe(self) -> LiveState:
         topology: dict[str, Any] = {
             "world_size": self.session.ranks.world_size,
-            "dtype": str(next(self._live.models[0].parameters()).dtype).removeprefix("torch."),
         }
+        dtype = next((str(p.dtype) for model in self._live.models[:1] for p in model.parameters()), "")
+        if dtype:
+            topology["dtype"] = dtype.removeprefix("torch.")
         if self._accumulation is not None:
             topology["accumulation"] = self._accumulation
-        size = getattr(self._live.feed, "batch_size", None)
-        if isinstance(size, int):
-            topology["batch_size"] = size
-            topology["global_batch"] = size * (self._accumulation or 1) * topology["world_size"]
         return replace(self._live, topology=topology)
+
+
+def _lrs(optimizers: Sequence[Any]) -> tuple[float | None, ...]:
+    return tuple(number(group.get("lr")) for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def _trained_before(live: LiveState) -> str:
+    """What shows that state was loaded, or steps were taken, before the guard was attached; "" when nothing does."""
+    steps = optimizer_steps(live.optimizers)
+    if steps is not None and steps[1]:
+        return f"the optimizer was already at step {steps[1]}"
+    if any(optimizer.state for optimizer in live.optimizers):
+        return "the optimizer already had state"
+    for bound in live.schedulers:
+        epoch = getattr(bound.scheduler, "last_epoch", 0)
+        if isinstance(epoch, int) and epoch > 0:
+            return f"the scheduler was already at {epoch}"
+    return ""
+
+
+def _nothing(record: Mapping[str, Any]) -> None:
+    """A state that is taken before the first step is no save."""
 
 
 def _many(thing: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.resume.contract import COMPUTED, Expectation, close_rows, is_close
+from chronicle.resume.faults import raised_by_script, reason_of
 from chronicle.resume.memory import Memory, Scheduler
 from rollback.errors import RollbackError
 
@@ -167,8 +168,10 @@ def attempt(name: str, code: str, work: Callable[[], Iterable[Check]]) -> Iterat
         yield from work()
     except (ChronicleError, RollbackError):
         raise
-    except Exception as problem:  # noqa: BLE001 any error of a check: the value is unknown, and training is not to blame
-        error = f"{type(problem).__name__}: {problem}"[:200]
+    except Exception as problem:
+        if raised_by_script(problem):
+            raise
+        error = reason_of(problem)
         yield not_compared(name, code, f"the check itself failed: {error}", error=error)
 
 
@@ -198,9 +201,9 @@ def is_sharded(memory: Memory) -> bool:
     return len({digest.moments for digest in memory.ranks}) > 1
 
 
-def show_row(row: Sequence[float]) -> str:
+def show_row(row: Sequence[float | None]) -> str:
     """One LR per parameter group as text, cut after six groups."""
-    shown = ", ".join(f"{lr:.9g}" for lr in row[:6])
+    shown = ", ".join("none" if lr is None else f"{lr:.9g}" for lr in row[:6])
     return f"{shown}, … ({len(row)} groups)" if len(row) > 6 else shown
 
 
@@ -213,7 +216,7 @@ def _text_of(value: Any) -> str:
 # Signatures from the catalogue of silent resume failures. Where none fits, the text says only what was observed.
 
 
-def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Sequence[float]) -> str:
+def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float | None], own: Sequence[float | None]) -> str:
     """Why the LRs of the groups (`own`) are not the expected ones (`lrs`)."""
     if not own:
         return "no optimizer is known to the guard: load after prepare()"
@@ -224,7 +227,7 @@ def lr_cause(expected: Expectation, found: Memory, lrs: Sequence[float], own: Se
         return restarted
     contract = expected.contract
     ratio = contract.lr_ratio if contract is not None else None
-    if contract is not None and ratio and close_rows((tuple(lr * ratio for lr in own),), (tuple(lrs),), COMPUTED):
+    if contract is not None and ratio and close_rows((tuple(lr and lr * ratio for lr in own),), (tuple(lrs),), COMPUTED):
         return f"the LR of rollback {contract.rollback} did not reach memory: the script set the old one again"
     if all(lr == 0 for lr in own):
         return "LR is zero: the warm-up starts again"

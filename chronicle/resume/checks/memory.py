@@ -5,11 +5,12 @@ is not compared. Checks that passed are returned too, so that the verdict in the
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chronicle.resume.checks.check import (
     SAME,
     Check,
+    attempt,
     compared,
     equal,
     failed,
@@ -19,7 +20,7 @@ from chronicle.resume.checks.check import (
     moment_cause,
     moments_cause,
     near,
-    noted,
+    not_compared,
     other_world,
     position_cause,
     rng_cause,
@@ -34,6 +35,22 @@ from chronicle.resume.memory import Memory, ParamGroup
 __all__ = ["LoadedState", "check_generators", "check_loaded", "check_memory", "check_mode", "further_checks"]
 
 NORM = 1e-4  # relative: a reduction may be summed in another order
+PARTS = {  # of a description, as a person knows them
+    "step": "step",
+    "groups": "parameter groups",
+    "lr": "learning rate per group",
+    "moment_norm": "first moments",
+    "optimizer_steps": "optimizer step",
+    "schedulers": "schedulers",
+    "next_lrs": "learning rates of the next steps",
+    "scaler": "loss scaler",
+    "order": "order of the parameters",
+    "frozen": "frozen parameters",
+    "training": "training mode",
+    "data": "data position",
+    "rng": "random generators",
+    "moments": "optimizer moments",
+}
 SIX_DIGITS = 2e-5  # relative: precision in which the far end of a schedule is recorded
 
 
@@ -42,21 +59,46 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
 
     Between the two a script may set its LR itself, and a trainer that applies a rollback's warm-up begins it.
     """
+    checks = list(_unknown_parts(expected, found))
+    expected, found = both_known(expected, found)
     memory = expected.memory
-    checks: list[Check] = []
     if at_first_step and expected.warms_up:
-        checks += _warm_up_checks(expected, found)
+        checks += attempt("warm-up of the rollback", "M2", lambda: _warm_up_checks(expected, found))
     elif not expected.accepts("lr"):
         by_hand = at_first_step and expected.lr_set_by_hand
-        checks += [*_lr_checks(expected, found, by_hand), *(() if by_hand else further_checks(expected, found))]
+        checks += attempt("learning rates", "M2", lambda: _lr_checks(expected, found, by_hand))
+        checks += attempt("schedule further on", "M2", lambda: () if by_hand else further_checks(expected, found))
     if memory is None:
-        return checks + list(_contract_only_checks(expected, found))
-    checks += [*_step_checks(memory, found), *_scheduler_checks(expected, memory, found)]
-    checks += [*_topology_checks(expected, memory, found), *_extra_checks(memory, found)]
+        return [*checks, *attempt("contract", "M1", lambda: _contract_only_checks(expected, found))]
+    checks += attempt("step", "M1", lambda: _step_checks(memory, found))
+    checks += attempt("schedulers", "M1", lambda: _scheduler_checks(expected, memory, found))
+    checks += attempt("topology", "M3", lambda: _topology_checks(expected, memory, found))
+    checks += attempt("scaler and averages", "M1", lambda: _extra_checks(memory, found))
     # sizes and norms in the manifest are those of the main process: of a sharded optimizer they describe its shard alone
     if rank == 0 or not is_sharded(memory):
-        checks += _optimizer_checks(expected, memory, found)
-    return checks + list(_digest_checks(expected, memory, found, rank))
+        checks += attempt("optimizer", "M1", lambda: _optimizer_checks(expected, memory, found))
+    return [*checks, *attempt("weights and moments", "M1", lambda: _digest_checks(expected, memory, found, rank))]
+
+
+def both_known(expected: Expectation, found: Memory) -> tuple[Expectation, Memory]:
+    """Both without the parts that one of them could not describe."""
+    memory = expected.memory
+    unknown = {**(memory.unknown if memory else {}), **found.unknown}
+    if not unknown:
+        return expected, found
+    return replace(expected, memory=memory and memory.without(unknown)), found.without(unknown)
+
+
+def _unknown_parts(expected: Expectation, found: Memory) -> Iterator[Check]:
+    """A part that could not be described at the save or now is not compared, and that is said."""
+    memory = expected.memory
+    if memory is None:
+        return
+    for part, why in memory.unknown.items():
+        yield not_compared(PARTS.get(part, part), "M1", f"it could not be described at the save: {why}")
+    for part, why in found.unknown.items():
+        if part not in memory.unknown:
+            yield not_compared(PARTS.get(part, part), "M1", f"it could not be described: {why}")
 
 
 def check_generators(expected: Expectation, found: Memory, *, rank: int) -> list[Check]:
@@ -162,7 +204,7 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
     )
     same_world = not other_world(expected, found)
     saved_sizes, own_sizes = ([(g.num_params, g.num_elements) for g in m.groups] for m in (memory, found))
-    if same_world:
+    if same_world and (memory.groups or found.groups):
         yield equal(
             "parameter groups",
             "M3",
@@ -214,33 +256,13 @@ def _group_checks(
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    same_batch = _same_global_batch(memory, found)
     for key, value in memory.topology.items():
-        if key not in found.topology or key == "global_batch" or (key == "num_processes" and other_world(expected, found)):
+        if expected.accepts(key) or key not in found.topology:
             continue
-        accepted = expected.accepts(key) or (key in SPLIT and expected.accepts("global_batch"))
-        if value != found.topology[key] and (accepted or (same_batch and key in SPLIT)):
-            why = "accepted" if accepted else f"the global batch is the same: {found.topology['global_batch']} samples a step"
-            yield noted(
-                key.replace("_", " "),
-                "M3",
-                expected=str(value),
-                found=str(found.topology[key]),
-                where="topology",
-                cause=why,
-            )
+        if key == "num_processes" and other_world(expected, found):
             continue
         cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
         yield equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
-
-
-SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
-
-
-def _same_global_batch(memory: Memory, found: Memory) -> bool:
-    """Whether a step takes as many samples over all ranks as it did, as far as both adapters know."""
-    size = memory.topology.get("global_batch")
-    return size is not None and size == found.topology.get("global_batch")
 
 
 def _extra_checks(memory: Memory, found: Memory) -> Iterator[Check]:
@@ -254,6 +276,8 @@ def _extra_checks(memory: Memory, found: Memory) -> Iterator[Check]:
             "the scaler's state was not restored; it starts from its initial scale",
         )
     for name, digest in memory.averages.items():
+        if f"averaged weights `{name}`" in found.unknown:
+            continue
         yield equal(
             f"averaged weights `{name}`",
             "M1",
@@ -287,7 +311,7 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
     tolerance = SAME if expected.contract is None else COMPUTED
     lrs = expected.lrs()
     own = tuple(group.lr for group in found.groups)
-    if lrs is not None:
+    if lrs or (own and lrs is not None):
         ok = close_rows((lrs,), (own,), expected.allowed_jump() - 1 if by_hand else tolerance)
         yield compared(
             "learning rate per group",
@@ -319,7 +343,9 @@ def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     lrs, own = expected.lrs(), tuple(group.lr for group in found.groups)
     if lrs is None:
         return
-    ok = len(own) == len(lrs) and all(0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False))
+    ok = len(own) == len(lrs) and all(
+        a is not None and b is not None and 0 <= a <= b * (1 + COMPUTED) for a, b in zip(own, lrs, strict=False)
+    )
     yield compared(
         "learning rate of the warm-up",
         "M2",
@@ -384,6 +410,7 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
 
     A flag or object may change after the load, but it must not stay wrong or become wrong.
     """
+    expected, found = both_known(expected, found)
     memory = expected.memory
     if memory is None:
         return
@@ -396,6 +423,8 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
         where, cause = "requires_grad", "the set of trained layers changed"
         yield equal("frozen parameters", "M3", memory.frozen, own, where, cause)
     for name, digest in memory.objects.items():
+        if f"state of `{name}`" in found.unknown:
+            continue
         own = loaded.objects.get(name, "")
         if own == digest and found.objects.get(name) == loaded.objects_before.get(name) is not None:
             own = found.objects[name]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
+from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted, show_row
 from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardHistory
@@ -28,6 +28,7 @@ __all__ = [
     "check_next_batch",
     "check_ranks",
     "check_run_state",
+    "drives",
     "shares_parameters",
 ]
 
@@ -145,13 +146,13 @@ def check_fresh_start(found: Memory, history: GuardHistory, pending: Contract | 
         expected = f"checkpoint {pending.checkpoint} of rollback {pending.rollback}"
     else:
         expected = f"a resume: the run has checkpoints up to step {history.last_step}"
-    lr = f"{found.groups[0].lr:.6g}" if found.groups else "unknown"
+    lr = show_row([group.lr for group in found.groups[:1]]) or "unknown"
     return [
         failed(
             "resume",
             "L2",
             expected=expected,
-            found=f"nothing was loaded; the optimizer is at step {step}, LR {lr}",
+            found=f"no optimizer state was loaded; the optimizer is at step {step}, LR {lr}",
             where="this launch",
             cause="training would start from scratch in a run that has checkpoints",
         )
@@ -177,25 +178,31 @@ def check_ranks(asked: int | None, world_size: int) -> list[Check]:
     ]
 
 
-def check_identity(live: LiveState, optimizer: Any) -> list[Check]:
-    """M5: the optimizer that steps, and the one each scheduler drives, are those whose state was loaded."""
+def check_identity(live: LiveState, optimizer: Any, others: Collection[str] | None = ()) -> list[Check]:
+    """M5: the optimizer that steps, and the one each scheduler drives, are those whose state was loaded.
+
+    `others`: classes of further optimizers that stepped the same parameters before the save; None: nothing was loaded, so
+    a second optimizer is what the script wants.
+    """
     ours = live.optimizers
     checks = []
-    stranger = optimizer is not None and ours and all(optimizer is not known for known in ours)
-    if stranger and shares_parameters(optimizer, live.models):
+    stranger = optimizer is not None and ours and not any(drives(optimizer, known) for known in ours)
+    if stranger and _trains_the_same(optimizer, ours):
+        intended = others is None or type(optimizer).__name__ in others
+        cause = "a second optimizer was built after the load, or the wrong one is stepped"
         checks.append(
-            failed(
+            (noted if intended else failed)(
                 "optimizer identity",
                 "M5",
                 expected="the optimizer that was prepared and restored",
                 found=f"another {type(optimizer).__name__} steps the same parameters",
                 where="optimizer.step()",
-                cause="a second optimizer was built after the load, or the wrong one is stepped",
+                cause="two optimizers step the same parameters" if intended else cause,
             )
         )
     for bound in live.schedulers:
         owner = getattr(bound.scheduler, "optimizer", None)
-        if owner is not None and ours and not any(_drives(owner, known) for known in ours):
+        if hasattr(owner, "param_groups") and ours and not any(drives(owner, known) for known in ours):
             checks.append(
                 failed(
                     "scheduler binding",
@@ -215,8 +222,14 @@ def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:
     return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
 
-def _drives(owner: Any, optimizer: Any) -> bool:
-    """Whether a scheduler's optimizer writes into this one's groups (wrappers and copies may share them)."""
+def _trains_the_same(optimizer: Any, ours: Sequence[Any]) -> bool:
+    """Whether an optimizer steps parameters of ours; in a GAN each one has its own."""
+    held = {id(p) for known in ours for group in known.param_groups for p in group["params"]}
+    return any(id(p) in held for group in optimizer.param_groups for p in group["params"])
+
+
+def drives(owner: Any, optimizer: Any) -> bool:
+    """Whether an optimizer, or a scheduler's, writes into this one's groups (wrappers and copies may share them)."""
     if owner is optimizer or owner.param_groups is optimizer.param_groups:
         return True
     pairs = zip(owner.param_groups, optimizer.param_groups, strict=False)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from chronicle.resume.checks.check import Check, failed, other_world
+from chronicle.resume.checks.check import Check, failed, other_world, show_row
 from chronicle.resume.contract import Expectation
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import LrRow, Memory
 from rollback.channels import Role, canonical_of, value_of
 
 __all__ = [
@@ -30,8 +30,6 @@ __all__ = [
 
 NUM_TRIPWIRE_STEPS = 50
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
-
-LrRow = tuple[float, ...]
 
 NUM_BEFORE = 50  # logged rows before and after a restart that are compared
 NUM_AFTER = 50
@@ -115,19 +113,21 @@ class LrTripwire:
         return failed(
             "learning rate in use",
             "L1",
-            expected=", ".join(f"{lr:.9g}" for lr in row),
-            found=", ".join(f"{lr:.9g}" for lr in lrs),
+            expected=show_row(row),
+            found=show_row(lrs),
             where=f"step {index + 1} of this launch",
             cause=_cause(row, lrs),
         )
 
 
 def _same(a: LrRow, b: LrRow) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= 1e-6 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y if x is None or y is None else abs(x - y) <= 1e-6 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _cause(expected: LrRow, found: LrRow) -> str:
-    if all(f < e for e, f in zip(expected, found, strict=False)):
+    if all(e is not None and f is not None and f < e for e, f in zip(expected, found, strict=False)):
         return "the LR is below the forecast: the schedule started again, or its counter was not restored"
     return "the LR differs from the forecast: something other than the restored scheduler sets it"
 
