@@ -6,7 +6,8 @@ to the user's own `sitecustomize`, and is done. When a Trainer begins to train, 
 
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
 """
-# mypy: ignore-errors (without annotations, so that an old Python reads it too)
+# No annotations, so that an old Python reads it too.
+# mypy: ignore-errors
 
 import os
 import sys
