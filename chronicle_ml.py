@@ -5,6 +5,7 @@ the unrelated `chronicle` of the public index, may come before ours. This module
 nobody else uses, so it can tell. Imports nothing but the standard library.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -86,6 +87,7 @@ def main() -> None:
     except ShadowedPackage as problem:
         _say(problem)
         sys.exit(1)
+    gc.disable()  # importing makes many objects and hardly any garbage; the command line turns it on again
     from chronicle.cli.main import main as command
 
     command()

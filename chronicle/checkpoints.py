@@ -7,9 +7,9 @@ its files. A verdict is valid while a checkpoint has that stamp, wherever a roll
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from chronicle.journal import Entry
 from chronicle.journal.events import (
@@ -42,8 +42,7 @@ __all__ = [
 MAX_ERRORS = 5  # kept in the entry; `chronicle verify` prints all of them again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointVerdict:
+class CheckpointVerdict(NamedTuple):
     """What a verification found. `full`: every byte was read. `errors` are (check, path, message) of the first few."""
 
     entry_id: str

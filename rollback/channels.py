@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 
 class Role(StrEnum):
@@ -37,8 +37,7 @@ class Role(StrEnum):
 NEVER = r"(?!)"  # matches nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleNames:
+class RoleNames(NamedTuple):
     """The names of one role, in lower case.
 
     `canonical` is the name that we write; readers of foreign logs rename `aliases` to it. Names that match `pattern`

@@ -2,7 +2,6 @@
 
 import json as json_module
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +73,7 @@ def init(
             event = RunInit(run_id=writer.place.run_id, checkpoints=_path_text(settings.checkpoints_dir))
             writer.write(event, title=f"run {settings.run}")
             if parent is not None:
-                write_place(paths, replace(writer.place, parent=parent))
+                write_place(paths, writer.place._replace(parent=parent))
                 fork = RunFork(run_id=writer.place.run_id, parent=parent.to_json())
                 writer.write(fork, step=parent.step, title=f"begins from {describe_parent(parent)}")
                 lines.append(f"begins from {describe_parent(parent)}: let the first launch load `{source}`")

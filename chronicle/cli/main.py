@@ -4,8 +4,10 @@ The module of a command is imported when that command is called, so that `chroni
 every class are caught here, and nowhere else in the commands.
 """
 
+import difflib
 import errno
 import functools
+import gc
 import json
 import os
 import sys
@@ -18,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from chronicle.cli.options import CommandResult, ExitCode
-from chronicle.errors import ChronicleError, Declined, RunCopied
+from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 
@@ -31,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
-        "close": ("chronicle.cli.note:close", "Record the outcome of an incident, a rollback or a note."),
+        "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
     },
     "See a run": {
@@ -112,11 +114,20 @@ class VerbGroup(TyperGroup):
             with formatter.section("Of other packages"):
                 formatter.write_dl([(f"{verb:<12}", PLUGINS.get(verb, "")) for verb in sorted(_plugins())])
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first argument names; an unknown name is answered with the nearest ones."""
+        if args and args[0] not in VERBS and not args[0].startswith("-") and args[0] not in _plugins():
+            near = difflib.get_close_matches(args[0], VERBS, n=2)
+            hint = f"did you mean {' or '.join(f'`chronicle {verb}`' for verb in near)}?" if near else "see `chronicle --help`"
+            raise UsageProblem(f"no command `{args[0]}`", hint)
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, or None."""
         if cmd_name in VERBS:
             module, _, name = VERBS[cmd_name].partition(":")
             found = getattr(import_module(module), name)
+            gc.enable()  # off since the start of the process (`chronicle_ml.main`)
             app = found if isinstance(found, typer.Typer) else _single(found, cmd_name)
         else:
             app = _plugin(cmd_name)
@@ -201,6 +212,7 @@ def _group() -> VerbGroup:
         help="Flight recorder and time machine for large training runs.",
         no_args_is_help=True,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Exit codes: 0 done, 1 error, 2 usage or needs --yes, 3 refused (nothing changed), "
         "4 stopped part-way (`chronicle recover`), 5 findings present, 130 interrupted.",
     )
@@ -247,8 +259,12 @@ def _explain(problem: BaseException) -> int:
         return _say(problem.message, problem.remedy, problem.exit_code)
     if isinstance(problem, RollbackError):
         return _say(str(problem), problem.remedy, _code_of(problem))
+    if type(problem).__name__ == "NoArgsIsHelpError":  # `chronicle data`: its help, as `chronicle` alone prints its own
+        print(problem)
+        return ExitCode.DONE
     if hasattr(problem, "format_message"):  # typer's usage errors
-        return _say(problem.format_message(), "see `chronicle --help`", ExitCode.USAGE)
+        command = getattr(getattr(problem, "ctx", None), "command_path", "chronicle")
+        return _say(problem.format_message(), f"see `{command} --help`", ExitCode.USAGE)
     if isinstance(problem, BrokenPipeError):
         return ExitCode.DONE
     if isinstance(problem, ShadowedPackage):

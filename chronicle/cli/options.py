@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.place import anchors_of
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 
@@ -176,6 +175,7 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
     from chronicle.checkpoints import find_checkpoint_roots
     from chronicle.journal import read_journal
     from chronicle.journal.events import EntryKind
+    from chronicle.journal.place import anchors_of
 
     try:
         roots = [Path(root) for root in anchors_of(paths).roots]

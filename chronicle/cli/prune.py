@@ -39,7 +39,8 @@ def prune(
 ) -> CommandResult:
     """Delete abandoned checkpoints that no undo needs.
 
-    It keeps the checkpoints that the undo of the last rollback needs, and the last two verified ones.
+    It keeps the checkpoints that the undo of the last rollback needs, and enough others
+    that two verified ones remain.
 
     Example: chronicle prune
     """

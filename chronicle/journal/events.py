@@ -169,9 +169,6 @@ class _Schema(type):
             EVENTS[kind] = made  # type: ignore[assignment]
         return made
 
-    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: EntryKind | None = None) -> None:
-        super().__init__(name, bases, body)
-
 
 EVENTS: dict[str, type[JournalEvent]] = {}  # kind -> its class, filled by the classes below
 

@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
@@ -42,8 +42,7 @@ FIRST_STEP = "before the first step"  # the moment of a verdict after which trai
 APPLIED = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(NamedTuple):
     """Steps `first..last` (both counted) of one launch."""
 
     launch: int
@@ -77,8 +76,7 @@ class LaunchSpan:
         return 0 if self.abandoned_after is None or self.last_step is None else self.last_step - self.abandoned_after
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollbackMark:
+class RollbackMark(NamedTuple):
     """An applied rollback: the head of the lineage (launch, step) before and after it."""
 
     entry_id: str
@@ -140,8 +138,7 @@ class Lineage:
         return self.owner(step) == launch
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(NamedTuple):
     """The newest kept interval and, behind it, everything older."""
 
     launch: int
@@ -420,7 +417,7 @@ def _mark(entry_id: str, before: _Link | None, after: _Link | None, step: int) -
 def _truncate(kept: _Link | None, step: int) -> _Link | None:
     while kept is not None and kept.first > step:
         kept = kept.older
-    return replace(kept, last=step) if kept is not None and kept.last > step else kept
+    return kept._replace(last=step) if kept is not None and kept.last > step else kept
 
 
 def _mark_abandoned(spans: Mapping[int, LaunchSpan], kept: Iterable[Interval]) -> Iterable[LaunchSpan]:

@@ -8,8 +8,7 @@ that continues from it, until a rollback states base LRs.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, LaunchStart, RollbackReceipt
@@ -25,8 +24,7 @@ LR_EVENTS = ("lr-bug", "lr-mismatch")  # classes of the detector
 FIRST_STEPS = 20  # after a resume a wrong LR shows in the first steps; a later jump belongs to the schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerLine:
+class LedgerLine(NamedTuple):
     """The LR of one launch. `factor` None: it does not follow a known schedule, see `reason`."""
 
     launch: int
@@ -36,8 +34,7 @@ class LedgerLine:
     base_lr: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LrLedger:
+class LrLedger(NamedTuple):
     """One line a launch, in launch order; `pending` is the factor of the next launch after an open rollback."""
 
     lines: tuple[LedgerLine, ...] = ()

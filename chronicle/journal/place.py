@@ -6,19 +6,20 @@ recognised before anything is written into it. A moved run is not asked about.
 
 Paths below one of the run's anchors are kept relative to it in the journal (`@checkpoints/opt_step-20`), so that they stay
 true after a move. The anchors' absolute paths stand in `run.json` and in the `run.place` entries, as a remark.
+
+Every writing command imports this module. Its values are named tuples, which are made faster than dataclasses.
 """
 
 import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.errors import JournalError, RunCopied
-from chronicle.journal.events import EntryKind
+from chronicle.journal.events import NOTHING, EntryKind
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -56,8 +57,7 @@ class Standing(StrEnum):
     UNCERTAIN = "uncertain"  # other inodes, and the first one is not to be seen: moved across filesystems, or copied
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parent:
+class Parent(NamedTuple):
     """The run that a fork began from."""
 
     run_id: str
@@ -91,8 +91,7 @@ class Parent:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Anchors:
+class Anchors(NamedTuple):
     """The directories that stored paths are relative to, as absolute paths."""
 
     run: str
@@ -163,8 +162,7 @@ class Root(NamedTuple):
         return beside if os.path.isdir(beside) or not os.path.isdir(self.path) else self.path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """`run.json`: who this run is, and where its directory was last written to."""
 
     run_id: str
@@ -175,7 +173,7 @@ class Place:
     roots: tuple[Root, ...] = ()
     names: tuple[str, ...] = ()  # of the run directory, past ones included: entries carry the name of their time
     parent: Parent | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = NOTHING  # what a newer version wrote
 
     def to_json(self) -> dict[str, Any]:
         """The persisted form."""
@@ -208,8 +206,7 @@ class Place:
         known = list(self.anchors(run_dir).roots)
         if checkpoints is not None and not any(is_same_directory(root, checkpoints) for root in known):
             known.append(os.path.abspath(checkpoints))
-        return replace(
-            self,
+        return self._replace(
             host=os.uname().nodename,
             path=run,
             inode=_inode(run),

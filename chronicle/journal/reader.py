@@ -18,7 +18,7 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.errors import JournalError
 from chronicle.journal.entries import FIRST_PREV, Entry
@@ -50,8 +50,7 @@ DAMAGE = frozenset(("bad-line", "broken-chain", "gap", "duplicate-id", "unreadab
 DAMAGED_HINT = '`chronicle audit` lists it all; restore the file from a backup, or go on without it: --force "reason"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalProblem:
+class JournalProblem(NamedTuple):
     """Something wrong with a line of a journal file, or with the file."""
 
     # torn-line | bad-line | broken-chain | gap | duplicate-id | foreign-run | unreadable | chain-cut | empty-file | missing

@@ -7,9 +7,8 @@ than three minutes; on the same host the processes themselves are checked. An er
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["FRESH_SECONDS", "INTERVAL_SECONDS", "Heartbeat", "read_heartbeats", "remove_heartbeat", "write_heartbeat"]
 
@@ -18,8 +17,7 @@ FRESH_SECONDS = 180.0
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """One host's heartbeat. `processes` are (pid, start time in ticks) of the launch on that host."""
 
     host: str

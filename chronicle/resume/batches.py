@@ -20,6 +20,7 @@ from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import check_next_batch
 from chronicle.resume.compiled import compiled_part, outside_graphs, see_compiled_calls
 from chronicle.resume.contract import Expectation, Options
+from chronicle.resume.feed import Shapes
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.save import Sealer
@@ -48,6 +49,7 @@ class BatchWitness:
         self._handle: Any = None
         self._compiled = False
         self.first: tuple[str, ...] = ()  # of this launch
+        self.shapes: Shapes | None = None  # told of every batch that is seen
 
     def watch(self, model: Any) -> None:
         """Observe the inputs of this model in training mode; a compiled one is looked at from outside its graph."""
@@ -84,6 +86,8 @@ class BatchWitness:
         if self._key == "start" and not self._digests:
             self._first_batch()
         self._digests.append(batch_digest(args, kwargs))
+        if self.shapes is not None:
+            self.shapes.see((args, kwargs))
         if self._key == "start":
             self.first = tuple(self._digests)
         if len(self._digests) >= NUM_BATCHES:

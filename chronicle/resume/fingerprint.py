@@ -55,6 +55,8 @@ class LiveState:
     steppers: Sequence[Any] | None = None  # what is stepped once an optimizer step; None: the optimizers themselves
     loaders: Sequence[Any] = ()  # data loaders whose order the guard may change
     reading: Any = None  # the loader that is being iterated
+    feed: Any = None  # the loader that is trained from, where the guard may not change its order
+    accumulating: bool = False  # gradients are being accumulated for a step that has not come yet
     unknown: Mapping[str, str] = field(default_factory=dict)  # what the script could not say -> why
 
     @property

@@ -10,6 +10,7 @@ After a resume, against the manifest of the checkpoint or the contract of a roll
 - learning rates now, in the next 20 steps and far ahead; step counts; optimizer classes, groups, their options and the
   order of the parameters; moments and weights; schedulers; loss scaler; averaged weights; topology (`check_memory`);
 - training or evaluation mode of the models (`check_mode`);
+- what is trained: configuration of the modules, dataset, shape of the batches, scheduler states (`check_trained`);
 - buffers, frozen parameters and registered objects, as they were right after the load (`check_loaded`);
 - that no newer checkpoint was skipped (`Loads.check_newest`);
 - the data position, and the first batch of every rank (`DataWatch.check`).
@@ -19,11 +20,13 @@ compared with its forecast (`checks/tripwires.py`). A value that was not recorde
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
 from chronicle.resume.checks.run import check_identity, check_ranks
+from chronicle.resume.checks.trained import check_trained
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
@@ -41,6 +44,7 @@ def check_first_step(
     requested: int | None,
     world_size: int,
     first_batches: Mapping[int, str],
+    same_data: bool = False,
 ) -> Iterator[Check]:
     """Every comparison of this page, in its order. `found` describes the memory of `live`, `optimizer` is about to step.
 
@@ -48,6 +52,7 @@ def check_first_step(
     """
     start = loads.start
     yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))
+    yield from attempt("writers", "M6", loads.check_writers)
     if not loads.expectation(None, None).accepts("world_size"):
         yield from attempt("ranks", "PF04", lambda: check_ranks(requested, world_size))
     if start.loaded_from is None:
@@ -58,6 +63,9 @@ def check_first_step(
         return
     yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
     yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
+    trained = partial(check_trained, expectation, found, same_data=same_data)
+    yield from attempt("what is trained", "M6", trained)
+    yield from attempt("owner", "M6", loads.check_owner)
     state = loads.state
     if state is not None:
         yield from attempt("state after the load", "M1", lambda: check_loaded(expectation, state, found, rank=live.rank))

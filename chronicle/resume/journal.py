@@ -46,6 +46,7 @@ class GuardHistory:
     followed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
     copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
+    parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
 
     @property
     def last_step(self) -> int | None:
@@ -146,6 +147,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     saves: dict[str, str] = {}
     digests: dict[str, str] = {}
     copied_from: set[str] = set()
+    parents: set[str] = set()
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
@@ -167,8 +169,8 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
                 fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
                 kept = [(step, path) for step, path in kept if step <= entry.step]
-        elif entry.kind == EntryKind.RUN_FORK and RunFork.of(entry).copied:
-            copied_from.add(str(RunFork.of(entry).parent.get("run_id")))
+        elif entry.kind == EntryKind.RUN_FORK:
+            (copied_from if RunFork.of(entry).copied else parents).add(str(RunFork.of(entry).parent.get("run_id")))
     intent = find_open_transaction(entries)
     return GuardHistory(
         checkpoints=tuple(checkpoints),
@@ -179,6 +181,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         followed=followed,
         digests=digests,
         copied_from=frozenset(copied_from),
+        parents=frozenset(parents),
     )
 
 

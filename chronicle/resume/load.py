@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import DataWatch
-from chronicle.resume.checks.check import Check
+from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
@@ -31,10 +31,11 @@ from chronicle.resume.fingerprint import (
     rng_digests,
 )
 from chronicle.resume.honours import Honours
-from chronicle.resume.journal import GuardHistory, GuardJournal
+from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
+from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
 
 __all__ = ["Loads"]
@@ -66,7 +67,6 @@ class Loads:
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self._journal.read()
-        self._name_owner(history)
         # a rollback edits the file: then its digest in the journal is out of date
         known = None if self.start.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
@@ -97,7 +97,6 @@ class Loads:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
-        self._name_owner()
         contract, step = self.contract(), memory.step if memory else None
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.expectation = self.expectation(memory, bound)
@@ -150,14 +149,29 @@ class Loads:
             return []
         return check_newest(expectation.memory, root, self._journal.read(), expectation.contract)
 
-    def _name_owner(self, history: GuardHistory | None = None) -> None:
-        """Say it once when another run saved what is being loaded; a run that was copied owns what was copied with it."""
+    def check_owner(self) -> list[Check]:
+        """Noted when another run saved what was loaded, and nobody declared this run a fork or copy of it."""
         found, own = self.start.identity, self._journal.run_id
         if self._ranks.rank != 0 or not own or found.get("run_id") in (None, "", own):
-            return
-        if found["run_id"] not in (history or self._journal.read()).copied_from:
-            where = f"launch {found.get('launch')}, step {found.get('step')}"
-            self._journal.say("owner", f"this checkpoint belongs to run {plain(found.get('run') or found['run_id'])} ({where})")
+            return []
+        history = self._journal.read()
+        if found["run_id"] in history.copied_from | history.parents:
+            return []
+        name = plain(found.get("run") or found["run_id"])
+        belongs = f"this checkpoint belongs to run {name} (launch {found.get('launch')}, step {found.get('step')})"
+        cause = f"{belongs}; for a fork on purpose: `chronicle init --from CHECKPOINT`"
+        return [noted("run", "M6", expected=own, found=str(found["run_id"]), where="identity in the checkpoint", cause=cause)]
+
+    def check_writers(self) -> list[Check]:
+        """Noted when another living process writes this run. From here on this process is known to write it."""
+        paths = self._journal.paths
+        if self._ranks.rank != 0 or paths is None:
+            return []
+        other = claim_run(paths, self._journal.launch)
+        if not other:
+            return []
+        cause = f"{other} writes this run too: two launches overwrite each other's checkpoints; end one of them"
+        return [noted("writers", "M6", expected="one launch", found=other, where="writer.lock of the run", cause=cause)]
 
     def contract(self) -> Contract | None:
         """The contract of the run's last rollback. Raises `ChronicleError` when it cannot be read."""

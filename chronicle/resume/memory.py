@@ -116,6 +116,7 @@ class Memory:
     honours: tuple[str, ...] = ()  # options of a rollback that this run supports, by its script or the guard
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
     loader: int | None = None  # which of its loaders the training reads from
+    trained: Mapping[str, Any] = field(default_factory=dict)  # configuration, data and scheduler states (`trained.py`)
     identity: Mapping[str, Any] = field(default_factory=dict)  # of the saved state: id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)  # part that could not be described -> why
@@ -163,6 +164,7 @@ class Memory:
             "honours": list(self.honours),
             "carried": [asdict(one) for one in self.carried],
             "loader": self.loader,
+            **({"trained": dict(self.trained)} if self.trained else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
         }
@@ -192,6 +194,7 @@ class Memory:
             honours=tuple(str(name) for name in record.get("honours") or ()),
             carried=tuple(_parse_carried(one) for one in record.get("carried") or ()),
             loader=record.get("loader"),
+            trained=dict(record.get("trained") or {}),
             identity=dict(record.get("identity") or {}),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
             unknown={str(part): str(why) for part, why in dict(record.get("unknown") or {}).items()},

@@ -20,6 +20,7 @@ from chronicle.journal.events import CheckpointSaved, FileDigest
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.verdict import Ranks
+from chronicle.resume.writers import foreign_owner
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import ManifestFile, digest_file, read_manifest, replace_manifest, write_manifest
@@ -107,6 +108,9 @@ class Sealer:
 
     def _write(self, root: Path, memory: Memory, save_seconds: float | None) -> None:
         run = self.journal.paths.run if self.journal.paths else None
+        if stranger := foreign_owner(root, memory.identity):
+            said = f"`{root}` held a checkpoint of {stranger} until now: two runs write the same directory"
+            self.journal.say("directory", said)
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch)
         event = CheckpointSaved(
             path=str(root),

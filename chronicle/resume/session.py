@@ -28,6 +28,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.save import Sealer, checkpoint_root
+from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 __all__ = ["GuardSession"]
@@ -64,6 +65,8 @@ class GuardSession:
         )
         self.batches = self.data.batches
         self.honours = Honours(self.options.honours)
+        self.trained = TrainedWatch()
+        self.batches.shapes = self.trained.shapes
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
@@ -131,7 +134,14 @@ class GuardSession:
             self._identity = self.journal.new_identity(step)
         topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology)
+        found = replace(found, trained=self._trained(lambda: self.trained.record(live)))
         return self.honours.add_to(found, live)
+
+    def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The record of what is trained; nothing when it fails, which is recorded."""
+        with self.contained("record of what is trained"):
+            return work()
+        return {}
 
     @property
     def identity(self) -> str:
@@ -232,6 +242,7 @@ class GuardSession:
         if not self.off:
             with self.contained("first batch"):
                 self.loads.first_batch(self._observe)
+                self.trained.first_batch(self._observe())
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
@@ -314,6 +325,8 @@ class GuardSession:
             self._others.add(type(optimizer).__name__)
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
+        saved = expected.trained if expected else None
+        found = replace(found, trained=self._trained(lambda: self.trained.begin(live, saved)))
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
         if found.next_lrs is not None:
@@ -326,6 +339,7 @@ class GuardSession:
             requested=self._requested,
             world_size=self.ranks.world_size,
             first_batches=first_batches,
+            same_data=self.options.same_data,
         )
         if self.start.expectation is not None:
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found))

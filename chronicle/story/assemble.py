@@ -5,12 +5,13 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from chronicle.journal import Entry, Journal, JournalProblem, LaunchSpan, Lineage, compute_lineage
 from chronicle.journal.events import (
     LAUNCHES,
+    NOTHING,
     CheckpointSaved,
     EntryKind,
     GuardVerdict,
@@ -51,16 +52,15 @@ __all__ = [
 PointsUntil = Callable[[int, int], Sequence[Point]]  # (launch, step) -> last points at or before that step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedCheckpoint:
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that a launch saved."""
 
     step: int
     launch: int | None
     path: str
     entry_id: str
-    kept: bool = True  # its step belongs to the lineage
     data: Mapping[str, Any]
+    kept: bool = True  # its step belongs to the lineage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +181,12 @@ def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint
 # --- the whole run ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class Headline(NamedTuple):
     """The newest step of the lineage. `values` are the newest values of each channel at or before it."""
 
     step: int = 0
     launch: int | None = None
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float] = NOTHING
     measured_step: int | None = None  # the step of the newest of `values`
     time: float | None = None
 
@@ -311,7 +310,7 @@ def _parent_run(entries: Sequence[Entry], lineage: Lineage) -> Parent | None:
     seen = next((Parent.from_json(loaded) for loaded in reversed(loads) if loaded.get("run_id") == root.parent_run), None)
     if seen is None or named is None or named.run_id != seen.run_id:
         return seen
-    return replace(seen, path=named.path)
+    return seen._replace(path=named.path)
 
 
 def with_checkpoint(story: Story, entry: Entry) -> Story:

@@ -7,6 +7,7 @@ one matter.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from chronicle.journal import Entry, Lineage, RollbackMark
 from chronicle.journal.events import Close, EntryKind, Incident, Proposed, RollbackReceipt
@@ -75,8 +76,7 @@ class Intervention:
         return self.outcome is None and not self.undone and not RollbackReceipt.of(self.entry).imported
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenProposal:
+class OpenProposal(NamedTuple):
     """The proposal that waits for a decision, and the command that applies it."""
 
     entry: Entry

@@ -5,8 +5,7 @@ step was logged twice, it makes no statement.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.checkpoints import CheckpointVerdict
 from chronicle.journal import Entry, Interval
@@ -28,8 +27,7 @@ LOOKED_AT = 20  # steps after the resume
 TOLERANCE = 0.01  # logs print LRs with three or four digits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LrCheck:
+class LrCheck(NamedTuple):
     """Whether the logged LR agrees the ledger. `follows` None: no step was logged by both launches."""
 
     follows: bool | None = None

@@ -9,9 +9,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 import typer
 
-from chronicle.cli.main import GROUPS, VERBS, VerbGroup
+from chronicle.cli.main import GROUPS, VERBS, VerbGroup, run
 
 
 def shown(*words: str) -> str:
@@ -53,3 +54,18 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_is_found_by_every_usual_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """`-h`, `--help`, and a command that only groups others; none of them is an error."""
+    for words in (["-h"], ["data", "-h"], ["data"], ["note", "--help"]):
+        assert run(words) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("Usage: chronicle") and said.err == ""
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["statsu"]) == 2
+    assert capsys.readouterr().err == "error: no command `statsu`\nhint: did you mean `chronicle status`?\n"
+    assert run(["note", "--stp", "3", "text"]) == 2
+    assert "--step" in capsys.readouterr().err

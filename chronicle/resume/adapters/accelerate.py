@@ -99,6 +99,8 @@ def observe_accelerator(accelerator: Any) -> LiveState:
         steppers=tuple(engine.optimizer for engine in engines) if engines else None,
         loaders=tuple(accelerator._dataloaders),
         reading=accelerator.gradient_state.active_dataloader,
+        feed=_feed(accelerator),
+        accumulating=not accelerator.sync_gradients,
     )
 
 
@@ -118,6 +120,12 @@ def _schedulers(accelerator: Any, engines: list[Any]) -> tuple[BoundScheduler, .
         if raw is not None and hasattr(raw, "step"):
             found.setdefault(id(raw), BoundScheduler(scheduler=raw))
     return tuple(found.values())
+
+
+def _feed(accelerator: Any) -> Any:
+    """The loader that is trained from: the one being read, else the only one."""
+    active, loaders = accelerator.gradient_state.active_dataloader, accelerator._dataloaders
+    return active if active is not None else (loaders[0] if len(loaders) == 1 else None)
 
 
 def _own_objects(accelerator: Any) -> dict[str, Any]:
@@ -152,6 +160,7 @@ def _topology(accelerator: Any, engines: list[Any]) -> dict[str, Any]:
     sizes = [getattr(loader, "total_batch_size", None) for loader in loaders]
     if len(sizes) == 1 and isinstance(sizes[0], int):  # of several, only the one in use is the one trained from
         topology["batch_size"] = sizes[0]
+        topology["global_batch"] = sizes[0] * topology["accumulation"]
     return topology
 
 

@@ -44,6 +44,7 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
             "world_size": world_size,
             "accumulation": int(engine.gradient_accumulation_steps()),
             "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            "global_batch": int(engine.train_batch_size()),
             "sharding": f"zero{engine.zero_optimization_stage()}",
             "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
         },

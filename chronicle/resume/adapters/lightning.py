@@ -120,18 +120,29 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
                 "accumulation": int(trainer.accumulate_grad_batches),
                 "precision": str(trainer.precision),
                 "sharding": type(trainer.strategy).__name__,
-                **_batch_size(trainer.train_dataloader),
+                **_batch_size(trainer),
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
             },
+            feed=_only_loader(trainer.train_dataloader),
             step=int(trainer.global_step),
             steppers=steppers_of(trainer.optimizers),
         )
 
 
-def _batch_size(loader: Any) -> dict[str, int]:
+def _only_loader(loaders: Any) -> Any:
+    """The loader that is trained from; None when there are several."""
+    if isinstance(loaders, (list, tuple, dict)):
+        several = tuple(loaders.values()) if isinstance(loaders, dict) else tuple(loaders)
+        return several[0] if len(several) == 1 else None
+    return loaders
+
+
+def _batch_size(trainer: Any) -> dict[str, int]:
     """Known for a single loader that makes its batches itself."""
-    size = getattr(loader, "batch_size", None)
-    return {"batch_size": size} if isinstance(size, int) else {}
+    size = getattr(trainer.train_dataloader, "batch_size", None)
+    if not isinstance(size, int):
+        return {}
+    return {"batch_size": size, "global_batch": size * int(trainer.accumulate_grad_batches) * int(trainer.world_size)}
 
 
 def _bind(config: Any) -> BoundScheduler:

@@ -71,6 +71,7 @@ def attach(
         averages=dict(averages or {}),
         loaders=() if data is None else (data,),
         reading=data,
+        feed=data,
     )
     return AttachedRun(live, options, accumulation)
 
@@ -224,6 +225,10 @@ class AttachedRun:
             topology["dtype"] = dtype.removeprefix("torch.")
         if self._accumulation is not None:
             topology["accumulation"] = self._accumulation
+        size = getattr(self._live.feed, "batch_size", None)
+        if isinstance(size, int):
+            topology["batch_size"] = size
+            topology["global_batch"] = size * (self._accumulation or 1) * topology["world_size"]
         return replace(self._live, topology=topology)
 
 

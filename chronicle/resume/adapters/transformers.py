@@ -89,6 +89,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             "world_size": int(args.world_size),
             "accumulation": int(args.gradient_accumulation_steps),
             "batch_size": int(args.train_batch_size),
+            "global_batch": int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size),
             "sharding": _sharding(args),
             "dtype": "" if model is None else str(next(model.parameters()).dtype).removeprefix("torch."),
         }
@@ -101,6 +102,8 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             steppers=() if optimizer is None else steppers_of((optimizer,)),
             loaders=() if loader is None else (loader,),
             reading=loader,
+            feed=self._parts.get("train_dataloader"),
+            scaler=getattr(optimizer, "scaler", None),  # of Accelerate's wrapper
         )
 
 

@@ -21,6 +21,7 @@ from chronicle.resume.checks.check import (
     moments_cause,
     near,
     not_compared,
+    noted,
     other_world,
     position_cause,
     rng_cause,
@@ -256,13 +257,33 @@ def _group_checks(
 
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
+    same_batch = _same_global_batch(memory, found)
     for key, value in memory.topology.items():
-        if expected.accepts(key) or key not in found.topology:
+        if key not in found.topology or key == "global_batch" or (key == "num_processes" and other_world(expected, found)):
             continue
-        if key == "num_processes" and other_world(expected, found):
+        accepted = expected.accepts(key) or (key in SPLIT and expected.accepts("global_batch"))
+        if value != found.topology[key] and (accepted or (same_batch and key in SPLIT)):
+            why = "accepted" if accepted else f"the global batch is the same: {found.topology['global_batch']} samples a step"
+            yield noted(
+                key.replace("_", " "),
+                "M3",
+                expected=str(value),
+                found=str(found.topology[key]),
+                where="topology",
+                cause=why,
+            )
             continue
         cause = f"this launch runs with another {key}: restore it, or accept the change with a reason"
         yield equal(key.replace("_", " "), "M3", value, found.topology[key], "topology", cause)
+
+
+SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
+
+
+def _same_global_batch(memory: Memory, found: Memory) -> bool:
+    """Whether a step takes as many samples over all ranks as it did, as far as both adapters know."""
+    size = memory.topology.get("global_batch")
+    return size is not None and size == found.topology.get("global_batch")
 
 
 def _extra_checks(memory: Memory, found: Memory) -> Iterator[Check]:

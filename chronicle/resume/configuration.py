@@ -1,0 +1,371 @@
+"""The configuration of a model that its weights do not show, as a record that names each value.
+
+Two models with equal weights can differ in dropout, activation, epsilon, attention scale, LoRA alpha, or a part that is left in
+evaluation mode. `model_record` writes down the class and the plain attributes of every module, the configuration objects of
+the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces), and which modules are in another mode than
+the model. Equal modules share a row, and layers of a stack share a line: `transformer.h.*.attn.dropout`.
+
+An attribute is *firm* when it is configuration for certain: an argument of the constructor, one of torch's `__constants__`,
+or any attribute but a counter of a library's class. Other attributes are *loose*: a script may set them as it trains.
+Values that move while a launch trains are found by `moved_between`. Private names, places in a stack (`layer_idx`),
+paths, tensors, and switches of the implementation are left out.
+"""
+
+import enum
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "SKIPPED",
+    "constructor_arguments",
+    "flatten",
+    "model_record",
+    "moved_between",
+    "pattern_of",
+    "plain_value",
+    "short_digest",
+    "unwrapped",
+]
+
+MAX_TEXT = 200  # characters of one value
+MAX_ITEMS = 64  # of a list or mapping
+MAX_BYTES = 64_000  # of the record in JSON; above, rows are digests and a difference is said by module
+SKIPPED: Any = object()
+
+WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule", "DeepSpeedEngine"}
+WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+CARRIERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.utils.parametrize", "accelerate.")  # classes that only wrap
+CONFIGS = {"config", "cfg", "params", "args", "hparams", "model_args", "model_config", "peft_config", "opt", "opts"}
+# No part of what is computed: how it is computed, where it came from, what is returned beside it, what is printed
+VOLATILE = {
+    "training", "forward", "name_or_path", "transformers_version", "diffusers_version", "peft_version", "torch_dtype", "dtype",
+    "attn_implementation", "use_cache", "gradient_checkpointing", "grad_checkpointing", "is_gradient_checkpointing",
+    "architectures", "output_attentions", "output_hidden_states", "return_dict", "inference_mode", "base_model_name_or_path",
+    "fused_attn", "device", "device_map", "hf_device_map", "warnings_issued", "model_parallel", "is_parallelizable",
+    "pretrained_cfg", "default_cfg", "model_tags", "kernel_config", "generation_config", "all_tied_weights_keys", "torchscript",
+    "max_seq_len_cached", "use_reentrant", "auto_mapping", "revision", "mask_check", "compile_config", "quantization_config",
+    "gradient_checkpointing_kwargs", "process_group", "backend", "inplace", "flash", "loss_type", "trainer", "logger",
+}  # fmt: skip
+OF_A_RUN = {"lr", "learning_rate", "epochs", "num_epochs", "max_steps", "batch_size", "seed", "output_dir", "resume", "out_dir"}
+PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
+DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
+
+
+def model_record(models: Sequence[Any]) -> dict[str, Any]:
+    """The record of these models: `rows`, `modules` (name or pattern -> row, how many), `configs`, `eval`."""
+    modules = dict(_named_modules(models))
+    rows: dict[str, int] = {}
+    placed: dict[str, int] = {}
+    stored: list[Any] = []
+    configs: dict[str, Any] = {}
+    seen: dict[int, Any] = {}  # configuration objects, which many modules share
+    for name, module in modules.items():
+        row, found = _describe(name, module, seen)
+        configs |= found
+        key = json.dumps(row, sort_keys=True)
+        if key not in rows:
+            rows[key] = len(stored)
+            stored.append(row)
+        placed[name] = rows[key]
+    record = {"rows": stored, "modules": _folded(placed), "configs": configs, "eval": _other_mode(models, modules)}
+    return record if len(json.dumps(record)) <= MAX_BYTES else _capped(record)
+
+
+def moved_between(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
+    """Names (with `*` for places in a stack) of the values that differ between two records of one launch."""
+    before, after = flatten(first), flatten(second)
+    names = {name for name in before.keys() | after.keys() if before.get(name, SKIPPED) != after.get(name, SKIPPED)}
+    return {pattern_of(name) for name in names}
+
+
+def flatten(record: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+    """Name of a value -> the value, and whether it is firm."""
+    values: dict[str, tuple[Any, bool]] = {}
+    rows = record.get("rows") or ()
+    for name, (place, _) in (record.get("modules") or {}).items():
+        kind, firm, loose = rows[place]
+        prefix = f"{name}." if name else ""
+        values[f"{prefix}class"] = (kind, True)
+        values |= {f"{prefix}{key}": (value, True) for key, value in firm.items()}
+        values |= {f"{prefix}{key}": (value, False) for key, value in loose.items()}
+    for name, (config, firm) in (record.get("configs") or {}).items():
+        values |= {f"{name}.{key}": (value, bool(firm)) for key, value in config.items()}
+    return values
+
+
+def pattern_of(name: str) -> str:
+    """`h.0.attn` -> `h.*.attn`."""
+    return DIGITS.sub("*", name)
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside DDP, FSDP, DeepSpeed and `torch.compile`."""
+    for _ in range(8):
+        if type(model).__name__ not in WRAPPERS:
+            break
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def _named_modules(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Every module that is no wrapper, by its name without wrappers; of several models each has a number."""
+    for index, model in enumerate(models):
+        start = f"model {index}" if len(models) > 1 else ""
+        for name, module in unwrapped(model).named_modules():
+            if type(module).__name__ in WRAPPERS or type(module).__name__ == "CheckpointWrapper":
+                continue
+            parts = [part for part in name.split(".") if part and part not in WRAPPER_PARTS]
+            yield ".".join(([start] if start else []) + parts), module
+
+
+def class_of(module: Any) -> type:
+    """The class that was written, not the one that a wrapper made of it (`FSDPBlock`, `ParametrizedLinear`)."""
+    return next((kind for kind in type(module).__mro__ if not kind.__module__.startswith(CARRIERS)), type(module))
+
+
+def _describe(name: str, module: Any, seen: dict[int, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The row of one module, and the configuration objects that no module before it holds."""
+    kind = class_of(module)
+    certain, by_hand = constructor_arguments(kind), _set_later(kind)
+    own = is_of_the_script(kind)
+    firm: dict[str, Any] = {}
+    loose: dict[str, Any] = {}
+    configs: dict[str, Any] = {}
+    for key, thing in vars(module).items():
+        if key.startswith("_") or key in VOLATILE:
+            continue
+        if key in CONFIGS and not isinstance(thing, (str, int, float, bool, type(None))):
+            configs |= _config(f"{name}.{key}" if name else key, thing, seen)
+            continue
+        value = plain_value(thing)
+        if value is SKIPPED or _is_place(name, key, value):
+            continue
+        steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
+        (firm if steady and not (own and key in by_hand) else loose)[key] = value
+    if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
+        configs |= _config(f"{name}.config" if name else "config", _quietly(lambda: module.config), seen)
+    if not firm and not loose and (text := _quietly(module.extra_repr)):
+        loose["extra_repr"] = str(text)[:MAX_TEXT]
+    return [kind.__name__, firm, loose], configs
+
+
+def _is_place(name: str, key: str, value: Any) -> bool:
+    """Whether a number only says where in a stack the module is."""
+    if isinstance(value, bool) or not isinstance(value, int) or not PLACE.fullmatch(key):
+        return False
+    places = {int(part) for part in DIGITS.findall(name)}
+    return value in places or value - 1 in places
+
+
+def _quietly(work: Any) -> Any:
+    try:
+        return work()
+    except Exception:  # noqa: BLE001 a property or `extra_repr` of foreign code
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def constructor_arguments(kind: type) -> frozenset[str]:
+    """Names of the constructor's arguments, over all base classes, and torch's constants."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        names |= set(getattr(base, "__constants__", ()) or ())
+        code = getattr(base.__dict__.get("__init__"), "__code__", None)
+        if code is not None:
+            names |= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    return frozenset(names - {"self"})
+
+
+@functools.lru_cache(maxsize=4096)
+def is_of_the_script(kind: type) -> bool:
+    """Whether a class is the script's own, and no installed library's."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if kind.__module__ == "__main__" or file is None:
+        return True
+    homes = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
+    return "site-packages" not in file and not any(file.startswith(home + "/") for home in homes if home)
+
+
+@functools.lru_cache(maxsize=4096)
+def _set_later(kind: type) -> frozenset[str]:
+    """Attributes that the script assigns outside constructors: it may change them from epoch to epoch."""
+    if not is_of_the_script(kind):
+        return frozenset()
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if not is_of_the_script(base):
+            continue
+        for name, thing in vars(base).items():
+            code = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__code__", None)
+            if code is not None and name != "__init__":
+                names |= _assigned(code)
+    return frozenset(names) | _assigned_in_text(str(getattr(sys.modules.get("__main__"), "__file__", "") or ""))
+
+
+def _assigned(code: types.CodeType) -> set[str]:
+    """Attributes that a function assigns, from its bytecode."""
+    import dis
+
+    return {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+
+
+@functools.lru_cache(maxsize=8)
+def _assigned_in_text(path: str) -> frozenset[str]:
+    """Attributes that the script itself assigns to something other than `self`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace") if path.endswith(".py") else ""
+    except OSError:
+        return frozenset()
+    return frozenset(name for owner, name in re.findall(r"(\w+)\.(\w+) *[-+*/]?=(?!=)", text) if owner != "self")
+
+
+def _other_mode(models: Sequence[Any], modules: Mapping[str, Any]) -> list[str]:
+    """Modules that are in evaluation mode although their model trains."""
+    if not models or not all(model.training for model in models):
+        return []
+    off = {name: 0 for name, module in modules.items() if not module.training}
+    on = {pattern_of(name) for name, module in modules.items() if module.training}
+    return sorted({name if pattern_of(name) in on else pattern_of(name) for name in off})
+
+
+def _folded(placed: Mapping[str, int]) -> dict[str, list[int]]:
+    """Modules of a stack with one row as one line: pattern -> [row, how many]."""
+    groups: dict[str, list[str]] = {}
+    for name in placed:
+        groups.setdefault(pattern_of(name), []).append(name)
+    folded: dict[str, list[int]] = {}
+    for pattern, names in groups.items():
+        rows = {placed[name] for name in names}
+        if len(rows) == 1:
+            folded[pattern] = [rows.pop(), len(names)]
+        else:
+            folded |= {name: [placed[name], 1] for name in names}
+    return folded
+
+
+def _capped(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a model with very many different modules: a digest for each row."""
+    rows: list[Any] = [[kind, {"configuration": short_digest(firm)[:8]}, {}] for kind, firm, _ in record["rows"]]
+    modules = record["modules"]
+    if len(json.dumps(modules)) > 2 * MAX_BYTES:
+        rows, modules = [["model", {"configuration": short_digest([rows, modules])}, {}]], {"": [0, len(modules)]}
+    configs = {name: [{"configuration": short_digest(config)}, firm] for name, (config, firm) in record["configs"].items()}
+    return {**record, "rows": rows, "modules": modules, "configs": configs, "eval": record["eval"][:MAX_ITEMS]}
+
+
+# ---- configuration objects and plain values --------------------------------------------------------------------------
+
+
+def _config(name: str, thing: Any, seen: dict[int, Any]) -> dict[str, Any]:
+    """`{name: [flat values, firm]}` of a configuration object, once; {} for anything else.
+
+    One that also holds the run's own options (learning rate, seed, output) is loose: those may change.
+    """
+    if thing is None or id(thing) in seen:
+        return {}
+    seen[id(thing)] = thing
+    values = _contents(thing)
+    if values is None:
+        return {}
+    flat = dict(_flat(values))
+    firm = not (OF_A_RUN & {key.rpartition(".")[2] for key in flat})
+    return {name: [flat, firm]} if flat else {}
+
+
+def _contents(thing: Any) -> Mapping[str, Any] | None:
+    """What a configuration object holds; None when it is none."""
+    if isinstance(thing, Mapping):
+        return thing
+    if callable(getattr(thing, "to_dict", None)):
+        found = _quietly(thing.to_dict)
+        return found if isinstance(found, Mapping) else None
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return {field.name: getattr(thing, field.name, None) for field in fields(thing)}
+    if hasattr(thing, "__dict__") and not callable(thing) and not hasattr(thing, "state_dict"):
+        contents: Mapping[str, Any] = vars(thing)
+        return contents
+    return None
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for key, thing in values.items():
+        name = str(key)
+        if name.startswith("_") or name in VOLATILE:
+            continue
+        inner = _contents(thing) if depth < 4 and not isinstance(thing, (str, bytes)) else None
+        if inner is not None and len(inner) <= MAX_ITEMS:
+            yield from _flat(inner, f"{prefix}{name}.", depth + 1)
+        elif (value := plain_value(thing)) is not SKIPPED:
+            yield f"{prefix}{name}", value
+
+
+def plain_value(thing: Any, depth: int = 0) -> Any:
+    """A value as JSON stores it; `SKIPPED` for objects, tensors, paths and whatever else is no plain configuration."""
+    if thing is None or isinstance(thing, (bool, int)):
+        return thing.value if isinstance(thing, enum.Enum) else thing
+    if isinstance(thing, float):
+        return float(thing) if math.isfinite(thing) else str(thing)
+    if isinstance(thing, enum.Enum):
+        return thing.name
+    if isinstance(thing, str):
+        return _text(thing)
+    if isinstance(thing, (tuple, list, set, frozenset)):
+        return _items(sorted(thing, key=repr) if isinstance(thing, (set, frozenset)) else thing, depth)
+    if isinstance(thing, Mapping):
+        return _mapping(thing, depth)
+    if isinstance(thing, functools.partial):
+        return [plain_value(thing.func), plain_value(thing.args, depth + 1), plain_value(thing.keywords, depth + 1)]
+    if isinstance(thing, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return getattr(inspect.unwrap(thing), "__qualname__", "") or SKIPPED
+    if type(thing).__module__ == "numpy" and hasattr(thing, "item") and getattr(thing, "ndim", 1) == 0:
+        return plain_value(thing.item())
+    return SKIPPED
+
+
+def _text(text: str) -> Any:
+    if text.startswith(("/", "~", "./", "../", "http://", "https://")) or "\\" in text:
+        return SKIPPED
+    return text if len(text) <= MAX_TEXT else f"{text[:40]}… ({len(text)} characters, {short_digest(text)})"
+
+
+def _items(things: Sequence[Any], depth: int) -> Any:
+    if depth > 3:
+        return SKIPPED
+    if len(things) > 8 * MAX_ITEMS:
+        return SKIPPED  # data, not configuration
+    values = [plain_value(item, depth + 1) for item in things]
+    if any(value is SKIPPED for value in values):
+        return SKIPPED
+    return values if len(values) <= MAX_ITEMS else f"{len(values)} values ({short_digest(values)})"
+
+
+def _mapping(things: Mapping[Any, Any], depth: int) -> Any:
+    if depth > 3 or len(things) > 8 * MAX_ITEMS:
+        return SKIPPED
+    values = {str(key): plain_value(value, depth + 1) for key, value in things.items()}
+    if any(value is SKIPPED for value in values.values()):
+        return SKIPPED
+    return values if len(values) <= MAX_ITEMS else f"{len(values)} entries ({short_digest(values)})"
+
+
+def short_digest(thing: Any) -> str:
+    """The first 64 bits of the SHA-256 of a plain value, in hex."""
+    return hashlib.sha256(json.dumps(thing, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,301 @@
+"""What a training reads: the dataset, the order in which it is drawn, and the shape of the batches.
+
+`feed_record` describes the loaders of a launch without reading a sample: the class of the dataset, its length, the fingerprint
+and columns of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
+names with size and modification time, the sampler with its seed, and the batch size. Nothing is indexed and no iterator is
+made, because a dataset may augment at random or read the network. What cannot be seen is left out.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
+
+__all__ = ["Shapes", "dataset_record", "feed_record", "order_record"]
+
+NUM_FILES = 16
+NUM_ROWS = 8  # of a Hugging Face dataset
+NUM_SAMPLES = 64  # elements of a tensor, items of a list
+FILES = {"root", "path", "paths", "file", "files", "filename", "filenames", "data_dir", "data_path", "data_file", "data_files",
+         "file_path", "file_paths", "filepath", "shards", "urls", "fname", "bin_path", "dataset_path"}  # fmt: skip
+CHANGING = {"epoch", "seed", "rank", "world_size", "num_replicas", "generator", "start", "skip"}
+DERIVED = {"format", "info", "builder_name", "cache_files", "citation", "description", "rng", "generator", "lock", "worker_id"}
+WRAPS = ("dataset", "datasets", "data_source", "source", "hf_dataset", "ds")  # where a dataset keeps the one that it wraps
+
+
+def feed_record(loader: Any) -> dict[str, Any]:
+    """Dataset and order of the loader that is trained from; {} when it is not known."""
+    if loader is None:
+        return {}
+    record: dict[str, Any] = {}
+    dataset = _quietly(loader, "dataset")
+    if dataset is not None:
+        record["dataset"] = dataset_record(dataset)
+    if order := order_record(loader):
+        record["order"] = order
+    return record
+
+
+# ---- the dataset -----------------------------------------------------------------------------------------------------
+
+
+def dataset_record(dataset: Any, depth: int = 0) -> dict[str, dict[str, Any]]:
+    """Values of one dataset and of those it wraps, by what a difference means.
+
+    `firm`: another dataset. `content`: other rows; generated data and random splits differ like that too. `files`: name, bytes
+    and modification time. `loose`: fingerprints, seeds, and attributes that the constructor does not take.
+    """
+    record: dict[str, dict[str, Any]] = {"firm": {"class": type(dataset).__name__}, "content": {}, "files": {}, "loose": {}}
+    length = _length(dataset)
+    if length is not None:
+        record["firm"]["length"] = length
+    if type(dataset).__module__.startswith("datasets."):
+        _add_hugging_face(dataset, record)
+    elif isinstance(dataset, (list, tuple)):
+        record["content"]["rows"] = _sequence_digest(dataset)
+    else:
+        _add_attributes(dataset, record, depth)
+    return {section: values for section, values in record.items() if values}
+
+
+def _add_hugging_face(dataset: Any, record: dict[str, dict[str, Any]]) -> None:
+    fingerprint, columns = getattr(dataset, "_fingerprint", None), getattr(dataset, "column_names", None)
+    if isinstance(fingerprint, str):
+        record["loose"]["fingerprint"] = fingerprint
+    if isinstance(columns, list):
+        record["firm"]["columns"] = sorted(str(name) for name in columns)
+    if (split := getattr(dataset, "split", None)) is not None:
+        record["loose"]["split"] = str(split)
+    for name in ("dataset_name", "config_name", "version"):
+        if (value := getattr(getattr(dataset, "info", None), name, None)) is not None:
+            record["loose" if name == "version" else "firm"][name] = str(value)
+    if content := _arrow_digest(dataset):
+        record["content"]["rows"] = content
+
+
+def _arrow_digest(dataset: Any) -> str:
+    """Of a few rows as they are stored, without formats and transforms; "" for a stream.
+
+    The fingerprint alone says too much: it changes with the modification time of a cache file and with a random split.
+    """
+    try:
+        table, indices, size = dataset.data, dataset._indices, len(dataset)
+        places = range(0, size, max(1, size // NUM_ROWS))[:NUM_ROWS]
+        rows = [indices.column(0)[place].as_py() if indices is not None else place for place in places]
+        return short_digest([_item(table.fast_slice(row, 1).to_pydict()) for row in rows])
+    except Exception:  # noqa: BLE001 another version of the library
+        return ""
+
+
+def _add_attributes(dataset: Any, record: dict[str, dict[str, Any]], depth: int) -> None:
+    kind: Any = type(dataset)
+    certain = constructor_arguments(kind)
+    for name, thing in (getattr(dataset, "__dict__", None) or {}).items():
+        if name in WRAPS and depth < 4 and not _is_array(thing) and not isinstance(thing, str):
+            _add_wrapped(name, thing, record, depth)
+        elif name in FILES and (files := _files(thing)):
+            record["files"][name] = files
+        elif name.startswith("_") or name in DERIVED:
+            continue
+        elif _is_array(thing):
+            record["content"][name] = _array_digest(thing)
+        elif (value := plain_value(thing)) is not SKIPPED and not (isinstance(thing, (list, tuple)) and len(thing) > 8):
+            record["firm" if name in certain and name not in CHANGING else "loose"][name] = value
+        elif isinstance(thing, (list, tuple)):
+            record["content"][name] = f"{len(thing)} items, {_sequence_digest(thing)}"
+
+
+def _add_wrapped(name: str, thing: Any, record: dict[str, dict[str, Any]], depth: int) -> None:
+    things = thing if isinstance(thing, (list, tuple)) and name == "datasets" else [thing]
+    for index, one in enumerate(things[:NUM_FILES]):
+        prefix = f"{name}.{index}" if len(things) > 1 else name
+        for section, values in dataset_record(one, depth + 1).items():
+            record[section] |= {f"{prefix}.{key}": value for key, value in values.items()}
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # noqa: BLE001 an iterable dataset has none; some raise errors of their own
+        return None
+
+
+def _files(thing: Any) -> list[list[Any]]:
+    """[name, bytes, modification time] of the files that are named; a directory has no size."""
+    paths = thing if isinstance(thing, (list, tuple)) else [thing]
+    found = []
+    for path in paths[:NUM_FILES]:
+        if not isinstance(path, (str, Path)):
+            return []
+        try:
+            stat = Path(path).stat()
+        except (OSError, ValueError):
+            continue  # a URL, or a pattern
+        place = Path(path)
+        found.append([place.name, None if place.is_dir() else stat.st_size, None if place.is_dir() else int(stat.st_mtime)])
+    return found
+
+
+# ---- the order -------------------------------------------------------------------------------------------------------
+
+
+def order_record(loader: Any) -> dict[str, Any]:
+    """Shuffled or not, the sampler and its seed, and the batch size of the loader."""
+    record: dict[str, Any] = {}
+    sampler = _sampler(loader)
+    if sampler is not None:
+        record["shuffle"] = _is_shuffled(sampler)
+        record["sampler"] = _plain_sampler(type(sampler).__name__)
+        for name in ("seed", "initial_seed", "drop_last", "replacement", "num_samples"):
+            value = getattr(sampler, name, None)
+            if isinstance(value, (bool, int)) and (name, type(sampler).__name__) != ("num_samples", "RandomSampler"):
+                record["seed" if name == "initial_seed" else name] = value
+        generator = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
+        if "seed" not in record and generator is not None and hasattr(generator, "initial_seed"):
+            record["seed"] = int(generator.initial_seed())
+    for name in ("drop_last",):
+        value = getattr(loader, name, None)
+        if isinstance(value, bool):
+            record[name] = value
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _sampler(loader: Any) -> Any:
+    """The innermost sampler: wrappers of Accelerate keep it in `batch_sampler.sampler`, or one batch sampler deeper."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    for _ in range(5):
+        inner = getattr(batch_sampler, "batch_sampler", None)
+        if inner is None:
+            break
+        batch_sampler = inner
+    sampler = getattr(batch_sampler, "sampler", None)
+    if sampler is None:
+        sampler = getattr(loader, "sampler", None)
+    for _ in range(3):
+        inner = getattr(sampler, "sampler", None)
+        if inner is None or inner is sampler:
+            break
+        sampler = inner
+    return sampler
+
+
+def _is_shuffled(sampler: Any) -> bool | None:
+    """None for a sampler of the script's own, whose order is its secret."""
+    shuffle = getattr(sampler, "shuffle", None)
+    if isinstance(shuffle, bool):
+        return shuffle
+    names = {kind.__name__ for kind in type(sampler).__mro__}
+    if names & {"RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}:
+        return True
+    return False if "SequentialSampler" in names else None
+
+
+def _plain_sampler(name: str) -> str:
+    return {"SeedableRandomSampler": "RandomSampler", "_InfiniteConstantSampler": ""}.get(name, name)
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+class Shapes:
+    """How many rows the first batches of a launch had, and how long their sequences of tokens were."""
+
+    def __init__(self) -> None:
+        self._rows: set[int] = set()
+        self._lengths: set[int | None] = set()
+        self._num_batches = 0
+
+    def see(self, inputs: Any) -> None:
+        """One batch enters the model."""
+        first = next((tensor for tensor in _tensors(inputs) if tensor.dim() > 0), None)
+        if first is None:
+            return
+        self._num_batches += 1
+        self._rows.add(int(first.shape[0]))
+        self._lengths.add(sequence_length(inputs))
+
+    def to_json(self) -> dict[str, int]:
+        """`rows` and `length` as far as every batch had the same, and the number of `batches`; {} before the first."""
+        record = {"batches": self._num_batches} if self._num_batches else {}
+        for name, seen in (("rows", self._rows), ("length", self._lengths)):
+            if len(seen) == 1 and (value := next(iter(seen))) is not None:
+                record[name] = value
+        return record
+
+
+def sequence_length(inputs: Any) -> int | None:
+    """The length of the rows of tokens among these inputs.
+
+    None where it may differ from batch to batch: rows that are padded (a mask with zeros, or rows that end in one repeated
+    token), single rows, and anything but whole numbers.
+    """
+    import torch
+
+    tokens = [t for t in _tensors(inputs) if t.dim() == 2 and t.dtype in (torch.int32, torch.int64) and t.shape[0] > 1]
+    sizes = {int(t.shape[1]) for t in tokens}
+    if len(sizes) != 1 or (length := sizes.pop()) < 4:
+        return None
+    first = tokens[0].detach()
+    for mask in (t for t in tokens[1:] if bool((t.detach() <= 1).all())):
+        if not bool(mask.detach().all()):
+            return None
+    tail = first[:, -2:]
+    return None if bool((tail[:, 0] == tail[:, 1]).any()) else length
+
+
+# ---- digests ---------------------------------------------------------------------------------------------------------
+
+
+def _is_array(thing: Any) -> bool:
+    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
+
+
+def _array_digest(thing: Any) -> str:
+    """Shape, type and a strided sample of a tensor or array. A memory-mapped one is read at a few places."""
+    try:
+        flat = thing.reshape(-1)
+        size = int(flat.shape[0])
+        sample = flat[:: max(1, size // NUM_SAMPLES)][:NUM_SAMPLES] if size else flat
+        content = hashlib.sha256(repr(sample.tolist()).encode()).hexdigest()[:16]
+    except Exception:  # noqa: BLE001 an array of a library that we do not know
+        content = "unread"
+    return f"{tuple(int(n) for n in thing.shape)} {str(thing.dtype).removeprefix('torch.')} {content}"
+
+
+def _sequence_digest(things: Sequence[Any]) -> str:
+    """Of a plain list: some of its items, as far as they are plain values and tensors."""
+    size = len(things)
+    return short_digest([_item(thing) for thing in things[:: max(1, size // NUM_SAMPLES)][:NUM_SAMPLES]])
+
+
+def _item(thing: Any, depth: int = 0) -> Any:
+    if _is_array(thing):
+        return _array_digest(thing)
+    if isinstance(thing, Mapping) and depth < 3:
+        return {str(key): _item(value, depth + 1) for key, value in thing.items()}
+    if isinstance(thing, (tuple, list)) and depth < 3:
+        return [_item(value, depth + 1) for value in thing[:NUM_SAMPLES]]
+    if isinstance(thing, str):
+        return thing
+    value = plain_value(thing)
+    return type(thing).__name__ if value is SKIPPED else value
+
+
+def _tensors(thing: Any) -> Iterator[Any]:
+    if hasattr(thing, "numel") and hasattr(thing, "detach"):
+        yield thing
+    elif isinstance(thing, Mapping):
+        for value in thing.values():
+            yield from _tensors(value)
+    elif isinstance(thing, (tuple, list)):
+        for value in thing:
+            yield from _tensors(value)
+
+
+def _quietly(thing: Any, name: str) -> Any:
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001 a property of foreign code
+        return None

@@ -1,0 +1,411 @@
+"""What is trained: its record is equal before and after training, names every difference, and notes what may differ."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import chronicle
+from chronicle import ResumeRefused
+from chronicle.resume.checks.check import Outcome
+from chronicle.resume.checks.trained import TABLE, check_trained, format_table
+from chronicle.resume.configuration import model_record
+from chronicle.resume.contract import Expectation
+from chronicle.resume.feed import Shapes, dataset_record, order_record
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.memory import Memory
+from chronicle.resume.trained import TrainedWatch
+from tests.guard.architectures import ARCHITECTURES, Recurrent, Rotary, gpt2, train
+
+ROOT = Path(__file__).parents[2]
+
+
+def live(model: Any, **parts: Any) -> LiveState:
+    return LiveState(models=(model,), **parts)
+
+
+def checks(saved: dict[str, Any], found: dict[str, Any], **options: Any) -> dict[str, Outcome]:
+    """Name of every check that is not equal -> its outcome. Records go through JSON, as a manifest does."""
+    saved = json.loads(json.dumps(saved, allow_nan=False))
+    accepted = options.pop("accepted", {})
+    expected = Expectation(basis="manifest", memory=Memory(trained=saved), accepted=accepted)
+    made = check_trained(expected, Memory(trained=found), **options)
+    return {check.name: check.outcome for check in made if check.outcome is not Outcome.EQUAL}
+
+
+def refused(saved: dict[str, Any], found: dict[str, Any], **options: Any) -> set[str]:
+    return {name for name, outcome in checks(saved, found, **options).items() if outcome is Outcome.DIFFERENT}
+
+
+def record(model: Any, **parts: Any) -> dict[str, Any]:
+    return TrainedWatch().begin(live(model, **parts), None)
+
+
+# ---- never wrong about a healthy model -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_training_and_a_new_process_change_nothing_in_the_record(name: str) -> None:
+    """Counters, caches that the forward pass fills, and modules that get their parameters late."""
+    make, loss = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    first, watch = make(), TrainedWatch()
+    train(first, loss, 5, lambda: watch.begin(live(first), None))
+    saved = watch.record(live(first))
+    second, again = make(), TrainedWatch()
+    found: list[dict[str, Any]] = []
+    train(second, loss, 5, lambda: found.append(again.begin(live(second), saved)))
+    assert checks(saved, found[0]) == {}
+    assert checks(again.record(live(second)), found[0]) == {}
+
+
+def test_values_that_move_in_training_are_known_for_every_later_launch() -> None:
+    first, watch = Recurrent(), TrainedWatch()
+    train(first, ARCHITECTURES["lstm"][1], 3, lambda: watch.begin(live(first), None))
+    saved = watch.record(live(first))
+    assert {"step", "last_norm"} <= set(saved["moved"])
+    again = TrainedWatch()
+    again.begin(live(Recurrent()), saved)
+    assert set(again.record(live(Recurrent()))["moved"]) == set(saved["moved"])
+
+
+@pytest.mark.parametrize("wrap", ["compile", "module.compile", "parametrized", "DataParallel"])
+def test_wrappers_leave_the_record_as_it_is(wrap: str) -> None:
+    plain, wrapped = gpt2(), gpt2()
+    if wrap == "compile":
+        wrapped = torch.compile(wrapped, backend="eager")
+    elif wrap == "module.compile":
+        wrapped.compile(backend="eager")
+        wrapped.transformer.h[0] = torch.compile(wrapped.transformer.h[0], backend="eager")
+    elif wrap == "DataParallel":
+        wrapped = nn.DataParallel(wrapped)
+    else:
+        plain = nn.Sequential(nn.Linear(4, 4))
+        wrapped = nn.Sequential(nn.Linear(4, 4))
+        nn.utils.parametrizations.weight_norm(wrapped[0])
+        assert not any(name == "0.class" for name in checks(record(plain), record(wrapped)))
+        return
+    assert checks(record(plain), record(wrapped)) == {}
+
+
+def test_an_annealed_value_of_a_script_is_noted_and_not_refused() -> None:
+    """A script may set it from epoch to epoch; where its own code does, a resume at an epoch's start looks like a change."""
+    one, other = Annealed(0.5), Annealed(0.5)
+    other.weight = 0.25
+    assert checks(record(one), record(other)) == {"attributes of the model (may differ)": Outcome.NOTED}
+
+
+class Annealed(nn.Module):
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight, self.layer = weight, nn.Linear(2, 2)
+
+    def on_epoch(self) -> None:
+        self.weight = self.weight / 2
+
+
+# ---- a difference is named -------------------------------------------------------------------------------------------
+
+
+def _set(place: str, name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: setattr(model.get_submodule(place), name, value)
+
+
+def _every_dropout(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (_set("transformer.h.0.attn.attn_dropout", "p", 0.0), {"transformer.h.0.attn.attn_dropout.p"}),
+        (_set("transformer.h.1.ln_1", "eps", 1e-3), {"transformer.h.1.ln_1.eps"}),
+        (_set("transformer.h.0.attn", "scaling", 1.0), {"transformer.h.0.attn.scaling"}),
+        (lambda model: setattr(model.config, "attn_pdrop", 0.0), {"config.attn_pdrop"}),
+        (lambda model: setattr(model.transformer.h[0].mlp, "act", nn.ReLU()), {"transformer.h.0.mlp.act.class"}),
+        (lambda model: model.transformer.h[1].eval(), {"transformer.h.1", "transformer.h.1.attn.attn_dropout"}),
+    ],
+)
+def test_one_changed_value_is_refused_by_its_name(change: Callable[[Any], None], names: set[str]) -> None:
+    one, other = gpt2(), gpt2()
+    one.train(), other.train()
+    change(other)
+    assert names <= refused(record(one), record(other))
+    assert refused(record(one), record(other), accepted={"model": "wanted", "module_mode": "wanted"}) == set()
+
+
+def test_a_value_that_changed_in_every_layer_is_named_once() -> None:
+    one, other = gpt2(), gpt2()
+    _every_dropout(other)
+    assert refused(record(one), record(other)) == {
+        "transformer.drop.p",
+        "transformer.h.*.attn.attn_dropout.p",
+        "transformer.h.*.attn.resid_dropout.p",
+        "transformer.h.*.mlp.dropout.p",
+    }
+
+
+@pytest.mark.parametrize("option", [{"theta": 5e5}, {"dropout": 0.0}])
+def test_arguments_of_a_scripts_own_modules_are_refused(option: dict[str, float]) -> None:
+    assert refused(record(Rotary()), record(Rotary(**option)))
+
+
+def test_scale_that_a_script_computes_is_refused_when_only_the_constructor_sets_it() -> None:
+    other = Rotary()
+    other.scale = 1.0
+    assert refused(record(Rotary()), record(other)) == {"scale"}
+
+
+def test_activation_function_of_a_layer_is_refused() -> None:
+    one, other = (nn.TransformerEncoderLayer(8, 2, activation=name) for name in ("relu", "gelu"))
+    assert "activation" in refused(record(one), record(other))
+
+
+def test_a_new_library_version_adds_and_drops_values_without_a_refusal() -> None:
+    one = record(gpt2())
+    other = json.loads(json.dumps(one))
+    other["versions"] = {"torch": "9.9"}
+    other["model"]["configs"]["config"][0]["new_option"] = 3
+    del other["model"]["configs"]["config"][0]["n_head"]
+    assert checks(one, other) == {"attributes of the model (may differ)": Outcome.NOTED}
+
+
+def test_a_record_of_many_different_modules_stays_small_and_still_names_the_module() -> None:
+    def model(p: float) -> nn.Module:
+        return nn.Sequential(*(nn.Dropout(p if i == 700 else 1e-4 * i) for i in range(2500)))
+
+    one, other = model_record((model(0.1),)), model_record((model(0.2),))
+    assert len(json.dumps(one)) < 200_000
+    assert refused({"model": one}, {"model": other})
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def feed(dataset: Any, *, seed: int | None = 0, **options: Any) -> dict[str, Any]:
+    loader = DataLoader(dataset, 4, **options)
+    return {**record(nn.Linear(2, 2), feed=loader), "seed": seed}
+
+
+def rows(seed: int, count: int = 64) -> TensorDataset:
+    return TensorDataset(torch.randn(count, 2, generator=torch.Generator().manual_seed(seed)))
+
+
+class Windows(Dataset[Any]):
+    """A script's own dataset over a file of tokens."""
+
+    def __init__(self, path: Path, block_size: int = 8) -> None:
+        self.path, self.block_size, self.epoch = path, block_size, 0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("the guard must not index a dataset: it may augment or download")
+
+
+def test_another_dataset_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"0123")
+    (tmp_path / "b.bin").write_bytes(b"01234567")
+    one = feed(Windows(tmp_path / "a.bin"))
+    assert refused(one, feed(Windows(tmp_path / "a.bin"))) == set()
+    assert refused(one, feed(Windows(tmp_path / "b.bin"))) == {"dataset.path"}
+    assert refused(one, feed(Windows(tmp_path / "a.bin", block_size=4))) == {"dataset.block_size"}
+    assert refused(feed(rows(1)), feed(rows(1, count=32))) == {"dataset.length", "dataset.tensors"}
+    assert refused(feed(rows(1)), feed(rows(2))) == {"dataset.tensors"}
+    assert refused(feed(rows(1)), feed(rows(2)), accepted={"dataset": "grown"}) == set()
+
+
+def test_rows_that_nobody_seeded_are_noted_unless_the_same_data_are_promised() -> None:
+    """An unseeded split and generated noise differ in every launch of a healthy script."""
+    one, other = feed(rows(1), seed=None), feed(rows(2), seed=None)
+    assert checks(one, other) == {"dataset and order (may differ)": Outcome.NOTED}
+    assert refused(one, other, same_data=True) == {"dataset.tensors"}
+
+
+def test_a_copied_file_and_an_epoch_counter_are_noted(tmp_path: Path) -> None:
+    import os
+
+    path, copied = tmp_path / "a.bin", tmp_path / "elsewhere"
+    path.write_bytes(b"0123")
+    copied.mkdir()
+    (copied / "a.bin").write_bytes(b"0123")
+    os.utime(copied / "a.bin", (1, 1))
+    other = Windows(copied / "a.bin")
+    other.epoch = 3
+    assert checks(feed(Windows(path)), feed(other)) == {"dataset and order (may differ)": Outcome.NOTED}
+
+
+def test_hugging_face_dataset_is_known_by_its_rows() -> None:
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"text": [str(i) for i in range(100)]})
+    same, other = one.select(range(100)), datasets.Dataset.from_dict({"text": [str(i + 1) for i in range(100)]})
+    assert refused(feed(one), feed(same)) == set()
+    assert refused(feed(one), feed(other)) == {"dataset.rows"}
+    assert refused(feed(one), feed(one.select(range(50)))) >= {"dataset.length"}
+    assert refused(feed(one), feed(one.map(lambda row: {"more": 1}))) >= {"dataset.columns"}
+
+
+def test_shuffling_is_refused_and_its_seed_is_noted() -> None:
+    one = feed(rows(1), shuffle=True, generator=torch.Generator().manual_seed(1))
+    assert refused(one, feed(rows(1), shuffle=False)) == {"order.shuffle"}
+    other = feed(rows(1), shuffle=True, generator=torch.Generator().manual_seed(2))
+    assert checks(one, other) == {"dataset and order (may differ)": Outcome.NOTED}
+
+
+def test_order_of_an_unknown_sampler_is_not_claimed() -> None:
+    loader = SimpleNamespace(batch_sampler=SimpleNamespace(sampler=SimpleNamespace()))
+    assert "shuffle" not in order_record(loader)
+    assert order_record(SimpleNamespace()) == {}
+    assert dataset_record(object()) == {"firm": {"class": "object"}}
+
+
+def shapes(*batches: torch.Tensor, mask: bool = False) -> dict[str, Any]:
+    seen = Shapes()
+    for batch in batches:
+        seen.see((batch, (batch != 0).long()) if mask else (batch,))
+    return {"v": 1, "shape": seen.to_json()}
+
+
+def tokens(length: int, count: int = 4) -> torch.Tensor:
+    return torch.arange(1, 1 + count * length).reshape(count, length)
+
+
+def test_sequence_length_is_refused_only_where_no_batch_was_padded() -> None:
+    fixed = shapes(tokens(16), tokens(16), tokens(16))
+    assert refused(fixed, shapes(tokens(8))) == {"sequence length"}
+    padded = tokens(8)
+    padded[0, -3:] = 0
+    assert refused(fixed, shapes(padded)) == set(), "rows that end in one repeated token may be padded"
+    assert refused(fixed, shapes(padded, mask=True)) == set()
+    assert refused(shapes(tokens(16), tokens(12), tokens(16)), shapes(tokens(8))) == set()
+    assert refused(shapes(tokens(16)), shapes(tokens(8))) == set(), "one batch proves no fixed length"
+    single = shapes(tokens(16, 1), tokens(16, 1), tokens(16, 1))
+    assert refused(single, shapes(tokens(8, 1))) == set()
+
+
+def test_more_rows_than_any_batch_had_are_refused_and_fewer_may_be_the_last_of_an_epoch() -> None:
+    batches = [torch.randn(4, 3) for _ in range(3)]
+    assert refused(shapes(*batches), shapes(torch.randn(8, 3))) == {"rows of a batch"}
+    assert refused(shapes(*batches), shapes(torch.randn(2, 3))) == set()
+    assert refused(shapes(*batches), shapes(torch.randn(8, 3)), accepted={"global_batch": "bigger card"}) == set()
+
+
+# ---- the whole way, in a plain loop ----------------------------------------------------------------------------------
+
+
+class Loop:
+    """A loop as people write it, with a scheduler that decides by the loss."""
+
+    def __init__(self, run_dir: Path, *, batch: int = 4, accumulation: int = 1, dropout: float = 0.1, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=3)
+        self.loader, self.accumulation = DataLoader(rows(1, 256), batch, shuffle=True), accumulation
+        self.run = chronicle.attach(
+            run_dir, self.model, self.optimizer, self.scheduler, data=self.loader, accumulation=accumulation, **options
+        )
+
+    def train(self, num_steps: int) -> None:
+        batches = iter(self.loader)
+        for _ in range(num_steps):
+            for _ in range(self.accumulation):
+                (x,) = next(batches)
+                loss = self.model(x).square().mean() / self.accumulation
+                loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step(loss.item())
+
+    def save(self, path: Path) -> Path:
+        torch.save({name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}, path)
+        return path
+
+    def load(self, path: Path) -> None:
+        for name, state in torch.load(path, weights_only=True).items():
+            getattr(self, name).load_state_dict(state)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, run_dir: Path) -> Path:
+    loop = Loop(run_dir, batch=8)
+    loop.train(6)
+    return loop.save(tmp_path / "step-6.pt")
+
+
+def names_of(refusal: Any) -> set[str]:
+    return {check.name for check in refusal.value.checks if not check.ok}
+
+
+def test_a_changed_dropout_is_refused_and_accepted_by_name(
+    saved: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(run_dir, batch=8, dropout=0.0)
+    loop.load(saved)
+    with pytest.raises(ResumeRefused) as refusal:
+        loop.train(1)
+    assert names_of(refusal) == {"1.p"}
+    assert 'accept "model: why"' in capsys.readouterr().err
+    loop = Loop(run_dir, batch=8, dropout=0.0, accept_change={"model": "regularised enough"})
+    loop.load(saved)
+    loop.train(1)
+    assert "noted: 1.p: 0.1 → 0.0, accepted as `model`" in capsys.readouterr().err
+
+
+def test_the_same_global_batch_in_another_split_is_noted(
+    saved: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(run_dir, batch=4, accumulation=2)
+    loop.load(saved)
+    loop.train(1)
+    assert "the global batch is the same: 8 samples a step" in capsys.readouterr().err
+    loop = Loop(run_dir, batch=4)
+    loop.load(saved)
+    with pytest.raises(ResumeRefused) as refusal:
+        loop.train(1)
+    assert names_of(refusal) == {"batch size"}
+    loop = Loop(run_dir, batch=4, accept_change={"global_batch": "smaller card"})
+    loop.load(saved)
+    loop.train(1)
+
+
+@pytest.mark.parametrize(("field", "value"), [("best", 99.0), ("num_bad_epochs", 3), ("cooldown_counter", 2)])
+def test_plateau_state_that_was_lost_is_refused(saved: Path, run_dir: Path, field: str, value: float) -> None:
+    loop = Loop(run_dir, batch=8)
+    loop.load(saved)
+    setattr(loop.scheduler, field, value)
+    with pytest.raises(ResumeRefused) as refusal:
+        loop.train(1)
+    assert names_of(refusal) == {f"scheduler.{field}"}
+
+
+def test_gradients_that_were_left_over_are_noted(saved: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(run_dir, batch=8)
+    loop.load(saved)
+    loop.model[0].weight.grad = torch.ones_like(loop.model[0].weight)
+    loop.train(1)
+    assert "noted: gradients left over" in capsys.readouterr().err
+
+
+def test_memory_of_an_older_version_holds_no_record_and_none_is_compared() -> None:
+    assert Memory.from_json({"step": 3}).trained == {}
+    memory = Memory(trained=record(gpt2()))
+    assert Memory.from_json(json.loads(json.dumps(memory.to_json()))).trained == memory.trained
+    expected = Expectation(basis="manifest", memory=replace(memory, trained={}))
+    assert list(check_trained(expected, memory)) == []
+
+
+def test_the_guide_shows_the_table_of_the_code() -> None:
+    guide = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
+    assert format_table() in guide, "docs/guard.md: replace the table of `What may differ` by format_table()"
+    assert len({matter.what for matter in TABLE}) == len(TABLE)

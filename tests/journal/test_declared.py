@@ -1,0 +1,91 @@
+"""`chronicle init --moved`, `--fork-of`, `--from`: what a person may declare, and what is refused as a mistake."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chronicle.cli.main import run
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.place import Standing, look, read_place
+from chronicle.paths import RunPaths
+from tests.journal.test_place import contents, paths, project, writer
+
+__all__ = ["project"]
+
+
+def init(home: Path, *words: str) -> int:
+    logs = ["--run", "u", "--logs", str(home / "logs"), "--checkpoints", str(home / "checkpoints")]
+    return run(["init", *words, *logs])
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(project, tmp_path / "b")
+    return tmp_path / "b"
+
+
+def test_a_fork_gets_an_id_of_its_own_and_names_its_parent(project: Path, copy: Path) -> None:
+    before = contents(project)
+    assert init(copy, "--fork-of", str(paths(project).run_dir)) == 0
+    one, other = read_place(paths(project)), read_place(paths(copy))
+    assert one is not None and other is not None and other.parent is not None
+    assert other.run_id != one.run_id == other.parent.run_id
+    assert look(paths(copy))[1] is Standing.HERE and contents(project) == before
+
+
+def test_a_moved_run_keeps_its_id(project: Path, copy: Path) -> None:
+    shutil.rmtree(project)
+    before = read_place(paths(copy))
+    assert init(copy, "--moved") == 0
+    after = read_place(paths(copy))
+    assert before is not None and after is not None and after.run_id == before.run_id
+    assert look(paths(copy))[1] is Standing.HERE
+    (entry,) = read_journal(paths(copy)).of_kind("run.place")
+    assert entry.data["copied"] is True and entry.data["path"] == str(paths(copy).run_dir)
+
+
+def test_an_origin_that_is_another_run_is_a_mistake(
+    project: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = RunPaths(tmp_path / "other" / "logs" / "x")
+    with JournalWriter(other) as journal:
+        journal.append("note", title="another run")
+    before = contents(copy)
+    assert init(copy, "--fork-of", str(other.run_dir)) == 2
+    said = capsys.readouterr().err
+    place, origin = read_place(paths(project)), read_place(other)
+    assert place is not None and origin is not None and place.run_id in said and origin.run_id in said
+    assert f"--fork-of {paths(project).run_dir}" in said and contents(copy) == before
+
+
+def test_a_run_is_no_fork_of_itself(project: Path, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(copy)
+    assert init(copy, "--fork-of", str(paths(copy).run_dir)) == 2
+    assert "own directory" in capsys.readouterr().err and contents(copy) == before
+
+
+def test_a_run_whose_identity_is_gone_cannot_be_declared(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (paths(copy).run_dir / "run.json").unlink()
+    before = contents(copy)
+    for words in (("--moved",), ("--fork-of", str(copy / "nowhere"))):
+        assert init(copy, *words) == 1
+        assert "run.json" in capsys.readouterr().err
+    assert contents(copy) == before
+
+
+def test_only_one_thing_is_declared_at_a_time(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(copy, "--moved", "--fork-of", "x") == 2
+    assert "at most one" in capsys.readouterr().err
+
+
+def test_a_run_that_has_a_journal_does_not_begin_elsewhere(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = project / "checkpoints" / "opt_step-20"
+    (source / "accelerator_state").mkdir()
+    (source / "accelerator_state" / "random_states_0.pkl").write_bytes(b"")
+    (source / "accelerator_state" / "optimizer.bin").write_bytes(b"")
+    before = contents(paths(project).run_dir)
+    with writer(project):
+        assert init(project, "--from", str(source)) == 2
+    assert "has a journal already" in capsys.readouterr().err and contents(paths(project).run_dir) == before
