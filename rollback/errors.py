@@ -116,7 +116,7 @@ class Severity(Enum):
 class Finding:
     """One observation of one check.
 
-    `check` is its code ("F1" … "F10"); `path` is relative to the checkpoint, or the checkpoint itself;
+    `check` is its code ("F1" … "F11"); `path` is relative to the checkpoint, or the checkpoint itself;
     `message` says what was found and what was expected; `remedy` is the way out, or None.
     """
 

@@ -161,6 +161,7 @@ RELAPSE_STEPS, RELAPSE_DISTANCES = 2000, 3
 HARDWARE_STEPS = 100
 SKIP_AFTER_ONSET = 200
 MIN_LR_FACTOR = 0.1
+EXACT = frozenset((Kind.LR_MISMATCH, Kind.POISONED, Kind.REPLICAS))  # kinds whose first wrong step is known
 RAISED_LR = 1.2
 
 
@@ -191,11 +192,12 @@ def propose(
     wrong_since = [e.onset_step for e in events if _is_wrong_lr(e, onset) and e.onset_step is not None]
     if wrong_since:  # a checkpoint saved under the wrong LR holds that LR
         usable = [c for c in usable if c.step <= min(wrong_since)]
-    if all(event.kind is Kind.LR_MISMATCH for event in cluster):
-        limit = onset  # the first wrong step is known exactly: no margin
-        older = [c for c in usable if c.step <= onset]
+    if all(event.kind in EXACT for event in cluster):
+        # the first wrong step is known: no margin. A wrong LR at this step spoils only what comes after it
+        limit = onset if all(event.kind is Kind.LR_MISMATCH for event in cluster) else low - 1
+        older = [c for c in usable if c.step <= limit]
         if not older:
-            reasons.append(_no_target(onset, onset))
+            reasons.append(_no_target(limit, onset))
     else:
         limit = _newest_target(onset, low, interval)
         older = _before_onset(usable, onset, low, interval, reasons)

@@ -449,6 +449,7 @@ class StateSaved(JournalEvent, kind=EntryKind.GUARD_SAVED):
     identity: str = ""
     path: str = ""
     honours: Any = None
+    spoilt: str = ""
 
 
 class BatchesSeen(JournalEvent, kind=EntryKind.GUARD_BATCHES):
@@ -502,6 +503,7 @@ class CheckpointSaved(JournalEvent, kind=EntryKind.CHECKPOINT):
     save_seconds: float | None = None
     honours: Any = None  # what the trainer said that it carries out; None = it said nothing
     digests: str | None = None  # "pending": a `guard.digest` entry follows
+    spoilt: str = ""  # why it is no target of a rollback: NaN in the weights, replicas that differ
 
 
 class Verified(JournalEvent, kind=EntryKind.VERIFIED):

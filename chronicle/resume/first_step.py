@@ -12,6 +12,7 @@ After a resume, against the manifest of the checkpoint or the contract of a roll
 - training or evaluation mode of the models (`check_mode`);
 - what is trained: configuration of the modules, dataset, shape of the batches, scheduler states (`check_trained`);
 - buffers, frozen parameters and registered objects, as they were right after the load (`check_loaded`);
+- that the state was sound when it was saved (`check_sound`);
 - that no newer checkpoint was skipped (`Loads.check_newest`);
 - the data position, and the first batch of every rank (`DataWatch.check`).
 
@@ -25,7 +26,7 @@ from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
-from chronicle.resume.checks.run import check_identity, check_ranks
+from chronicle.resume.checks.run import check_identity, check_ranks, check_sound
 from chronicle.resume.checks.trained import check_trained
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.load import Loads
@@ -62,6 +63,8 @@ def check_first_step(
     if expectation is None:
         return
     yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
+    if start.loaded_from is None:
+        yield from attempt("sound weights", "F11", lambda: check_sound(expectation.memory, None))
     yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
     trained = partial(check_trained, expectation, found, same_data=same_data)
     yield from attempt("what is trained", "M6", trained)

@@ -20,6 +20,7 @@ from chronicle.resume.checks.run import (
     check_fresh_start,
     check_newest,
     check_run_state,
+    check_sound,
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.fingerprint import (
@@ -70,6 +71,8 @@ class Loads:
         # a rollback edits the file: then its digest in the journal is out of date
         known = None if self.start.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
+        if not any(check.code == "F11" for check in files):
+            files += check_sound(memory, root)
         return [*files, *check_contract(contract, root, memory, history), *check_run_state(root, memory, history)]
 
     def check_after(self, live: LiveState) -> list[Check]:

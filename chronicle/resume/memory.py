@@ -6,6 +6,7 @@ have it. An absent field is not compared.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 __all__ = ["OTHERS", "Carried", "LrRow", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
@@ -117,6 +118,7 @@ class Memory:
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
     loader: int | None = None  # which of its loaders the training reads from
     trained: Mapping[str, Any] = field(default_factory=dict)  # configuration, data and scheduler states (`trained.py`)
+    spoilt: str = ""  # why this state is no target of a rollback: NaN in the weights, replicas that differ
     identity: Mapping[str, Any] = field(default_factory=dict)  # of the saved state: id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)  # part that could not be described -> why
@@ -141,7 +143,7 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         """The stored form (`memory` of the manifest)."""
-        return {
+        record = {
             "v": MEMORY_VERSION,
             "step": self.step,
             "groups": [asdict(group) for group in self.groups],
@@ -167,7 +169,10 @@ class Memory:
             **({"trained": dict(self.trained)} if self.trained else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
+            **({"spoilt": self.spoilt} if self.spoilt else {}),
         }
+        plain: dict[str, Any] = plain_numbers(record)
+        return plain
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Memory":
@@ -196,9 +201,19 @@ class Memory:
             loader=record.get("loader"),
             trained=dict(record.get("trained") or {}),
             identity=dict(record.get("identity") or {}),
+            spoilt=str(record.get("spoilt") or ""),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),
             unknown={str(part): str(why) for part, why in dict(record.get("unknown") or {}).items()},
         )
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same with NaN and infinity as text, which JSON lacks; `float` reads them again."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: plain_numbers(one) for key, one in value.items()}
+    return [plain_numbers(one) for one in value] if isinstance(value, list) else value
 
 
 def _parse_carried(record: Mapping[str, Any]) -> Carried:

@@ -39,6 +39,7 @@ class Sealer:
     def __init__(self, ranks: Ranks, journal: GuardJournal) -> None:
         self.ranks = ranks
         self.journal = journal
+        self.compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: ""  # replicas
         self._threads: list[threading.Thread] = []
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
@@ -70,10 +71,12 @@ class Sealer:
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
 
-    def seal_file(self, path: Path, *, step: int | None, honours: Sequence[str] = (), identity: str = "") -> None:
+    def seal_file(
+        self, path: Path, *, step: int | None, honours: Sequence[str] = (), identity: str = "", spoilt: str = ""
+    ) -> None:
         """Record a checkpoint that is one file: its entry now, its digest later. No file is written beside it."""
         event = CheckpointSaved(
-            path=str(path), identity=identity, step=step, digests="pending", honours=list(honours) or None
+            path=str(path), identity=identity, step=step, digests="pending", honours=list(honours) or None, spoilt=spoilt
         )
         saved = self.journal.write(event, step=step, title=f"checkpoint {path.name}")
         if saved is not None:
@@ -111,6 +114,8 @@ class Sealer:
         if stranger := foreign_owner(root, memory.identity):
             said = f"`{root}` held a checkpoint of {stranger} until now: two runs write the same directory"
             self.journal.say("directory", said)
+        if differ := self.compare(memory.ranks, memory.topology, memory.step):
+            memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
         write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch)
         event = CheckpointSaved(
             path=str(root),
@@ -118,6 +123,7 @@ class Sealer:
             step=memory.step,
             honours=list(memory.honours) or None,
             save_seconds=None if save_seconds is None else round(save_seconds, 3),
+            spoilt=memory.spoilt,
         )
         self.journal.write(event, step=memory.step, title=f"checkpoint {root.name}")
 

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from chronicle.resume.checks.check import Check, attempt, failed
 from chronicle.resume.checks.run import drives, shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
 from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
+from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
 from chronicle.resume.first_step import check_first_step
@@ -32,6 +34,8 @@ from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
 __all__ = ["GuardSession"]
+
+NUM_RANKS_COMPARED = 64  # between saves
 
 
 class GuardSession:
@@ -68,10 +72,25 @@ class GuardSession:
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
+        self.envelope = Envelope(
+            observe,
+            self.journal,
+            lambda: self.step,
+            self.ranks,
+            share=lambda topic, value, write: self.sealer.share(topic, value, write, at_most=NUM_RANKS_COMPARED),
+            contained=self.contained,
+            lr_is_ours=lambda: self.honours.used_lr is not None,
+            way_out=self._way_out,
+            first_batches=lambda: self.batches.first,
+            resumed=lambda: self.start.loaded_from is not None or self.start.state_loaded,
+        )
+        self.envelope.off = self.off
+        self.sealer.compare = self.envelope.compare_replicas
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._stepped = False
+        self._saved_steps: list[int] = []  # of this launch, newest last
         self._loading = False
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
@@ -133,7 +152,10 @@ class GuardSession:
         if not self._identity or self._identity["step"] != step:
             self._identity = self.journal.new_identity(step)
         topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
-        found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology)
+        spoilt = self.envelope.at_save() or _spoilt_moments(memory)
+        if not spoilt and step is not None:
+            self._saved_steps = [*self._saved_steps[-63:], step]
+        found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology, spoilt=spoilt)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)))
         return self.honours.add_to(found, live)
 
@@ -178,6 +200,7 @@ class GuardSession:
         self._loading, self._identity = False, {}
         self.start.loaded_from = Path(directory)
         with self.contained("load"):
+            self.envelope.loaded()
             self.start.loaded_from = checkpoint_root(directory)
         self._decide_after_load("memory", lambda: self.loads.check_after(self._live()))
         if generators:
@@ -207,6 +230,7 @@ class GuardSession:
             self._identity = {}
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
+                self.envelope.loaded()
                 self.loads.state_loaded(memory, self._observe())
 
     def attached_late(self, why: str) -> None:
@@ -230,7 +254,7 @@ class GuardSession:
 
     def retire(self) -> None:
         """The guard could not be set up completely: it does nothing more in this launch."""
-        self._retired = True
+        self._retired = self.envelope.off = True
 
     def prepared(self) -> None:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
@@ -363,6 +387,19 @@ class GuardSession:
         if options := self.honours.not_by_script(contract):
             self.journal.say("off", f"the guard is off: {options} of rollback {contract.rollback} will not be applied")
 
+    def _way_out(self, breach: Breach) -> str:
+        """The line to type where the weights are spoilt."""
+        if breach.tier != "propose" or self.journal.paths is None:
+            return ""
+        run, began = self.journal.paths.run, breach.low if breach.low is not None else breach.step
+        known = [step for step in self._saved_steps if began is not None and step <= began - (breach.low is None)]
+        if not known and (self.start.loaded_from is not None or self.start.state_loaded):
+            known = [self.start.start_step or 0]
+        sound = known[-1] if known else None
+        if sound is None:
+            return f"no sound checkpoint of this launch is known; type: chronicle propose --run {run}"
+        return f"to roll back, type: chronicle rollback --to {sound} --run {run}"
+
     def _trip(self, lrs: LrRow) -> None:
         assert self._tripwire is not None
         check = self._tripwire.feed(lrs)
@@ -386,3 +423,9 @@ class GuardSession:
             live.data = said.take("data", self.options.data_state, None)
         live.unknown = {**live.unknown, **said.unknown}
         return live
+
+
+def _spoilt_moments(memory: Memory) -> str:
+    """Moments that are not finite: the next step makes the weights so."""
+    bad = [i for i, group in enumerate(memory.groups) if group.moment_norm is not None and not isfinite(group.moment_norm)]
+    return f"weights-not-finite: the moments of parameter group {bad[0]} hold NaN or infinity" if bad else ""

@@ -129,8 +129,14 @@ def collect_candidates(
         if step <= before and looked < VERIFIED_AT_MOST:
             verified = _is_verified(checkpoint, entries)
             looked += verified
-        honours = _honours_of(checkpoint, entries)
-        candidates.append(CandidateCheckpoint(step=step, launch=checkpoint.launch, verified=verified, honours=honours))
+        saved = _save_of(checkpoint, entries)
+        spoilt = saved is not None and bool(saved.spoilt)
+        honours = None if saved is None else _honours_in(saved)
+        candidates.append(
+            CandidateCheckpoint(
+                step=step, launch=checkpoint.launch, verified=verified, healthy=not spoilt, honours=honours
+            )
+        )
     return tuple(reversed(candidates))
 
 
@@ -228,22 +234,24 @@ def _lr_factors(ledger: LrLedger, lineage: Lineage, launch: int | None) -> tuple
 
 def _latest_honours(entries: Sequence[Entry]) -> frozenset[str]:
     """Return the options that the run declared support for with its last checkpoint."""
-    return next((_honours_in(entry) for entry in reversed(entries) if entry.kind in GUARDED_SAVES), frozenset())
+    saves = (entry for entry in reversed(entries) if entry.kind in GUARDED_SAVES)
+    return next((_honours_in(CheckpointSaved.view(entry.data)) for entry in saves), frozenset())
 
 
-def _honours_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> frozenset[str] | None:
-    """Return the options that the run declared support for with this checkpoint; None where no save is on record."""
+def _save_of(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> CheckpointSaved | None:
+    """Return what the guard recorded when this checkpoint was saved; None where no save is on record."""
     name = checkpoint.path.name
     for entry in reversed(entries):
         if entry.kind in GUARDED_SAVES and entry.step == checkpoint.step:
-            path = Path(CheckpointSaved.view(entry.data).path or name)
+            saved = CheckpointSaved.view(entry.data)
+            path = Path(saved.path or name)
             if name in (path.name, path.parent.name):  # `opt_step-7/accelerator_state` is listed as `opt_step-7`
-                return _honours_in(entry)
+                return saved
     return None
 
 
-def _honours_in(entry: Entry) -> frozenset[str]:
-    honours = CheckpointSaved.view(entry.data).honours
+def _honours_in(saved: CheckpointSaved) -> frozenset[str]:
+    honours = saved.honours
     return frozenset(map(str, honours)) if isinstance(honours, list | tuple) else frozenset()
 
 

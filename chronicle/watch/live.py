@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, Incident
 from chronicle.journal.lineage import Interval
 from chronicle.journal.reader import read_journal
@@ -20,6 +21,7 @@ from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import Adviser
+from chronicle.watch.breaches import breach_events, is_breach
 from chronicle.watch.follow import Tail
 from chronicle.watch.restart import (
     LiveRestart,
@@ -68,6 +70,8 @@ class LiveWatch:
             lambda step, title, verdict: writer.write(verdict, step=step, launch=launch, title=title), say
         )
         self._journal_bytes = 0
+        self._breaches: list[Entry] = []  # found by the guard, not reported yet
+        self._seen_breaches: set[str] = set()
         self._begun = False
         self._complained: set[str] = set()
 
@@ -103,9 +107,19 @@ class LiveWatch:
             changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
             self._snapshots.note(point.step, self.detector)
             self._restart.feed(point)
-        if points:
-            self._save_snapshots()
-        return changed
+        self._save_snapshots()
+        return changed + self._report_breaches()
+
+    def _report_breaches(self) -> list[Event]:
+        """Weights that the guard saw spoilt: it has written the incident, the proposal and the hooks are ours."""
+        events = breach_events(self._breaches, None, after=self.detector.events)
+        self._breaches = []
+        for event in events:
+            self._hooks.call(event)
+            advice = self._adviser.advise((*self.detector.events, *events), event)
+            if advice is not None:
+                self._say(f"chronicle: {advice}")
+        return events
 
     def _save_snapshots(self) -> None:
         """Save detector states for new checkpoints in the journal; it is read only when it has grown."""
@@ -113,7 +127,11 @@ class LiveWatch:
         if size != self._journal_bytes:
             self._journal_bytes = size
             entries = read_journal(self.paths).entries
-            self._snapshots.save_for(entry for entry in entries if entry.launch in (None, self.launch))
+            own = [entry for entry in entries if entry.launch in (None, self.launch)]
+            if self._begun:
+                self._snapshots.save_for(own)
+            self._breaches += [entry for entry in own if is_breach(entry) and entry.id not in self._seen_breaches]
+            self._seen_breaches |= {entry.id for entry in self._breaches}
 
     def _begin(self, first_step: int) -> None:
         """Load the detector state and the points that the launch continues; its first point tells where it starts."""

@@ -23,6 +23,7 @@ from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import read_log
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates, collect_history
+from chronicle.watch.breaches import breach_events
 from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Status, Tier
@@ -125,22 +126,29 @@ def unread(source: str, problem: str) -> Scan:
 Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 
-def scan_points(points: Iterable[Point], source: str, advise: Advise) -> Scan:
-    """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one."""
+def scan_points(
+    points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: ()
+) -> Scan:
+    """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
+
+    `more(events)`: events that stand in no log.
+    """
     detector, trace = Detector(), Trace()
     for point in points:
         detector.skip_to(point.row)
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
         trace.note(point)
     detector.finish()
-    return _scan(detector, trace, source, advise)
+    return _scan(detector, trace, source, advise, more(detector.events))
 
 
-def _scan(detector: Detector, trace: Trace, source: str, advise: Advise) -> Scan:
-    calls = any(event.tier is Tier.PROPOSE for event in detector.events)
+def _scan(detector: Detector, trace: Trace, source: str, advise: Advise, more: Sequence[Event] = ()) -> Scan:
+    events = (*detector.events, *more)
+    calls = any(event.tier is Tier.PROPOSE for event in events)
+    last_step = max([trace.last_step, *(event.alarm_step for event in more)])
     return Scan(
-        source=source, rows=detector.row, last_step=trace.last_step, events=detector.events,
-        proposal=advise(detector.events, trace.last_step) if calls else None, band=tuple(trace.band.slices),
+        source=source, rows=detector.row, last_step=last_step, events=events,
+        proposal=advise(events, last_step) if calls else None, band=tuple(trace.band.slices),
     )  # fmt: skip
 
 
@@ -179,7 +187,10 @@ def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[st
         history = collect_history(entries, run=paths.run, launch=launch, last_step=last_step)
         return propose(events, candidates, replace(history, options=options))
 
-    return scan_points(_run_points(paths), paths.run, advise)
+    def breaches(events: Sequence[Event]) -> Sequence[Event]:
+        return breach_events(entries, compute_lineage(entries), after=events)
+
+    return scan_points(_run_points(paths), paths.run, advise, breaches)
 
 
 def _newest_onset(events: Sequence[Event], last_step: int) -> int:

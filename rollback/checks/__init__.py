@@ -1,1 +1,1 @@
-"""Whether a checkpoint can be trusted: checks F1 to F10, and a summary for people."""
+"""Whether a checkpoint can be trusted: checks F1 to F11, and a summary for people."""

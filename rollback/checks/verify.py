@@ -1,4 +1,4 @@
-"""Verifies a checkpoint: checks F1 to F10. Each check returns all of its findings.
+"""Verifies a checkpoint: checks F1 to F11. Each check returns all of its findings.
 
     F1  closed inventory: no stray, nothing missing from or beyond the manifest
     F2  complete: every file that the writer makes is there
@@ -6,6 +6,7 @@
     F4  steps, schedulers and shards agree        F5  LRs agree          F6  the optimizer has its state
     F7  random states, one per rank               F8  data position      F9  pointers name a checkpoint
     F10 retention: at least two other checkpoints that pass
+    F11 sound: training itself saw nothing wrong with the weights when it saved them (by the guard's word in the manifest)
 
 F1 and F2 look at names and sizes only. The state of a checkpoint with strays is not read, because it is unclear which
 file a loader would take.
@@ -14,7 +15,7 @@ file a loader would take.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,15 +44,17 @@ if TYPE_CHECKING:
 __all__ = [
     "check_names",
     "check_retention",
+    "check_sound",
     "compare_manifest",
     "passes",
     "refuse_unusable",
     "root_stray_findings",
+    "spoilt_words",
     "verify_and_read",
     "verify_checkpoint",
 ]
 
-FATAL = ("F1", "F2", "F3")  # an ERROR of these checks makes a checkpoint unusable
+FATAL = ("F1", "F2", "F3", "F11")  # an ERROR of these checks makes a checkpoint unusable
 MOMENT_FILES = 8  # sampled without `full`
 QUARANTINE = "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
 
@@ -91,6 +94,7 @@ def verify_and_read(
     manifest, problem = _manifest_of(checkpoint)
     findings += problem
     if manifest is not None:
+        findings += check_sound(manifest)
         findings += compare_manifest(checkpoint.folder, manifest, full=full, executor=executor, progress=progress)
     covered = full and manifest is not None and manifest.digests == "complete"
     findings += _check_files(checkpoint.files, checkpoint, full and not covered, executor, progress)
@@ -168,6 +172,22 @@ def check_retention(
             message=f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}: expected at least 2; do not delete any",
         )
     ]
+
+
+def spoilt_words(memory: Mapping[str, object] | None) -> str:
+    """Why the guard marked this state as spoilt when it was saved; "" when it did not."""
+    words = (memory or {}).get("spoilt")
+    return words if isinstance(words, str) else ""
+
+
+def check_sound(manifest: Manifest) -> list[Finding]:
+    """F11: NaN in the weights, or replicas that differ, as the guard saw it at the save: no target of a rollback."""
+    words = spoilt_words(manifest.memory)
+    if not words:
+        return []
+    message = f"spoilt when it was saved: {words}"
+    remedy = "go back to an earlier checkpoint: `chronicle propose` names one"
+    return [Finding(check="F11", severity=Severity.ERROR, path="chronicle-manifest.json", message=message, remedy=remedy)]
 
 
 def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class Kind(StrEnum):
-    """The kinds of incidents, by the names used in the labelled curves."""
+    """The kinds of incidents, by the names used in the labelled curves; the last two are seen by the guard, in memory."""
 
     INSTANT_SPIKE = "instant-spike"
     GRADUAL_DIVERGENCE = "gradual-divergence"
@@ -29,6 +29,8 @@ class Kind(StrEnum):
     MIX_SHIFT = "mix-shift"
     TOO_GOOD = "too-good"
     PLATEAU = "plateau"
+    POISONED = "weights-not-finite"
+    REPLICAS = "replicas-differ"
 
 
 class Tier(StrEnum):

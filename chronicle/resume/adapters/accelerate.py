@@ -207,6 +207,7 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
         prepared = original(*args, **kwargs)
         for model in accelerator._models[:1]:
             session.batches.watch(model)
+            session.envelope.watch(model)
         for model in accelerator._models:
             if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
                 hook_engine_steps(session, model)

@@ -38,6 +38,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for session in tuple(_sessions):
         if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
             session.before_step(optimizer)
+            session.envelope.before_step(optimizer)
 
 
 def _lost(problem: Exception) -> None:
@@ -67,6 +68,7 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
     def look() -> None:
         if engine.is_gradient_accumulation_boundary():
             session.before_step(None)
+            session.envelope.before_step(None, engine)
 
     looks = shield(look, lambda problem: session.lost("step", problem))
 

@@ -32,6 +32,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._trainer: Any = None
         self._session: GuardSession | None = None
         self._log = StepLog()
+        self._spoilt = ""  # of the checkpoint that is being saved
         self._honours: tuple[str, ...] = ()  # of the checkpoint that is being saved
         self._found: Memory | None = None  # description of memory in the checkpoint that is being loaded
 
@@ -54,6 +55,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._session = GuardSession(self._observe, self._options)
         hook_optimizer_steps(self._session)
         self._session.batches.watch(pl_module)
+        self._session.envelope.watch(pl_module)
         original = trainer.save_checkpoint
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +73,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         if session is None or session.off:
             return {}
         memory = session.describe()
-        self._honours = memory.honours
+        self._honours, self._spoilt = memory.honours, memory.spoilt
         own = memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
         if session.ranks.rank == 0:
@@ -104,7 +106,10 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         session = self._session
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
-            session.sealer.seal_file(path.absolute(), step=step, honours=self._honours, identity=session.identity)
+            identity, target = session.identity, path.absolute()
+            session.sealer.seal_file(
+                target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
+            )
             session.batches.after_save(str(path.absolute()))
 
     def _observe(self) -> LiveState:

@@ -111,6 +111,7 @@ class AttachedRun:
         self.session.before_change = self._memory_changes
         if self._live.models:
             self.session.batches.watch(self._live.models[0])
+            self.session.envelope.watch(self._live.models[0])
         if why := _trained_before(self._live):
             self.session.attached_late(why)
 
@@ -129,7 +130,9 @@ class AttachedRun:
         else:
             memory = self.session.describe()
             identity = self.session.identity
-            self.session.sealer.seal_file(target, step=memory.step, honours=memory.honours, identity=identity)
+            self.session.sealer.seal_file(
+                target, step=memory.step, honours=memory.honours, identity=identity, spoilt=memory.spoilt
+            )
 
     @shielded("log")
     def log(self, **values: Any) -> None:
@@ -201,7 +204,10 @@ class AttachedRun:
         with self.session.contained("save"):
             memory = Memory.from_json(record)
             saved = StateSaved(
-                step=memory.step, identity=str(memory.identity.get("id") or ""), honours=list(memory.honours) or None
+                step=memory.step,
+                identity=str(memory.identity.get("id") or ""),
+                honours=list(memory.honours) or None,
+                spoilt=memory.spoilt,
             )
             self.session.journal.write(saved, step=memory.step, title="state taken")
             if memory.step is not None:

@@ -47,6 +47,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         self._parts = {**parts, "args": args, "state": state}
         session = self.session
         session.batches.watch(parts["model"])
+        session.envelope.watch(parts["model"])
         if state.global_step <= 0:
             return
         directory = find_resumed(args, state, session.journal.read().checkpoints)

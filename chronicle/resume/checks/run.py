@@ -28,6 +28,7 @@ __all__ = [
     "check_next_batch",
     "check_ranks",
     "check_run_state",
+    "check_sound",
     "drives",
     "shares_parameters",
 ]
@@ -53,6 +54,15 @@ def check_files(root: Path) -> list[Check]:
         for finding in findings
         if finding.severity is Severity.ERROR
     ]
+
+
+def check_sound(memory: Memory | None, root: Path | None) -> list[Check]:
+    """F11: the guard saw nothing wrong with the weights when this state was saved."""
+    if memory is None or not memory.spoilt:
+        return []
+    cause = "the weights were spoilt before this save: go back to an earlier one (`chronicle propose`)"
+    where = "the loaded state" if root is None else str(root)
+    return [failed("sound weights", "F11", expected="a sound state", found=memory.spoilt, where=where, cause=cause)]
 
 
 def check_digest(path: Path, expected: str | None) -> list[Check]:

@@ -1,0 +1,114 @@
+"""A breach of the flight envelope: its kinds and tiers, and how one is told: a journal incident and a line on stderr."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chronicle.journal.events import Incident
+from chronicle.resume.journal import GuardJournal
+
+__all__ = ["SPOILT", "Breach", "BreachKind", "BreachLog"]
+
+
+class BreachKind(StrEnum):
+    """What stopped being true; the name of the incident."""
+
+    POISONED = "weights-not-finite"
+    REPLICAS = "replicas-differ"
+    GRADIENTS = "gradients-not-finite"
+    STUCK = "parameters-do-not-move"
+    ORPHANS = "optimizer-on-other-parameters"
+    NOT_ZEROED = "gradients-not-zeroed"
+    ACCUMULATION = "accumulation-not-done"
+    CLIPPING = "clipping-not-done"
+    LR = "lr-not-the-schedulers"
+    UNTIED = "weights-not-tied"
+    MODE = "mode-changed"
+    DTYPE = "dtype-changed"
+    DEAD = "layer-dead"
+    AUTOCAST = "autocast-not-applied"
+    FROZEN = "frozen-layer-trained"
+    EVAL_DROPOUT = "dropout-in-evaluation"
+    EVAL_NORM = "spectral-norm-not-initialised"
+    DATA_ROWS = "rows-of-batch-differ"
+    DATA_REPEATED = "workers-return-equal-batches"
+
+
+# A checkpoint saved in this state is spoilt: it is marked, and no rollback goes to it.
+SPOILT = frozenset((BreachKind.POISONED, BreachKind.REPLICAS))
+# A design that is unusual but can be meant: recorded, and not printed.
+NOTICES = frozenset(
+    (
+        BreachKind.FROZEN,
+        BreachKind.EVAL_DROPOUT,
+        BreachKind.EVAL_NORM,
+        BreachKind.DATA_ROWS,
+        BreachKind.DATA_REPEATED,
+        BreachKind.AUTOCAST,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """One thing that stopped being true, the optimizer step at which it began (None: not known), and what was seen."""
+
+    kind: BreachKind
+    step: int | None
+    words: str
+    seen: int | None = None  # the step at which it was seen
+    low: int | None = None  # the last step at which it was known to be well
+
+    @property
+    def tier(self) -> str:
+        """`propose` where the weights are spoilt, else `warn`; `notice` where it may be meant."""
+        return "propose" if self.kind in SPOILT else "notice" if self.kind in NOTICES else "warn"
+
+    @property
+    def since(self) -> str:
+        """Where it began, in words."""
+        if self.step is None:
+            return "at an unknown step"
+        early = self.low is not None and self.low + 1 < self.step
+        return f"since step {self.step}" + (f" (at the earliest {(self.low or 0) + 1})" if early else "")
+
+
+class BreachLog:
+    """Tells each kind of breach once. `way_out(breach)` gives the line to type, "" for none."""
+
+    def __init__(self, journal: GuardJournal, way_out: Callable[[Breach], str] = lambda breach: "") -> None:
+        self._journal, self._way_out = journal, way_out
+        self.told: dict[BreachKind, Breach] = {}
+
+    def tell(self, breach: Breach) -> bool:
+        """Write the incident and print the line; False when this kind was told before."""
+        if breach.kind in self.told:
+            return False
+        self.told[breach.kind] = breach
+        loud = "" if breach.tier == "notice" else f"{breach.tier}: "
+        title = f"{loud}{breach.kind.value} {breach.since}: {breach.words}"
+        incident = Incident(
+            kind=breach.kind.value,
+            tier=breach.tier,
+            status="open",
+            onset_step=breach.step,
+            onset_low_step=breach.step if breach.low is None else breach.low + 1,
+            alarm_step=breach.step if breach.seen is None else breach.seen,
+            channels=("guard",),
+            launch=self._journal.launch,
+            change="opened",
+            text=breach.words,
+        )
+        self._journal.write(incident, step=breach.step, title=title)
+        if breach.tier != "notice":
+            advice = self._way_out(breach)
+            self._journal.say(f"envelope {breach.kind}", title + (f"; {advice}" if advice else ""))
+        return True
+
+    def spoils(self) -> str:
+        """What spoils a checkpoint saved now, in words; "" when nothing does."""
+        return "; ".join(f"{b.kind.value} {b.since}: {b.words}" for b in self.told.values() if b.kind in SPOILT)
+
+    def healed(self, kind: BreachKind) -> None:
+        """It is over (a reload): the next one is told again."""
+        self.told.pop(kind, None)

@@ -1,0 +1,334 @@
+"""The envelope of one launch: when it looks, and what it does at a step, at a save and at a load.
+
+It looks at the first three steps of every optimizer, and then as often as half a percent of the time allows, at the latest
+every `MOST_STEPS`. What it finds is told by `BreachLog`. When it fails itself, it says so once and stays out of the way.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
+from chronicle.resume.envelope.forward import ForwardProbe, can_be_hooked
+from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, find_orphans
+from chronicle.resume.envelope.promises import Promises
+from chronicle.resume.envelope.replicas import Replicas, are_replicas, differing_ranks, say_difference
+from chronicle.resume.envelope.samples import Later, Snapshot, part_of
+from chronicle.resume.envelope.structure import LrPlan, Structure, broken_promises
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.journal import GuardJournal
+from chronicle.resume.memory import RankDigest
+from chronicle.resume.verdict import Ranks
+
+__all__ = ["Envelope"]
+
+SHARE = 0.005  # of the time may be spent on looks
+MOST_STEPS = 50  # without a look
+Share = Callable[[str, str, Callable[[Sequence[RankDigest]], None]], None]
+
+
+class _Pace:
+    """When the next look at one optimizer is due."""
+
+    __slots__ = ("ended", "looks", "steps", "wait")
+
+    def __init__(self) -> None:
+        self.looks = self.steps = self.wait = 0
+        self.ended = 0.0
+
+    def looked(self, begun: float, ended: float, share: float) -> None:
+        """Plan the next look from what this one cost."""
+        self.looks += 1
+        per_step = (begun - self.ended) / max(1, self.steps) if self.ended else 0.0
+        self.ended, self.steps = ended, 0
+        if self.looks < FULL_LOOKS:
+            self.wait = 0
+        else:
+            self.wait = MOST_STEPS if per_step <= 0 else min(MOST_STEPS, int((ended - begun) / (share * per_step)))
+
+
+class Envelope:
+    """The flight envelope of one process. `observe` gives the objects in use, `step` the number of the step that begins.
+
+    `share(topic, value, write)` brings one value of every rank to the main process without waiting. `lr_is_ours()`: the
+    guard itself sets the LR. `way_out(breach)`: the line to type.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[], LiveState],
+        journal: GuardJournal,
+        step: Callable[[], int | None],
+        ranks: Ranks,
+        *,
+        share: Share,
+        contained: Callable[[str], AbstractContextManager[None]],
+        lr_is_ours: Callable[[], bool] = lambda: False,
+        way_out: Callable[[Breach], str] = lambda breach: "",
+        resumed: Callable[[], bool] = lambda: False,
+        first_batches: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._observe, self._journal, self._step, self._ranks = observe, journal, step, ranks
+        self._share, self._contained, self._lr_is_ours, self._resumed = share, contained, lr_is_ours, resumed
+        self._first_batches = first_batches
+        self.log = BreachLog(journal, way_out)
+        self._later = Later()
+        self._motion = Motion(self.log.tell, self._later)
+        self._promises = Promises(self.log.tell, self._later, self._owned)
+        self._promises.scaled = self._is_scaled
+        self._plan = LrPlan()
+        self._structure: Structure | None = None
+        self._names: dict[int, str] = {}
+        self._live: LiveState | None = None
+        self._paces: weakref.WeakKeyDictionary[Any, _Pace] = weakref.WeakKeyDictionary()
+        self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
+        self._pulse: Any = None  # one element of a weight on the CPU, read before every step
+        self._sound: int | None = None  # the last step after which the weights were seen to be finite
+        self._probes: list[ForwardProbe] = []
+        self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
+        self._replicas: Replicas | None = None
+        self._equal_at: int | None = None  # the last step after which the ranks were equal
+        self._counting: weakref.ref[Any] | None = None  # the optimizer or engine whose steps time the comparison of replicas
+        self.share_of_time = SHARE
+        self.off = False
+
+    # ---- called by the session -------------------------------------------------------------------------------------
+
+    def watch(self, model: Any) -> None:
+        """A model is about to be trained: watch its first passes."""
+        if not self.off and not self._probes and can_be_hooked(model):
+            with self._flying():
+                self._probes.append(ForwardProbe(model, self._tell_now, self._resumed, self._batch_size))
+
+    def before_step(self, optimizer: Any, engine: Any = None) -> None:
+        """An optimizer is about to step; with an `engine` its step as a whole."""
+        if self.off:
+            return
+        key = optimizer if engine is None else engine
+        pace = self._paces.get(key)
+        compare = self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due()
+        if pace is not None and pace.steps < pace.wait and not self._promises.armed and not compare and self._beats():
+            pace.steps += 1
+            return
+        with self._flying():
+            if compare:
+                self._compare_now()
+            self._before_step(key, pace, engine is not None)
+
+    def at_save(self) -> str:
+        """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
+        if self.off:
+            return ""
+        with self._flying():
+            self._motion.close_all(self._step())
+            self._later.run(wait=True)
+            self._look_at_weights(self._observe(), self._step())
+            self._rearm.update(self._paces.keys())
+        return self.log.spoils()
+
+    def loaded(self) -> None:
+        """A state was loaded: what was seen before says nothing about it."""
+        self._motion.forget()
+        self._promises.end()
+        self._structure, self._live, self._replicas, self._counting = None, None, None, None
+        self._paces.clear()
+        self._plan, self._pulse, self._sound = LrPlan(), None, None
+        for kind in (BreachKind.POISONED, BreachKind.REPLICAS):
+            self.log.healed(kind)
+
+    def compare_replicas(self, digests: Sequence[RankDigest], topology: Mapping[str, Any], step: int | None) -> str:
+        """The main process has the digests of the ranks at a save: which differ, in words; "" when none does."""
+        if self.off or len(digests) < 2:
+            return ""
+        ranks = differing_ranks(digests) if are_replicas(self._observe().models, topology) else ()
+        if not ranks:
+            self._equal_at = step
+            return ""
+        words = say_difference(ranks, len(digests))
+        low = self._equal_at if step is not None and self._equal_at is not None and self._equal_at < step else None
+        self.log.tell(Breach(kind=BreachKind.REPLICAS, step=step, words=words, seen=step, low=low))
+        return f"{BreachKind.REPLICAS.value} {self.log.told[BreachKind.REPLICAS].since}: {words}"
+
+    def end(self) -> None:
+        """Remove every hook."""
+        self._promises.end()
+        for probe in self._probes:
+            probe.remove()
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def _before_step(self, key: Any, pace: _Pace | None, is_engine: bool) -> None:
+        begun = time.perf_counter()
+        if pace is None:
+            self._stepping.add(key)
+            if not self._is_ours(key, is_engine):
+                return
+            pace = self._paces[key] = _Pace()
+            self._begin_counting(key)
+        self._later.run()
+        step, live = self._step(), self._begin()
+        if not self._beats() and BreachKind.POISONED not in self.log.told:
+            self._look_at_weights(live, None if step is None else step - 1)
+            self._pulse = None
+        groups = self._groups(key, is_engine)
+        if not is_engine:
+            self._promises.before_step(key, step, self._declared(live))
+        if pace.steps < pace.wait:  # a window of promises is open, no look is due
+            pace.steps += 1
+            return
+        self._motion.close(key, step)
+        if pace.looks == 0 and not is_engine:
+            self._look_for_orphans(key, live, step)
+        self._motion.open(key, groups, self._names, step)
+        self._feel_pulse(groups)
+        if not is_engine and (pace.looks == 0 or key in self._rearm):
+            self._rearm.discard(key)
+            self._promises.arm(key, [p for group in groups for p in group["params"]])
+        self._look_at_structure(live, step)
+        if not is_engine and not self._lr_is_ours():
+            self._look_at_lr(key, live, step)
+        if pace.looks == FULL_LOOKS - 1:
+            self._look_at_batches(live)
+        pace.looked(begun, time.perf_counter(), self.share_of_time)
+
+    def _begin(self) -> LiveState:
+        """The objects in use; recorded at the first step of a launch or after a load."""
+        if self._live is not None and self._structure is not None:
+            return self._live
+        self._live = live = self._observe()
+        self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
+        self._structure = Structure(live.models)
+        for kind, words in broken_promises(live.models):
+            self._tell_now(kind, words)
+        return live
+
+    def _is_ours(self, key: Any, is_engine: bool) -> bool:
+        """Whether this optimizer is guarded, or steps parameters of a guarded model."""
+        live = self._begin()
+        if is_engine or any(key is known for known in live.optimizers):
+            return True
+        return any(id(p) in self._names for group in key.param_groups for p in group["params"])
+
+    def _groups(self, key: Any, is_engine: bool) -> Sequence[Mapping[str, Any]]:
+        if not is_engine:
+            return list(key.param_groups)
+        models = self._live.models if self._live else ()
+        return [{"params": [p for model in models for p in model.parameters()]}]
+
+    def _owned(self) -> set[int]:
+        """Ids of the parameters of every optimizer that is known or has stepped."""
+        known = [*self._stepping, *(self._live.optimizers if self._live else ())]
+        return {id(p) for one in known for group in getattr(one, "param_groups", ()) for p in group["params"]}
+
+    def _declared(self, live: LiveState) -> int | None:
+        """Backward passes per step, where the trainer announced it and an epoch has as many batches."""
+        declared = live.topology.get("accumulation")
+        try:
+            batches = len(live.reading) if live.reading is not None else None
+        except TypeError:
+            batches = None
+        return declared if isinstance(declared, int) and (batches is None or batches >= declared) else None
+
+    def _is_scaled(self, params: Sequence[Any]) -> bool:
+        """Whether a loss scaler has not unscaled the gradients of these parameters yet."""
+        scaler = self._live.scaler if self._live else None
+        states = getattr(scaler, "_per_optimizer_states", None)
+        if scaler is None or states is None or not scaler.is_enabled():
+            return False
+        held = {id(p) for p in params}
+        for optimizer in self._live.optimizers if self._live else ():
+            if any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
+                stage = states[id(optimizer)]["stage"] if id(optimizer) in states else None
+                return stage is None or getattr(stage, "name", "") == "READY"
+        return False
+
+    # ---- looks -----------------------------------------------------------------------------------------------------
+
+    def _look_for_orphans(self, optimizer: Any, live: LiveState, step: int | None) -> None:
+        words = find_orphans(optimizer.param_groups, self._owned(), self._names, live.models)
+        if words:
+            self.log.tell(Breach(kind=BreachKind.ORPHANS, step=step, words=words, seen=step))
+
+    def _feel_pulse(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        held = [p for group in groups for p in group["params"] if p.requires_grad and p.grad is not None and p.numel()]
+        last = held[-1] if held else None
+        part = part_of(last, 1) if last is not None and last.device.type == "cpu" else None
+        self._pulse = part if part is not None and BreachKind.POISONED not in self.log.told else None
+
+    def _look_at_structure(self, live: LiveState, step: int | None) -> None:
+        for kind, words in self._structure.changes() if self._structure else ():
+            self.log.tell(Breach(kind=kind, step=step, words=words, seen=step))
+
+    def _look_at_lr(self, optimizer: Any, live: LiveState, step: int | None) -> None:
+        found = self._plan.look(optimizer, [bound.scheduler for bound in live.schedulers], step)
+        if found is not None:
+            self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
+
+    def _beats(self) -> bool:
+        """Whether the one element that is read before every step is a number: NaN spreads to all weights in a step."""
+        return self._pulse is None or (value := self._pulse.item()) == value
+
+    def _look_at_weights(self, live: LiveState, step: int | None) -> None:
+        """NaN in any weight that is trained, after `step`."""
+        import numpy as np
+
+        named = [(name, p) for model in live.models for name, p in model.named_parameters() if p.requires_grad]
+        rows = Snapshot([p for _, p in named]).rows()
+        bad = [name for (name, _), row in zip(named, rows, strict=True) if row is not None and np.isnan(row).any()]
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            words = f"`{bad[0]}`{more} holds NaN"
+            low = self._sound if step is not None and self._sound is not None and self._sound < step else None
+            self.log.tell(Breach(kind=BreachKind.POISONED, step=step, words=words, seen=step, low=low))
+        else:
+            self._sound = step
+
+    def _look_at_batches(self, live: LiveState) -> None:
+        """Workers of a loader that draw the same random numbers return the same samples."""
+        digests = tuple(self._first_batches())
+        if getattr(live.reading, "num_workers", 0) > 1 and len(set(digests)) < len(digests) and not self._resumed():
+            words = f"{live.reading.num_workers} loader workers return equal batches: they draw the same random numbers"
+            self._tell_now(BreachKind.DATA_REPEATED, words)
+
+    def _batch_size(self) -> int | None:
+        size = getattr(self._observe().reading, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    def _begin_counting(self, key: Any) -> None:
+        """Time the comparison of replicas by this optimizer, where there are other ranks."""
+        if self._counting is not None and self._counting() is not None:
+            return
+        if self._ranks.world_size > 1:
+            self._replicas, self._counting = Replicas(self._share, self._later, self._tell_replicas), weakref.ref(key)
+            if self._replicas.due():
+                self._compare_now()
+
+    def _compare_now(self) -> None:
+        if self._replicas is not None:
+            live, step = self._begin(), self._step()
+            before = None if step is None else step - 1  # the weights are those after the step before
+            self._replicas.send(live.models, live.topology, before, self._ranks.world_size)
+
+    def _tell_replicas(self, ranks: Sequence[int], num_ranks: int, step: int | None, name: str) -> None:
+        if not ranks:
+            self._equal_at = step
+            return
+        words = f"{say_difference(ranks, num_ranks)} (`{name}`)"
+        self.log.tell(Breach(kind=BreachKind.REPLICAS, step=step, words=words, seen=step, low=self._equal_at))
+
+    def _tell_now(self, kind: BreachKind, words: str) -> None:
+        step = self._step()
+        self.log.tell(Breach(kind=kind, step=step, words=words, seen=step))
+
+    @contextmanager
+    def _flying(self) -> Iterator[None]:
+        """An error of the envelope is recorded once; it is then off, and training goes on."""
+        with self._contained("envelope"):
+            try:
+                yield
+            except Exception:
+                self.off = True
+                self.end()
+                raise

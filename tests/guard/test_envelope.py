@@ -1,0 +1,263 @@
+"""The flight envelope: what stops being true inside a run is said with its step; healthy trainings are quiet."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import chronicle
+from benchmarks.envelope.bugs import BUGS, FURTHER, play
+from benchmarks.envelope.flights import attached, fly, loss_of, network
+from benchmarks.envelope.healthy import HEALTHY, play_healthy
+from chronicle.journal.events import EntryKind, Incident
+from chronicle.journal.reader import read_journal
+from chronicle.paths import RunPaths
+from chronicle.resume.checks.check import ResumeRefused
+from chronicle.resume.envelope import BreachKind
+from chronicle.resume.envelope.motion import _Life
+from chronicle.resume.envelope.replicas import are_replicas, differing_ranks
+from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, part_of
+from chronicle.resume.memory import Memory, RankDigest
+
+ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_public_silent_bug_is_named(name: str) -> None:
+    """Each bug of the benchmark that needs one process is told, with one of its own kinds and no fault of the envelope."""
+    bug = {**BUGS, **FURTHER}[name]
+    flight = play(bug)
+    assert flight is not None
+    assert set(bug.kinds) & set(flight.told)
+    assert flight.error == ""
+
+
+@pytest.mark.parametrize("name", [name for name, training in HEALTHY.items() if training.quick])
+def test_a_healthy_training_is_quiet(name: str) -> None:
+    """Nothing is told, not even a notice, and the envelope did not fail."""
+    flight = play_healthy(name, seed=0)
+    assert (flight.told, flight.error) == ({}, "")
+
+
+@pytest.mark.slow
+@pytest.mark.sample
+def test_ranks_that_drift_apart_are_named_and_equal_ones_are_not() -> None:
+    """Two gloo ranks; each cause is told at a comparison, at the latest at the save."""
+    from benchmarks.envelope.ranks import STEPS, fly_ranks
+
+    assert fly_ranks("healthy").told == {}
+    for name in (name for name, bug in BUGS.items() if bug.ranks):
+        flight = play(BUGS[name])
+        assert flight is not None
+        breach = next(flight.told[kind] for kind in BUGS[name].kinds if kind in flight.told)
+        assert breach.seen is not None and breach.seen <= STEPS
+
+
+# ---- spoilt weights --------------------------------------------------------------------------------------------------
+
+
+def spoil(run_dir: Path, checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Train with checkpoints at steps 4 and 8, and a NaN loss from step 6 on; returns what was printed."""
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = chronicle.attach(run_dir, model, optimizer)
+    for number in range(1, 9):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        (loss * math.nan if number >= 6 else loss).backward()
+        optimizer.step()
+        if number % 4 == 0:
+            directory = checkpoints / f"checkpoint-{number}"
+            directory.mkdir(parents=True)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, directory / "state.pt")
+            run.saved(directory)
+    run.session.sealer.finish()
+    run.session.envelope.end()
+    return capsys.readouterr().err
+
+
+def test_a_save_of_nan_weights_is_marked_and_the_line_to_type_is_printed(
+    tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest is written, says that the state is spoilt, and names the step; the save before it is the target."""
+    said = spoil(run_dir, tmp_path / "checkpoints", capsys)
+    good, bad = (
+        json.loads((tmp_path / "checkpoints" / f"checkpoint-{step}" / "chronicle-manifest.json").read_text())["memory"]
+        for step in (4, 8)
+    )
+    assert "spoilt" not in good
+    assert bad["spoilt"].startswith("weights-not-finite since step 6")
+    assert "chronicle rollback --to 4 --run tr" in said
+    assert said.count("weights-not-finite") == 1
+    incidents = [e for e in read_journal(RunPaths(run_dir)).entries if e.kind == EntryKind.INCIDENT]
+    assert [(Incident.of(e).kind, Incident.of(e).tier, Incident.of(e).onset_step) for e in incidents] == [
+        ("weights-not-finite", "propose", 6)
+    ]
+
+
+def test_a_spoilt_state_is_not_resumed_from(tmp_path: Path, run_dir: Path) -> None:
+    """The description in the state says it, so a plain loop that loads it is refused before its first step."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = chronicle.attach(run_dir, model, optimizer)
+    for factor in (1.0, math.nan):
+        optimizer.zero_grad()
+        (loss_of(model) * factor).backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    run.session.envelope.end()
+    again = network()
+    resumed = torch.optim.AdamW(again.parameters())
+    chronicle.attach(run_dir, again, resumed)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(state)
+    resumed.zero_grad()
+    loss_of(again).backward()
+    with pytest.raises(ResumeRefused, match="sound"):
+        resumed.step()
+
+
+def test_memory_with_nan_is_json() -> None:
+    """A number that JSON lacks is written as text and read again."""
+    from chronicle.resume.memory import ParamGroup
+
+    memory = Memory(groups=(ParamGroup(lr=0.1, moment_norm=math.nan),))
+    record = json.loads(json.dumps(memory.to_json(), allow_nan=False))
+    found = Memory.from_json(record).groups[0].moment_norm
+    assert found is not None and math.isnan(found)
+
+
+# ---- replicas, by value ----------------------------------------------------------------------------------------------
+
+
+def digests(*weights: str) -> list[RankDigest]:
+    return [RankDigest(rank=rank, weights=one) for rank, one in enumerate(weights)]
+
+
+def test_the_ranks_that_differ_from_most_are_named() -> None:
+    """With two ranks rank 0 counts as right; a rank without weights is not compared."""
+    assert differing_ranks(digests("a", "b", "b", "b")) == (0,)
+    assert differing_ranks(digests("a", "b")) == (1,)
+    assert differing_ranks(digests("a", "", "a")) == ()
+
+
+def test_sharded_and_tensor_parallel_weights_are_no_replicas() -> None:
+    """Megatron marks a parameter that is a part; DeepSpeed marks a shard."""
+    model = network()
+    assert are_replicas([model], {"sharding": "replicated"})
+    assert not are_replicas([model], {"sharding": "fsdp"})
+    assert not are_replicas([model], {})
+    next(model.parameters()).tensor_model_parallel = True  # type: ignore[attr-defined]
+    assert not are_replicas([model], {"sharding": "replicated"})
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(100.0),
+        torch.arange(100.0).reshape(10, 10).t(),
+        torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.zeros(()),
+        torch.zeros(3, dtype=torch.bfloat16),
+    ],
+)
+def test_a_sample_is_small_and_of_the_tensor(tensor: torch.Tensor) -> None:
+    """At most `ELEMENTS` elements, whatever the strides; a change of every element is seen."""
+    part = part_of(tensor)
+    assert 1 <= len(part) <= ELEMENTS
+    before = Snapshot([tensor]).rows()[0]
+    tensor += 1
+    assert (Snapshot([tensor]).rows()[0] != before).all()
+
+
+def test_empty_sparse_and_absent_tensors_have_no_sample() -> None:
+    """They keep their place."""
+    snapshot = Snapshot([None, torch.zeros(0), torch.eye(3).to_sparse(), torch.ones(2)])
+    assert [None if row is None else list(row) for row in snapshot.rows()] == [None, None, None, [1.0, 1.0]]
+
+
+def test_a_layer_dies_only_when_chance_cannot_explain_it() -> None:
+    """A layer that is dropped every fifth time never dies; one that was alive 200 times dies after a few zeros."""
+    dropped, alive = _Life(), _Life()
+    assert not any(dropped.see(look % 5 == 0, look) for look in range(1000))
+    assert not any(alive.see(False, look) for look in range(200))
+    died = [look for look in range(200, 220) if alive.see(True, look)]
+    assert 202 <= died[0] <= 206
+    assert alive.since == 200
+
+
+# ---- a part that fails -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["_before_step", "_begin", "_look_at_structure", "_look_at_lr", "_look_at_weights"])
+def test_a_fault_of_the_envelope_is_recorded_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Every hook is taken away, the fault is said, and no step is lost."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = attached(tmp_path, model, optimizer)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(run.session.envelope, method, fail)
+    steps = []
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        steps.append(number)
+
+    flight = fly(run, 5, step)
+    assert steps == [1, 2, 3, 4, 5]
+    assert "planted" in flight.error
+    assert run.session.envelope.off
+    assert not any(p._backward_hooks for p in model.parameters())  # type: ignore[attr-defined]
+    assert not model._forward_hooks
+
+
+def test_losses_are_the_same_with_and_without_the_envelope(tmp_path: Path) -> None:
+    """Nothing is changed and no random number is drawn."""
+
+    def losses(prepare: Callable[[Any, Any], Any]) -> list[float]:
+        torch.manual_seed(1)
+        model = network(dropout=0.2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        run = prepare(model, optimizer)
+        found = []
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            found.append(loss.item())
+        if run is not None:
+            run.session.envelope.end()
+        return found
+
+    assert losses(lambda model, optimizer: attached(tmp_path, model, optimizer)) == losses(lambda model, optimizer: None)
+
+
+def test_propose_reads_a_breach_from_the_journal(
+    tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line of the log shows it; the proposal goes to the save before the onset and not to the spoilt one."""
+    from chronicle.watch.scan import scan_run
+
+    spoil(run_dir, tmp_path / "checkpoints", capsys)
+    proposal = scan_run(RunPaths(run_dir), tmp_path / "checkpoints").proposal
+    assert proposal is not None
+    assert (proposal.onset_step, proposal.before_step) == (6, 4)
+    assert BreachKind.POISONED.value in proposal.reasons[0]
