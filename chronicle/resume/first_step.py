@@ -62,9 +62,9 @@ def check_first_step(
     expectation = start.expectation
     if expectation is None:
         return
-    yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
     if start.loaded_from is None:
         yield from attempt("sound weights", "F11", lambda: check_sound(expectation.memory, None))
+    yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
     yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
     trained = partial(check_trained, expectation, found, same_data=same_data)
     yield from attempt("what is trained", "M6", trained)
