@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.strangers.play import HERE, OFFLINE, Cycle, Outcome, list_scripts, play
+from benchmarks.strangers.play import OFFLINE, Cycle, Outcome, list_scripts, play
 
 ALLOWED = 1
 
@@ -33,7 +33,6 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write all results here")
     arguments = parser.parse_args()
     os.environ.update(OFFLINE)  # before anything of Hugging Face is imported
-    sys.path.append(str(HERE / "offline"))  # torchvision, where there is none
     clones = Path(arguments.clones).resolve() if arguments.clones else None
     results: dict[str, Sequence[Cycle]] = {}
     for script in list_scripts():

@@ -92,6 +92,12 @@ def preferences(folder: Path) -> None:
     assets.write_chats(folder, preferences=True)
 
 
+def old_annotation(folder: Path) -> None:
+    """A name of Lightning that is only an annotation and is gone in 2.6."""
+    path = folder / "trainer.py"
+    path.write_text(path.read_text().replace("L.fabric.utilities.types.LRScheduler", "object"))
+
+
 GUARD = "import chronicle; chronicle.guard(accelerator, run_dir='strangers')"
 ATTACH = "import chronicle; chronicle.attach('strangers', model, optimizer"
 NO_VERSION = (r"^check_min_version\(.*\)$", "")
@@ -193,14 +199,14 @@ ORIGINALS = {
         file="trl/scripts/sft.py",
         prepare=chats,
         arguments=TRL,
-        resume=("--resume_from_checkpoint", "true"),
+        resume=("--resume_from_checkpoint", "{newest}"),
         checkpoints="out/checkpoint-*",
     ),
     "trl-dpo": Original(
         file="trl/scripts/dpo.py",
         prepare=preferences,
         arguments=TRL,
-        resume=("--resume_from_checkpoint", "true"),
+        resume=("--resume_from_checkpoint", "{newest}"),
         checkpoints="out/checkpoint-*",
     ),
     "lightning-gan": Original(
@@ -211,7 +217,7 @@ ORIGINALS = {
                 "Trainer(accelerator='cpu', max_epochs=2, logger=False, callbacks=[SAVE])",
             ),
             (r"trainer.fit\(model, dm\)", "trainer.fit(model, dm, ckpt_path='last')"),
-            (r"dm = MNISTDataModule\(\)", "dm = MNISTDataModule('.', val_split=0.2, num_workers=0, batch_size=32)"),
+            (r"dm = MNISTDataModule\(\)", "dm = MNISTDataModule('.', val_split=128, num_workers=0, batch_size=32)"),
             (r"^if _TORCHVISION_AVAILABLE:", "if True:"),
             (
                 r"^def main\(",
@@ -225,9 +231,9 @@ ORIGINALS = {
     ),
     "fabric-own-trainer": Original(
         file="Lightning-AI+pytorch-lightning/examples/fabric/build_your_own_trainer/run.py",
+        prepare=old_annotation,
         edits=(
             (r"trainer.fit\(model, train_loader, val_loader\)", "trainer.fit(model, train_loader, val_loader, 'checkpoints')"),
-            (r'"auto"\n    trainer', '"cpu"\n    trainer'),
             (r', verbose=True\)', ")"),
             (r"num_workers=4", "num_workers=0"),
             (r"num_workers=4", "num_workers=0"),

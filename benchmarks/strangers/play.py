@@ -4,10 +4,12 @@ What a cycle came to is read from the journal, never guessed from the output: th
 verified, and the faults of the guard itself.
 """
 
+import contextlib
 import re
 import shutil
 import signal
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -39,7 +41,7 @@ KILLS = {
 PROGRAMS = ("deepspeed-zero2", "fsdp2")
 HF = ("torch._dynamo", "transformers.trainer", "accelerate", "datasets", "chronicle.resume.transformers")
 ACCELERATE = ("torch._dynamo", "accelerate", "datasets", "evaluate", "transformers", "chronicle.resume.adapters.accelerate")
-DIFFUSERS = (*ACCELERATE, "diffusers.training_utils", "transformers.models.clip.modeling_clip", "tensorboard")
+DIFFUSERS = (*ACCELERATE, "transformers.image_utils", "diffusers.training_utils", "transformers.models.clip.modeling_clip", "tensorboard")
 LIGHTNING = ("torch._dynamo", "lightning.pytorch", "chronicle.resume.lightning")
 IMPORTS = {
     "accelerate-checkpointing": (*ACCELERATE, "transformers.models.bert.modeling_bert"),
@@ -134,10 +136,13 @@ class Launches:
         return self._judge(code, kill_after, output.read_bytes()[before:].decode(errors="replace"))
 
     def _environment(self) -> dict[str, str]:
+        original = ORIGINALS.get(self.script.name)
         return {
             **OFFLINE,
             "HF_HOME": str(self.folder / "hub"),
             "CHRONICLE_RUN_DIR": str(self.folder / "logs" / RUN),
+            # torchvision, after the libraries that would look for the real one
+            **({"STRANGERS_PATH": str(HERE / "offline")} if original and original.pictures else {}),
             **({} if self.guarded else {"CHRONICLE_GUARD": "off"}),
         }
 
@@ -176,18 +181,23 @@ def play(script: Script, folder: Path, *, clones: Path | None, guarded: bool = T
     A fresh launch that goes wrong is returned alone: nothing was resumed then.
     """
     original = ORIGINALS.get(script.name)
-    if original is not None:
-        if not original.write(folder, clones):
+    with (folder / "prepare.txt").open("w") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if original is None:
+            _copy_rebuilt(script.name, folder)
+        elif not original.write(folder, clones):
             return ()
-    else:
-        shutil.copy(HERE / "rebuilt" / f"{script.name.replace('-', '_')}.py", folder / "train.py")
-        if script.name == "sentence-transformers":
-            from benchmarks.strangers.offline.assets import write_bert
-
-            write_bert(folder)
     kills = original.kills if original else KILLS.get(script.name, USUAL_KILLS)
     launches = Launches(script=script, folder=folder, guarded=guarded)
     fresh = launches.run(kills[0])
     if fresh.outcome in (Outcome.BROKEN, Outcome.FALSE_REFUSAL):
         return (fresh,)
     return tuple(launches.run(kill) for kill in (kills[1], kills[2], 0))
+
+
+def _copy_rebuilt(name: str, folder: Path) -> None:
+    shutil.copy(HERE / "rebuilt" / f"{name.replace('-', '_')}.py", folder / "train.py")
+    if name == "sentence-transformers":
+        from benchmarks.strangers.offline.assets import write_bert
+
+        write_bert(folder)

@@ -104,6 +104,7 @@ def _run_exit_handlers() -> None:
 def _perform(kill_after: int, words: Sequence[str]) -> None:
     sys.argv = ["train.py", *words]
     sys.path[0:0] = [os.getcwd()]
+    sys.path += filter(None, [os.environ.get("STRANGERS_PATH")])
     if kill_after:
         _kill_after(kill_after)
     runpy.run_path(str(Path.cwd() / "train.py"), run_name="__main__")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["write_bert", "write_chats", "write_glue", "write_llama", "write_pictures", "write_pipeline"]
 
-WORDS = ["red", "blue", "green", "small", "large", "old", "new", "fast", "slow", "warm", "cold", "near", "far", "the", "is", "not"]
+WORDS = ["red", "blue", "green", "small", "large", "old", "new", "fast", "slow", "warm", "cold", "near", "far", "is", "not"]
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -6,7 +6,7 @@ import numpy
 import torch
 
 __all__ = [
-    "CenterCrop", "Compose", "InterpolationMode", "Lambda", "Normalize", "RandomCrop", "RandomHorizontalFlip",
+    "CenterCrop", "Compose", "ConvertImageDtype", "InterpolationMode", "Lambda", "Normalize", "PILToTensor", "RandomCrop", "RandomHorizontalFlip",
     "RandomResizedCrop", "Resize", "ToTensor",
 ]  # fmt: skip
 
@@ -45,6 +45,20 @@ class ToTensor:
         return values.permute(2, 0, 1) if values.ndim == 3 else values[None]
 
 
+class PILToTensor:
+    def __call__(self, picture):
+        values = torch.from_numpy(numpy.array(picture))
+        return values.permute(2, 0, 1) if values.ndim == 3 else values[None]
+
+
+class ConvertImageDtype:
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def __call__(self, picture):
+        return picture.to(self.dtype) / (1 if picture.is_floating_point() else 255)
+
+
 class Lambda:
     def __init__(self, function):
         self.function = function
@@ -54,7 +68,7 @@ class Lambda:
 
 
 class Normalize:
-    def __init__(self, mean, std, **_):
+    def __init__(self, mean, std, *_, **__):
         self.mean, self.std = torch.tensor(mean).reshape(-1, 1, 1), torch.tensor(std).reshape(-1, 1, 1)
 
     def __call__(self, picture):

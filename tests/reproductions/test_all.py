@@ -1,0 +1,48 @@
+"""Every public report of this folder happens without chronicle, and is answered with it.
+
+A case that waits for something is expected to fail, strictly: the day it is answered, its `waits_for` must go.
+"""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.reproductions.case import Case
+
+FILES = sorted(path.stem for path in Path(__file__).parent.glob("*_*.py"))
+HELPERS = ("test_all", "hf_run", "ranks_run")  # `case` and `ranks` have no underscore
+SAMPLE = ("accelerate_2665", "nanochat_muon", "pytorch_65342")
+NAMES = [name for name in FILES if name not in HELPERS]
+
+
+def load(name: str) -> Case:
+    """The case of a file."""
+    case = importlib.import_module(f"tests.reproductions.{name}").CASE
+    assert isinstance(case, Case)
+    return case
+
+
+def marked(name: str, *, answered: bool) -> pytest.param:
+    """A few run in `make test`, all in `make test-all`."""
+    waits_for = load(name).waits_for
+    marks = [pytest.mark.slow, *([pytest.mark.sample] if name in SAMPLE else [])]
+    if answered and waits_for:
+        marks.append(pytest.mark.xfail(reason=waits_for, strict=True, raises=AssertionError))
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [marked(name, answered=False) for name in NAMES])
+def test_it_happens_without_chronicle(name: str, tmp_path: Path) -> None:
+    """Otherwise the answer would be worth nothing."""
+    load(name).bare(tmp_path)
+
+
+@pytest.mark.parametrize("name", [marked(name, answered=True) for name in NAMES])
+def test_chronicle_answers_it(name: str, tmp_path: Path) -> None:
+    """What is said holds every pattern of the case."""
+    case = load(name)
+    said = case.guarded(tmp_path)
+    missing = [pattern for pattern in case.says if not re.search(pattern, said)]
+    assert not missing, f"{missing} not in:\n{said[:2000]}"
