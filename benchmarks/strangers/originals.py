@@ -95,7 +95,7 @@ def preferences(folder: Path) -> None:
 def old_annotation(folder: Path) -> None:
     """A name of Lightning that is only an annotation and is gone in 2.6."""
     path = folder / "trainer.py"
-    path.write_text(path.read_text().replace("L.fabric.utilities.types.LRScheduler", "object"))
+    path.write_text(path.read_text().replace("L.fabric.utilities.types.LRScheduler", "torch.optim.lr_scheduler.LRScheduler"))
 
 
 GUARD = "import chronicle; chronicle.guard(accelerator, run_dir='strangers')"
@@ -112,7 +112,7 @@ DIFFUSION = (
     *("--gradient_accumulation_steps", "2", "--use_ema", "--seed", "1", "--lr_scheduler", "cosine"),
 )
 PICTURES = (
-    *("--train_data_dir", "pictures", "--resolution", "16", "--output_dir", "out", "--train_batch_size", "4"),
+    *("--train_data_dir", "pictures", "--resolution", "64", "--output_dir", "out", "--train_batch_size", "4"),
     *("--num_epochs", "8", "--checkpointing_steps", "3", "--use_ema", "--ddpm_num_steps", "10", "--lr_warmup_steps", "4"),
     *("--save_images_epochs", "100", "--save_model_epochs", "100", "--ddpm_num_inference_steps", "2"),
     *("--dataloader_num_workers", "0"),

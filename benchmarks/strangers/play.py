@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.strangers.originals import ORIGINALS
-from benchmarks.strangers.stage import fork_launch, spawn_launch
+from benchmarks.strangers.stage import launch
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
 
@@ -38,9 +38,10 @@ KILLS = {
     "lbfgs": (7, 5, 4),
     "stream-accelerate": (7, 6, 8),
 }
-PROGRAMS = ("deepspeed-zero2", "fsdp2")
+# What `chronicle run` does for a script without a line: its start-up file, or the library's own entry point.
+NO_LINE = {"trl-sft": "startup", "trl-dpo": "startup", "fabric-own-trainer": "fabric"}
 HF = ("torch._dynamo", "transformers.trainer", "accelerate", "datasets", "chronicle.resume.transformers")
-ACCELERATE = ("torch._dynamo", "accelerate", "datasets", "evaluate", "transformers", "chronicle.resume.adapters.accelerate")
+ACCELERATE = ("torch._dynamo", "accelerate", "datasets", "evaluate", "transformers", "chronicle.resume.adapters")
 DIFFUSERS = (*ACCELERATE, "transformers.image_utils", "diffusers.training_utils", "transformers.models.clip.modeling_clip", "tensorboard")
 LIGHTNING = ("torch._dynamo", "lightning.pytorch", "chronicle.resume.lightning")
 IMPORTS = {
@@ -52,6 +53,8 @@ IMPORTS = {
     "trl-dpo": (*HF, "trl.trainer.dpo_trainer"),
     "lightning-gan": LIGHTNING,
     "fabric-own-trainer": LIGHTNING,
+    "fsdp2": ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp"),
+    "deepspeed-zero2": ("torch._dynamo", "deepspeed", "chronicle.resume.adapters.deepspeed"),
     "hf-compute-loss": HF,
     "hf-adafactor": HF,
     "peft-lora": (*HF, "peft"),
@@ -126,11 +129,9 @@ class Launches:
         before = output.stat().st_size if output.exists() else 0
         original = ORIGINALS.get(self.script.name)
         words = original.words(self.folder) if original else []
-        if self.script.name in PROGRAMS:
-            code = spawn_launch(self.folder, kill_after, words, self._environment(), SECONDS)
-        else:
-            modules = ("chronicle.resume", *IMPORTS.get(self.script.name, ("torch._dynamo",)))
-            code = fork_launch(self.folder, kill_after, words, self._environment(), SECONDS, modules)
+        modules = ("chronicle.resume", *IMPORTS.get(self.script.name, ("torch._dynamo",)))
+        entry = NO_LINE.get(self.script.name, "") if self.guarded else ""
+        code = launch(self.folder, kill_after, words, self._environment(), SECONDS, modules, entry)
         if code is None:
             return Cycle(outcome=Outcome.BROKEN, detail=f"no end within {SECONDS} s")
         return self._judge(code, kill_after, output.read_bytes()[before:].decode(errors="replace"))

@@ -1,8 +1,7 @@
 """One launch of `train.py` of a folder, unedited, killed with SIGKILL after so many optimizer steps.
 
 A launch is a fork of a process that has imported the script's libraries already: on two busy cores the imports alone take
-longer than four launches. Scripts that must start as programs (DeepSpeed's process group) are started as such:
-`python -m benchmarks.strangers.stage KILL_AFTER [arguments of the script]`; 0 lets it finish.
+longer than four launches.
 """
 
 import contextlib
@@ -10,43 +9,30 @@ import importlib
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["fork_launch", "main", "spawn_launch"]
+__all__ = ["launch"]
 
 
-def main() -> None:
-    """Run `train.py` of the current folder."""
-    _perform(int(sys.argv[1]), sys.argv[2:])
-
-
-def spawn_launch(
-    folder: Path, kill_after: int, words: Sequence[str], environment: Mapping[str, str], seconds: float
-) -> int | None:
-    """A launch as a program; its exit code, or None when it did not end in time. Output is appended to `output.txt`."""
-    command = [sys.executable, "-m", "benchmarks.strangers.stage", str(kill_after), *words]
-    with (folder / "output.txt").open("ab") as file, contextlib.suppress(subprocess.TimeoutExpired):
-        everything = {**os.environ, **environment}
-        return subprocess.run(
-            command, cwd=folder, env=everything, stdout=file, stderr=file, timeout=seconds, check=False
-        ).returncode
-    return None
-
-
-def fork_launch(
+def launch(
     folder: Path,
     kill_after: int,
     words: Sequence[str],
     environment: Mapping[str, str],
     seconds: float,
     modules: Sequence[str],
+    entry: str = "",
 ) -> int | None:
-    """A launch as a fork of this process, in which `modules` are imported first. Same result as `spawn_launch`."""
+    """Fork this process, in which `modules` are imported first; the exit code, or None when it did not end in time.
+
+    `kill_after` 0 lets the script finish. Output is appended to `output.txt`. `entry` is how a script
+    without a line is entered: `startup` by the file that `chronicle run` starts Python with, `fabric` by the entry point that
+    Fabric calls.
+    """
     for module in modules:
         importlib.import_module(module)
     sys.stdout.flush()
@@ -54,7 +40,7 @@ def fork_launch(
     child = os.fork()
     if child == 0:
         _become(folder, environment)
-        _end_with(kill_after, words)
+        _end_with(kill_after, words, entry)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -75,9 +61,10 @@ def _become(folder: Path, environment: Mapping[str, str]) -> None:
         os.dup2(out, stream)
 
 
-def _end_with(kill_after: int, words: Sequence[str]) -> None:
+def _end_with(kill_after: int, words: Sequence[str], entry: str) -> None:
     code = 1
     try:
+        _enter(entry)
         _perform(kill_after, words)
         code = 0
     except SystemExit as end:
@@ -90,6 +77,17 @@ def _end_with(kill_after: int, words: Sequence[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _enter(entry: str) -> None:
+    if entry == "startup":
+        from chronicle.launch.launchers import STARTUP_DIR
+
+        runpy.run_path(str(STARTUP_DIR / "sitecustomize.py"))
+    elif entry == "fabric":
+        from chronicle.resume.adapters.fabric import callbacks_factory
+
+        callbacks_factory()
 
 
 def _run_exit_handlers() -> None:
@@ -122,7 +120,3 @@ def _kill_after(num_steps: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_post_hook(count)
-
-
-if __name__ == "__main__":
-    main()

@@ -44,4 +44,5 @@ CASE = Case(
     says=("(?i)parameter|weights|optimizer",),
     bare=bare,
     guarded=guarded,
+    waits_for="nothing watches whether the parameters of the model move",
 )

@@ -18,7 +18,7 @@ from chronicle import ResumeRefused
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
 
-__all__ = ["Answer", "Case", "heard", "loud", "planted", "silent"]
+__all__ = ["Answer", "Case", "heard", "incidents", "planted"]
 
 
 class Answer(StrEnum):
@@ -68,7 +68,8 @@ def heard(launch: Callable[[], object], run_dir: Path | None = None) -> str:
 def incidents(run_dir: Path) -> list[str]:
     """Incidents of the run, as one line each."""
     entries = read_journal(RunPaths(run_dir)).entries
-    return [f"{e.kind} step {e.step}: {e.title} {json.dumps(dict(e.data), default=str)}" for e in entries if "incident" in e.kind]
+    found = [entry for entry in entries if "incident" in entry.kind]
+    return [f"{entry.kind} step {entry.step}: {entry.title} {json.dumps(dict(entry.data), default=str)}" for entry in found]
 
 
 def planted(rig: str, name: str) -> tuple[Callable[[Path], None], Callable[[Path], str]]:
@@ -84,13 +85,3 @@ def planted(rig: str, name: str) -> tuple[Callable[[Path], None], Callable[[Path
         return f"{result.outcome} {result.detail}"
 
     return bare, guarded
-
-
-def silent(text: str) -> bool:
-    """Nothing was refused and nothing was said of the kind that a person would look at."""
-    return "REFUSED" not in text and "incident" not in text
-
-
-def loud(text: str) -> bool:
-    """The opposite of `silent`."""
-    return not silent(text)

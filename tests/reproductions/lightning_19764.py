@@ -68,4 +68,5 @@ CASE = Case(
     says=("(?i)batch",),
     bare=bare,
     guarded=guarded,
+    waits_for="Lightning's loader starts before the callback hears of the resume",
 )

@@ -33,7 +33,8 @@ def bare(folder: Path) -> None:
 def guarded(folder: Path) -> str:
     command = [sys.executable, "-c", "from chronicle_ml import main; main()"]
     (folder / "train.py").write_text(SCRIPT)
-    run = subprocess.Popen([*command, "run", "--run", "hang", "--", sys.executable, "train.py"], cwd=folder, stderr=subprocess.PIPE)
+    words = [*command, "run", "--run", "hang", "--", sys.executable, "train.py"]
+    run = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE)
     try:
         run.wait(timeout=20)
     except subprocess.TimeoutExpired:

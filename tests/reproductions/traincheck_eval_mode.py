@@ -47,4 +47,5 @@ CASE = Case(
     says=("(?i)eval",),
     bare=bare,
     guarded=guarded,
+    waits_for="nothing watches the mode of the model between saves",
 )

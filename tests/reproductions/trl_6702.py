@@ -31,4 +31,5 @@ CASE = Case(
     says=("(?i)nan|not finite", "rollback --to"),
     bare=bare,
     guarded=guarded,
+    waits_for="weights that are NaN cannot be sealed, and nothing marks the checkpoint",
 )

@@ -6,8 +6,8 @@ import numpy
 import torch
 
 __all__ = [
-    "CenterCrop", "Compose", "ConvertImageDtype", "InterpolationMode", "Lambda", "Normalize", "PILToTensor", "RandomCrop", "RandomHorizontalFlip",
-    "RandomResizedCrop", "Resize", "ToTensor",
+    "CenterCrop", "Compose", "ConvertImageDtype", "InterpolationMode", "Lambda", "Normalize", "PILToTensor",
+    "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize", "ToTensor",
 ]  # fmt: skip
 
 
