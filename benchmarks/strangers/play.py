@@ -42,7 +42,10 @@ KILLS = {
 NO_LINE = {"trl-sft": "startup", "trl-dpo": "startup", "fabric-own-trainer": "fabric"}
 HF = ("torch._dynamo", "transformers.trainer", "accelerate", "datasets", "chronicle.resume.transformers")
 ACCELERATE = ("torch._dynamo", "accelerate", "datasets", "evaluate", "transformers", "chronicle.resume.adapters")
-DIFFUSERS = (*ACCELERATE, "transformers.image_utils", "diffusers.training_utils", "transformers.models.clip.modeling_clip", "tensorboard")
+DIFFUSERS = (
+    *ACCELERATE,
+    *("transformers.image_utils", "diffusers.training_utils", "transformers.models.clip.modeling_clip", "tensorboard"),
+)
 LIGHTNING = ("torch._dynamo", "lightning.pytorch", "chronicle.resume.lightning")
 IMPORTS = {
     "accelerate-checkpointing": (*ACCELERATE, "transformers.models.bert.modeling_bert"),
