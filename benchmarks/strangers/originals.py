@@ -242,6 +242,7 @@ ORIGINALS = {
         ),
         checkpoints="checkpoints/*.ckpt",
         kills=(13, 12, 14),
+        environment={"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"},  # its checkpoint holds the scheduler itself
         pictures=True,
     ),
 }

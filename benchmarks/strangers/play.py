@@ -143,6 +143,7 @@ class Launches:
         original = ORIGINALS.get(self.script.name)
         return {
             **OFFLINE,
+            **(original.environment if original else {}),
             "HF_HOME": str(self.folder / "hub"),
             "CHRONICLE_RUN_DIR": str(self.folder / "logs" / RUN),
             # torchvision, after the libraries that would look for the real one

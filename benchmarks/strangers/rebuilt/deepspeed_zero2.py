@@ -31,8 +31,8 @@ chronicle.guard(engine, run_dir="strangers")  # the line
 if os.path.exists("ck/latest"):
     engine.load_checkpoint("ck")
 while engine.global_steps < 30:
-    for _ in range(2):
-        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(engine.micro_steps))
+    for micro in range(engine.global_steps * 2, engine.global_steps * 2 + 2):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(micro))
         loss = (engine(x) - x.sum(1, keepdim=True)).square().mean()
         engine.backward(loss)
         engine.step()
