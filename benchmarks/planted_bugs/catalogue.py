@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.planted_bugs import causes_accelerate, causes_frameworks, causes_ranks, causes_unseen  # noqa: F401 register
+from benchmarks.planted_bugs import (  # noqa: F401 register
+    causes_accelerate,
+    causes_frameworks,
+    causes_ranks,
+    causes_trained,
+    causes_unseen,
+)
 from benchmarks.planted_bugs.plan import Acts, Cause, Plan, registered
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 
@@ -102,6 +108,14 @@ def unseen_healthy() -> tuple[Cause, ...]:
         _healthy("torch", "fused AdamW on", {"fused": True}),
         _healthy("torch", "SGD with momentum", optimizer="SGD", momentum=0.9),
         _healthy("torch", "batch norm", model="norm"),
+        *(_healthy(rig, "a model that counts, caches and anneals", model="counting") for rig in
+          ("accelerate", "torch", "lightning", "ddp")),
+        _healthy("lightning", "the same global batch in another split", {"batch": 4, "accumulation": 2}, batch=8),
+        _healthy("accelerate", "the same global batch in another split",
+                 {"batch": 4, "accumulation": 2, "accept": {"data": "smaller batches"}}, batch=8),
+        _healthy("lightning", "dropout off, accepted by name",
+                 {"model": "dropout off", "accept": {"model": "the last epochs are without dropout"}}, model="dropout"),
+        _healthy("torch", "gradients that the script clears before its first step", after_load=_leave_gradients),
     )  # fmt: skip
 
 
@@ -109,6 +123,12 @@ def _evaluate(launch: Any) -> None:
     launch.model.eval()
     with torch.no_grad():
         launch.model(torch.randn(16, 8))
+    launch.model.train()
+
+
+def _leave_gradients(launch: Any) -> None:
+    launch.model.eval()
+    launch.model(torch.randn(4, 8)).square().mean().backward()
     launch.model.train()
 
 

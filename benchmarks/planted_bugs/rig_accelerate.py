@@ -69,7 +69,7 @@ class AccelerateLaunch:
         self.model.to(o.get("dtype", torch.float32))
         self.optimizer: Any = _optimizer(self.model, o)
         self.scheduler: Any = SCHEDULERS[o["scheduler"]](self.optimizer) if o["scheduler"] else None
-        generator = torch.Generator().manual_seed(7)
+        generator = torch.Generator().manual_seed(o.get("data_seed", 7))
         inputs = torch.randn(EPOCH_BATCHES * 4 * self.accelerator.num_processes, 8, generator=generator)
         rows = torch.utils.data.TensorDataset(inputs)
         shuffle, workers = o.get("shuffle", True), o.get("workers", 0)

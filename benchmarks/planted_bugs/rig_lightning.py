@@ -75,8 +75,10 @@ def _fit(
 ) -> Any:
     torch.manual_seed(0)
     module = Regression(options, rows)
-    data = torch.utils.data.TensorDataset(torch.randn(400, 8))
-    callbacks = [*([Hooks(plan)] if plan else []), *([ChronicleCallback(run_dir)] if run_dir is not None else [])]
+    data = torch.utils.data.TensorDataset(torch.randn(options.get("num_rows", 400), 8))
+    accept = options.get("accept", {})
+    guard = None if run_dir is None else ChronicleCallback(run_dir, accept_change=accept)
+    callbacks = [*([Hooks(plan)] if plan else []), *([guard] if guard is not None else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
@@ -93,7 +95,8 @@ def _fit(
             accumulate_grad_batches=options.get("accumulation", 1),
             **options.get("trainer", {}),
         )
-        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=options.get("workers", 0))
+        size, shuffle = options.get("batch", 4), options.get("shuffle", False)
+        loader = torch.utils.data.DataLoader(data, size, shuffle=shuffle, num_workers=options.get("workers", 0))
         looked = torch.utils.data.DataLoader(data, batch_size=8) if options.get("evaluation") else None
         trainer.fit(module, loader, looked, ckpt_path=None if ckpt is None else str(ckpt), weights_only=False)
     return trainer

@@ -57,8 +57,8 @@ class Hooks(transformers.TrainerCallback):  # type: ignore[misc]
 
 def _trainer(out: Path, run_dir: Path | None, options: dict[str, Any], hooks: Hooks) -> Any:
     torch.manual_seed(3)
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4 * 100, 4, generator=generator)
+    generator = torch.Generator().manual_seed(options.get("data_seed", 0))
+    inputs = torch.randn(options.get("num_rows", 4 * 100), 4, generator=generator)
     rows = [{"x": x, "labels": x.sum().reshape(1)} for x in inputs]
     settings = {"learning_rate": 1e-2, "warmup_steps": 6, "max_steps": 80, "save_steps": SAVED_AT, "logging_steps": 1,
                 "per_device_train_batch_size": 4, **{k: v for k, v in options.items() if k not in OWN}}  # fmt: skip
@@ -76,7 +76,7 @@ def _trainer(out: Path, run_dir: Path | None, options: dict[str, Any], hooks: Ho
     return trainer
 
 
-OWN = ("load", "saves_again", "evaluation")
+OWN = ("load", "saves_again", "evaluation", "data_seed", "num_rows")
 
 
 def first(folder: Path, run_dir: Path | None, plan: Plan) -> tuple[Path, list[Row]]:

@@ -57,7 +57,9 @@ VOLATILE = {
     "max_seq_len_cached", "use_reentrant", "auto_mapping", "revision", "mask_check", "compile_config", "quantization_config",
     "gradient_checkpointing_kwargs", "process_group", "backend", "inplace", "flash", "loss_type", "trainer", "logger",
 }  # fmt: skip
-OF_A_RUN = {"lr", "learning_rate", "epochs", "num_epochs", "max_steps", "batch_size", "seed", "output_dir", "resume", "out_dir"}
+OF_A_RUN = {"lr", "learning_rate", "epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
+            "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
+            "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
 PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
@@ -151,7 +153,7 @@ def _describe(name: str, module: Any, seen: dict[int, Any]) -> tuple[list[Any], 
     for key, thing in vars(module).items():
         if key.startswith("_") or key in VOLATILE:
             continue
-        if key in CONFIGS and not isinstance(thing, (str, int, float, bool, type(None))):
+        if _holds_options(key, thing, own):
             configs |= _config(f"{name}.{key}" if name else key, thing, seen)
             continue
         value = plain_value(thing)
@@ -164,6 +166,13 @@ def _describe(name: str, module: Any, seen: dict[int, Any]) -> tuple[list[Any], 
     if not firm and not loose and (text := _quietly(module.extra_repr)):
         loose["extra_repr"] = str(text)[:MAX_TEXT]
     return [kind.__name__, firm, loose], configs
+
+
+def _holds_options(key: str, thing: Any, own: bool) -> bool:
+    """Whether an attribute is a configuration object: by its name, or a mapping that a script's own module keeps."""
+    if isinstance(thing, (str, int, float, bool, type(None), types.FunctionType)):
+        return False
+    return key in CONFIGS or (own and isinstance(thing, Mapping))
 
 
 def _is_place(name: str, key: str, value: Any) -> bool:

@@ -157,11 +157,25 @@ def _topology(accelerator: Any, engines: list[Any]) -> dict[str, Any]:
         topology["dtype"] = "+".join(dtypes)
     active = accelerator.gradient_state.active_dataloader
     loaders = accelerator._dataloaders if active is None else [active]
-    sizes = [getattr(loader, "total_batch_size", None) for loader in loaders]
+    sizes = [_total_batch_size(loader, topology["num_processes"]) for loader in loaders]
     if len(sizes) == 1 and isinstance(sizes[0], int):  # of several, only the one in use is the one trained from
         topology["batch_size"] = sizes[0]
         topology["global_batch"] = sizes[0] * topology["accumulation"]
     return topology
+
+
+def _total_batch_size(loader: Any, num_processes: int) -> int | None:
+    """Samples of one batch over all ranks. The loader that `skip_first_batches` makes does not know it itself."""
+    size = getattr(loader, "total_batch_size", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    for _ in range(4):
+        if isinstance(size, int) or sampler is None:
+            break
+        own = getattr(sampler, "batch_size", None)
+        if isinstance(own, int):
+            size = own if getattr(sampler, "split_batches", False) else own * num_processes
+        sampler = getattr(sampler, "batch_sampler", None)
+    return size if isinstance(size, int) else None
 
 
 def _sharding(accelerator: Any, engines: list[Any]) -> str:
