@@ -17,7 +17,7 @@ from chronicle.cli.options import (
 from chronicle.errors import ChronicleError
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state, refuse_strays, select_checkpoint
-from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
+from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
 from rollback.errors import UnreadableFile, one_line, visible
 
@@ -277,7 +277,7 @@ def manifest(
         run=old.run if old else run,
         launch=old.launch if old else None,
         digests=digests,
-        more=old.more if old else None,
+        more={**(old.more if old else {}), "made": BY_HAND},
     )
     verb = "replaced" if old or talk else "written"
     text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"

@@ -76,7 +76,8 @@ class Checkpoint:
     `step` counts completed optimizer steps, None when it is not known yet; `step_source` says where it comes from
     ("name", "manifest", "counters", "unknown"). `strays` are paths relative to `path` ("../x" for a sibling that the
     loader would consider). `abandoned` is the id of the rollback that moved it away; `launch` the launch that saved
-    it, where a manifest says so.
+    it, where a manifest says so. `written` are the files that its own save wrote, by the manifest of that save; None where
+    no save has told.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class Checkpoint:
     abandoned: str | None = None
     launch: int | None = None
     single_file: bool = False
+    written: frozenset[str] | None = None
 
     def with_role(self, role: Role) -> tuple[StateFile, ...]:
         """The files of one role, in the order of their paths."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,7 +168,8 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
     if known is None:
         return None
     manifest = None if single_file else _manifest_if_whole(path)
-    files, strays = _sort_entries(known, entries)
+    written = None if manifest is None else manifest.written
+    files, strays = _sort_entries(known, entries, written or frozenset())
     step, source = _step_of(known, path.name, manifest)
     return Checkpoint(
         path=path,
@@ -180,6 +181,7 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
         abandoned=abandoned,
         launch=manifest.launch if manifest else None,
         single_file=single_file,
+        written=written,
     )
 
 
@@ -191,7 +193,11 @@ def _manifest_if_whole(path: Path) -> Manifest | None:
         return None
 
 
-def _sort_entries(known: CheckpointFormat, entries: Sequence[DirectoryEntry]) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
+def _sort_entries(
+    known: CheckpointFormat, entries: Sequence[DirectoryEntry], written: Set[str]
+) -> tuple[tuple[StateFile, ...], tuple[str, ...]]:
+    """Files and strays. What the save itself wrote is no stray, unless it is a leftover of a state file."""
+    folders = {path[: place.start()] for path in written for place in re.finditer("/", path)}
     files: list[StateFile] = []
     strays: list[str] = []
     for entry in entries:
@@ -199,11 +205,12 @@ def _sort_entries(known: CheckpointFormat, entries: Sequence[DirectoryEntry]) ->
             files.append(StateFile(path=entry.path, role=Role.MANIFEST, rank=None, size_bytes=entry.size_bytes))
             continue
         if entry.kind is FileType.DIRECTORY:
-            if is_leftover(entry.name) or known.looks_like_state(entry.path):
+            if entry.path not in folders and (is_leftover(entry.name) or known.looks_like_state(entry.path)):
                 strays.append(entry.path)
             continue
         role = known.role_of(entry.path)
-        if role is None and (is_leftover(entry.name) or known.looks_like_state(entry.path)):
+        leftover, lookalike = is_leftover(entry.name), known.looks_like_state(entry.path)
+        if role is None and ((leftover and lookalike) if entry.path in written else (leftover or lookalike)):
             strays.append(entry.path)
             continue
         kind, rank = role or (Role.OTHER, None)
@@ -238,9 +245,8 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
         state = known.read_state(checkpoint)
     except RollbackError:
         return checkpoint  # no step: reading or verifying it reports why
-    if not is_count(state.optimizer_step):
-        return checkpoint
-    return replace(checkpoint, step=state.optimizer_step, step_source="counters")
+    step = state.optimizer_step if state.writer_step is None else state.writer_step
+    return replace(checkpoint, step=step, step_source="counters") if is_count(step) else checkpoint
 
 
 def _entries_of(root: Path) -> tuple[DirectoryEntry, ...]:

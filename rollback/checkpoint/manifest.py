@@ -23,6 +23,7 @@ from rollback.files.json_file import JsonPart, json_parts, put_part
 
 MANIFEST_NAME = "chronicle-manifest.json"
 VERSION = 1
+BY_HAND = "by hand"  # `made` of a manifest that `chronicle manifest` wrote: an inventory, no witness of a save
 _CHUNK_BYTES = 4 * 2**20
 _MAX_MANIFEST_BYTES = 48 * 2**20
 _MAX_MEMORY_BYTES = 32 * 2**20  # of everything except the list of files
@@ -71,6 +72,12 @@ class Manifest:
             "memory": self.memory,
             **self.more,
         }
+
+    @property
+    def written(self) -> frozenset[str] | None:
+        """The files that the save wrote; None when the manifest was made later, by hand, and can only say what was there."""
+        by_save = self.memory is not None and self.more.get("made") != BY_HAND
+        return frozenset(file.path for file in self.files) if by_save else None
 
     def find(self, path: str) -> ManifestFile | None:
         """The file of that relative path, or None."""

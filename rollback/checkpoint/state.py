@@ -68,7 +68,8 @@ class CheckpointState:
     """The numbers that decide how the run continues from a checkpoint.
 
     `scheduler_unit` is `last_epoch` per optimizer step (1, or the number of processes for a scheduler that went
-    through `accelerator.prepare`), None when it cannot be told. `optimizer_step` is the optimizer's own count.
+    through `accelerator.prepare`), None when it cannot be told. `optimizer_step` is the optimizer's own count (of
+    several, the largest); `writer_step` the writer's own counter, by its own rule: Lightning adds up all optimizers.
     `counters` are named by file and key path; `topology`, `config` and `data` hold what the writer recorded.
     `findings` are problems that reading showed (F2, F4, F9). `located` is used by `file_holding`.
     """
@@ -81,6 +82,7 @@ class CheckpointState:
     world_size: int | None = None
     scheduler_unit: int | None = None
     optimizer_step: int | None = None
+    writer_step: int | None = None
     notes: tuple[str, ...] = ()
     topology: Mapping[str, object] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)

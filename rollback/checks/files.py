@@ -44,13 +44,18 @@ TORCH_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 Problem = tuple[str, str | None]  # what was found, the way out
 
 
-def examine_file(path: Path, name: str, *, full: bool) -> tuple[list[Finding], list[ChecksumTarget]]:
+def examine_file(
+    path: Path, name: str, *, full: bool, known: bool = True
+) -> tuple[list[Finding], list[ChecksumTarget]]:
     """F3 for one file called `name`: findings about its structure, and with `full` the checksums to compare.
 
-    Of a file of unknown kind, only emptiness is checked.
+    Of a file of unknown kind, only emptiness is checked. `known`: the checkpoint's writer makes a file of this name; then
+    its ending says what it must be. A script may save anything as `.bin`.
     """
     try:
         problems, targets = _examine(path, name, full=full)
+    except UnknownFormat as problem:
+        problems, targets = [(problem.message.replace(f"`{path}`: ", ""), problem.remedy)] if known else [], []
     except RollbackError as problem:
         problems, targets = [(problem.message.replace(f"`{path}`: ", ""), problem.remedy)], []
     return [damage(name, message, remedy) for message, remedy in problems], targets

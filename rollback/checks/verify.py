@@ -1,7 +1,7 @@
 """Verifies a checkpoint: checks F1 to F11. Each check returns all of its findings.
 
     F1  closed inventory: no stray, nothing missing from or beyond the manifest
-    F2  complete: every file that the writer makes is there
+    F2  complete: what its own save wrote is there (F1), and what those files call for; without a manifest, the usual layout
     F3  intact: file structure; with `full` the checksums of every record and of the manifest
     F4  steps, schedulers and shards agree        F5  LRs agree          F6  the optimizer has its state
     F7  random states, one per rank               F8  data position      F9  pointers name a checkpoint
@@ -16,13 +16,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile
 from rollback.checkpoint.listing import format_named
-from rollback.checkpoint.manifest import Manifest, ManifestFile, digest_file, listed_entries, read_manifest
+from rollback.checkpoint.manifest import (
+    Manifest,
+    ManifestFile,
+    OtherVersion,
+    digest_file,
+    listed_entries,
+    read_manifest,
+)
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.files import check_moments, checksum_findings, damage, examine_file
 from rollback.checks.state import check_state
@@ -140,7 +148,31 @@ def check_names(checkpoint: Checkpoint) -> list[Finding]:
         )
         for path in checkpoint.strays
     ]
-    return strays + known.missing(checkpoint.files)
+    return strays + known.missing(checkpoint.files) + _against_layout(known, checkpoint)
+
+
+STATE_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".distcp", ".npz", ".h5", ".msgpack")
+HELD_ELSEWHERE = ("model.safetensors", "optimizer.bin", "optimizer.pt")  # what hooks of a script save under other names
+
+
+def _against_layout(known: CheckpointFormat, checkpoint: Checkpoint) -> list[Finding]:
+    """F2 where files of the usual layout are not there.
+
+    What a complete checkpoint is, its own save has shown: then this is only said. Where no save told, a file of an unknown
+    name may hold what is missing; only without such a file is it missing at all.
+    """
+    absent = known.usual(checkpoint.files)
+    if checkpoint.written is not None:
+        said = "is usual here, and this checkpoint's own save wrote none: the script saves it under another name, or not at all"
+        return [replace(f, severity=Severity.INFO, message=f"`{f.path}` {said}", remedy=None) for f in absent]
+    others = [f.path for f in checkpoint.files if f.path.endswith(STATE_SUFFIXES) and known.role_of(f.path) is None]
+    if not others:
+        return absent
+    maybe = f"; `{others[0]}` may hold it, which {known.name} does not write"
+    return [
+        replace(f, severity=Severity.WARN, message=f.message + maybe, remedy=None) if f.path in HELD_ELSEWHERE else f
+        for f in absent
+    ]
 
 
 def root_stray_findings(names: Sequence[str]) -> list[Finding]:
@@ -195,13 +227,18 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
         return None, []
     try:
         manifest = read_manifest(checkpoint.path)
+    except OtherVersion as problem:  # intact, and not for this program: unknown, so the files are not compared with it
+        unknown = _from_error("F1", problem, "chronicle-manifest.json")
+        return None, [replace(unknown, severity=Severity.WARN, message=f"not compared: {problem.message}")]
     except UnreadableFile as problem:
         return None, [_from_error("F1", problem, "chronicle-manifest.json")]
     if manifest is None:
         return None, []
     if manifest.step is not None and checkpoint.step is not None and manifest.step != checkpoint.step:
-        message = f"the manifest is for step {manifest.step}, the checkpoint for step {checkpoint.step}"
-        return manifest, [_from_error("F4", RollbackError(message), "chronicle-manifest.json")]
+        message = f"the manifest is for step {manifest.step}, the checkpoint for step {checkpoint.step} by its {checkpoint.step_source}"
+        other = _from_error("F4", RollbackError(message), "chronicle-manifest.json")
+        # a script may count epochs or micro-steps in its names; a manifest made by hand knows no more than the name
+        return manifest, [other if manifest.written is None else replace(other, severity=Severity.WARN)]
     return manifest, []
 
 
@@ -210,9 +247,11 @@ def _check_files(
 ) -> list[Finding]:
     findings: list[Finding] = []
     targets: list[ChecksumTarget] = []
+    writer = format_named(checkpoint.format)
     for file in files:
         if file.role is not Role.MANIFEST:
-            found, more = examine_file(checkpoint.folder / file.path, file.path, full=full)
+            known = writer is None or writer.role_of(file.path) is not None
+            found, more = examine_file(checkpoint.folder / file.path, file.path, full=full, known=known)
             findings += found
             targets += more
     try:

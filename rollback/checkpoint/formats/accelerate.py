@@ -55,6 +55,7 @@ _ACCELERATE_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
         (r"optimizer(?:_\d+)?_rank(?P<rank>\d+)\.bin", Role.OPTIMIZER),
         (r"pytorch_model_fsdp_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.MODEL),
         (r"optimizer_\d+/(?:\.metadata|__(?P<rank>\d+)_\d+\.distcp)", Role.OPTIMIZER),
+        (r"(?:adapter_model|pytorch_lora_weights|diffusion_pytorch_model)\.safetensors", Role.MODEL),  # by save hooks
         (rf"(?:model{_INDEX}|model{_INDEX}-\d{{5}}-of-\d{{5}})\.safetensors(?:\.index\.json)?", Role.MODEL),
         (rf"(?:pytorch_model{_INDEX}|pytorch_model{_INDEX}-\d{{5}}-of-\d{{5}})\.bin(?:\.index\.json)?", Role.MODEL),
     )
@@ -118,19 +119,24 @@ class AccelerateFormat(CheckpointFormat):
         return (_AUTOMATIC_NAME.fullmatch(name) or _STEP_NAME.fullmatch(name)) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
-        """Weights, optimizer, RNG files and registered objects without gaps, and parts of sharded state."""
+        """Gaps among RNG files and registered objects, and parts of sharded state."""
+        found: list[Finding] = []
+        for role, stem in ((Role.RNG, "random_states_{}.pkl"), (Role.CUSTOM, "custom_checkpoint_{}.pkl")):
+            found += _gaps(files, role, stem)
+        return found + [finding for folder in _dcp_folders(files) for finding in missing_in_dcp(files, folder)]
+
+    def usual(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Weights, optimizer and random states."""
         found: list[Finding] = []
         if not any(file.role is Role.MODEL for file in files):
             found.append(missing_file("model.safetensors", "no model weights"))
         if not any(file.role is Role.OPTIMIZER for file in files):
             found.append(missing_file("optimizer.bin", "no optimizer state"))
-        for role, stem in ((Role.RNG, "random_states_{}.pkl"), (Role.CUSTOM, "custom_checkpoint_{}.pkl")):
-            found += _gaps(files, role, stem)
         if not any(file.role is Role.RNG for file in files):
             found.append(
                 missing_file("random_states_0.pkl", "no random states: Accelerate would continue with new ones")
             )
-        return found + [finding for folder in _dcp_folders(files) for finding in missing_in_dcp(files, folder)]
+        return found
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Accelerate's files, and the DCP directories of FSDP where there are any."""

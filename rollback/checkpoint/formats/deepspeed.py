@@ -250,9 +250,12 @@ class AccelerateDeepSpeedFormat(AccelerateFormat):
         """As for Accelerate, but weights and optimizer are in the tag directory."""
         tags = sorted({f.path.rpartition("/")[0] for f in files if _ENGINE_DIR.fullmatch(f.path)})
         found = [f for tag in tags for f in missing_in_tag([x for x in files if x.path.rpartition("/")[0] == tag])]
+        return found + super().missing([f for f in files if not _ENGINE_DIR.fullmatch(f.path)])
+
+    def usual(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Random states: weights and optimizer are in the tag directory."""
         own = [f for f in files if not _ENGINE_DIR.fullmatch(f.path)]
-        wanted = {"model.safetensors", "optimizer.bin"}  # the engine keeps these
-        return found + [f for f in super().missing(own) if f.path not in wanted]
+        return [f for f in super().usual(own) if f.path not in ("model.safetensors", "optimizer.bin")]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """Accelerate's files and the engine's, read together."""

@@ -48,7 +48,14 @@ class CheckpointFormat(ABC):
         """Whether this writer gives checkpoints such a name."""
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
-        """Missing files, told from the names alone (F2)."""
+        """Files that the present ones call for, by their numbers or as an index (F2); told from the names alone."""
+        return []
+
+    def usual(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Files of the writer's usual layout that are not there (F2).
+
+        It is an assumption: a script may save by hooks of its own. It only counts where no save told what it wrote.
+        """
         return []
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Checkpoints that are one file: Lightning's `.ckpt`, and a dict that a script saved with one `torch.save`.
 
-Lightning stores `optimizer_states[i]`, `lr_schedulers[i]`, `global_step` and its loops' counters
-(trainer/connectors/checkpoint_connector.py, 2.6), but no RNG and no data position. A script's dict is searched for
+Lightning stores `optimizer_states[i]`, `lr_schedulers[i]`, its loops' counters and `global_step`, the steps of all optimizers
+together (trainer/connectors/checkpoint_connector.py, 2.6), but no RNG and no data position. A script's dict is searched for
 optimizers and schedulers by their keys. `last.ckpt` is a copy that Lightning overwrites; its step is read from its counters.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role
@@ -77,7 +78,9 @@ class LightningFormat(CheckpointFormat):
         loops = as_mapping(tree.get("loops")) or {}
         counters.update(counters_in(name, {"fit_loop": loops.get("fit_loop")}, levels=6))
         version = str(tree[_LIGHTNING_KEY])
-        return _state(checkpoint, optimizers, schedulers, counters, {"lightning": version})
+        state = _state(checkpoint, optimizers, schedulers, counters, {"lightning": version})
+        step = tree.get("global_step")
+        return replace(state, writer_step=step if isinstance(step, int) else None)
 
 
 class TorchFormat(CheckpointFormat):

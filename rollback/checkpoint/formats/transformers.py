@@ -32,8 +32,8 @@ _ENGINE_FILE = re.compile(r"(global_step\d+)/([^/]+)")
 _TRANSFORMERS_ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
-        (r"(?:model|adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
-        (r"(?:pytorch_model|adapter_model)(?:-\d{5}-of-\d{5})?\.bin(?:\.index\.json)?", Role.MODEL),
+        (r"(?:model|(?:[^/]+/)?adapter_model)(?:-\d{5}-of-\d{5})?\.safetensors(?:\.index\.json)?", Role.MODEL),
+        (r"(?:pytorch_model|(?:[^/]+/)?adapter_model)(?:-\d{5}-of-\d{5})?\.bin(?:\.index\.json)?", Role.MODEL),
         (r"optimizer\.(?:pt|bin)", Role.OPTIMIZER),
         (r"scheduler\.pt", Role.SCHEDULER),
         (r"trainer_state\.json", Role.COUNTERS),
@@ -86,6 +86,12 @@ class TransformersFormat(CheckpointFormat):
         return _STEP_NAME.fullmatch(name) is not None
 
     def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """Gaps among the random states of the ranks."""
+        ranks = {file.rank for file in files if file.role is Role.RNG and file.rank is not None}
+        highest = max(ranks, default=-1)
+        return list(gaps(ranks, "rng_state_{}.pth".format, lambda rank: f"rank {rank} of 0–{highest}", highest))
+
+    def usual(self, files: Sequence[StateFile]) -> list[Finding]:
         """Weights, trainer state, optimizer, scheduler and RNG files."""
         names = {file.path for file in files}
         engine = any(_ENGINE_FILE.fullmatch(name) for name in names)
@@ -100,10 +106,7 @@ class TransformersFormat(CheckpointFormat):
             found.append(("scheduler.pt", "the Trainer loads neither optimizer nor scheduler then, and says nothing"))
         if not any(file.role is Role.RNG for file in files):
             found.append(("rng_state.pth", "no random states: the Trainer starts new ones and says nothing"))
-        ranks = {file.rank for file in files if file.role is Role.RNG and file.rank is not None}
-        highest = max(ranks, default=-1)
-        absent = gaps(ranks, "rng_state_{}.pth".format, lambda rank: f"rank {rank} of 0–{highest}", highest)
-        return [*(missing_file(name, why) for name, why in found), *absent]
+        return [missing_file(name, why) for name, why in found]
 
     def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
         """The Trainer's files, its arguments, and DeepSpeed's where there are any."""
@@ -132,6 +135,7 @@ class TransformersFormat(CheckpointFormat):
             rng_digests=digests,
             world_size=len(digests) or None,
             optimizer_step=step,
+            writer_step=_global_step(log),
             scheduler_unit=scheduler_unit(schedulers, step, None),
             data=_data(log),
             config={**_arguments(checkpoint), **engine.config},
@@ -139,6 +143,11 @@ class TransformersFormat(CheckpointFormat):
             findings=(*engine.findings, *pointers),
         )
         return replace(state, notes=tuple(_notes(state, log)))
+
+
+def _global_step(log: object) -> int | None:
+    step = (as_mapping(log) or {}).get("global_step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _counters(log: object) -> dict[str, int | float]:
