@@ -74,6 +74,12 @@ class BatchWitness:
         self._key, self._digests = key, []
         self._open()
 
+    def restart(self) -> None:
+        """Training begins again in this process, after a reload: the next batches are the first ones."""
+        self.flush()
+        self._key, self._digests, self.first = "start", [], ()
+        self._open()
+
     def flush(self) -> None:
         """Report a window that is not full yet."""
         if self._key is not None and self._digests:

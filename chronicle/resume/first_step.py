@@ -16,15 +16,17 @@ After a resume, against the manifest of the checkpoint or the contract of a roll
 - that no newer checkpoint was skipped (`Loads.check_newest`);
 - the data position, and the first batch of every rank (`DataWatch.check`).
 
-Files and random generators are compared earlier, at the load (`load.py`). For 50 steps after the first one the LR in use is
-compared with its forecast (`checks/tripwires.py`). A value that was not recorded at the save is not compared.
+Files and random generators are compared earlier, at the load (`load.py`); what differed there is judged here. Every load of a
+process opens its own expectation, so all this happens again at the first step after it. For 50 steps after the first one the
+LR in use is compared with its forecast (`checks/tripwires.py`). A value that was not recorded at the save is not compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chronicle.resume.checks.check import Check, attempt
+from chronicle.resume.checks.check import Check, Outcome, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
 from chronicle.resume.checks.run import check_identity, check_ranks, check_sound
 from chronicle.resume.checks.trained import check_trained
@@ -33,7 +35,7 @@ from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
 from chronicle.resume.verdict import StartingPoint
 
-__all__ = ["check_first_step"]
+__all__ = ["check_first_step", "settle"]
 
 
 def check_first_step(
@@ -58,6 +60,7 @@ def check_first_step(
         yield from attempt("ranks", "PF04", lambda: check_ranks(requested, world_size))
     if start.loaded_from is None:
         yield from attempt("resume", "L2", lambda: loads.check_unseen(found, live))
+    loads.read_again()
     yield from attempt("options of the rollback", "M4", lambda: _begin_options(loads, live))
     expectation = start.expectation
     if expectation is None:
@@ -87,3 +90,20 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
     checks = loads.honours.begin(start.expectation, live, start.start_step or 0)
     start.carried = loads.honours.carried
     return checks
+
+
+GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
+
+
+def settle(loads: Loads, checks: Sequence[Check]) -> list[Check]:
+    """The checks of a first step with what its load showed and was not compared again; a reload lets some values go on."""
+    every = [*checks, *loads.not_compared_again(checks)]
+    return [_goes_on(check) if loads.start.again else check for check in every]
+
+
+def _goes_on(check: Check) -> Check:
+    """In a process that trained before the load, the loop's counter and its data go on: no sample is repeated or left out."""
+    if check.ok or check.name not in GOES_ON:
+        return check
+    cause = "a reload in this process: the loop and its data go on from where they were"
+    return replace(check, outcome=Outcome.NOTED, cause=cause)

@@ -3,15 +3,23 @@
 Two kinds of loads exist. An adapter announces the load of a checkpoint directory before and after it happens. A plain
 loop loads an optimizer state, which carries its own description of memory. A trainer that loads without either is
 compared with the checkpoint of its step in the journal (`check_unseen`).
+
+Every load opens an expectation of its own, also the second one of a process: a recovery from NaN, the best model at the end,
+an evaluation. Whether training follows is not known at a load. What differs there is said and kept in `pending`; the first
+optimizer step after the load refuses it, if it still differs. Two cases refuse earlier, because training is sure to follow: a
+trainer announces that it begins to train, or the first load of a process has an optimizer and models in training mode (then
+damaged files are refused before any state is replaced).
 """
 
-from collections.abc import Callable, Mapping
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import DataWatch
-from chronicle.resume.checks.check import Check, noted
+from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
@@ -38,8 +46,12 @@ from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
 from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
+from rollback.checkpoint.manifest import OtherVersion
 
 __all__ = ["Loads"]
+
+_trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
+OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 
 class Loads:
@@ -57,23 +69,82 @@ class Loads:
         self._options, self._journal, self._ranks = options, journal, ranks
         self.start, self.data, self.honours = start, data, honours
         self.state: LoadedState | None = None
+        self.pending: list[Check] = []  # of the latest load, for its first optimizer step
+        self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
 
-    def check_before(self, root: Path, memory: Memory | None, live: LiveState) -> list[Check]:
-        """Files and journal, before any state is replaced. `memory`: what the adapter read inside the checkpoint."""
-        self._objects_before = object_digests(live)
-        contract, memory = self.contract(), memory or read_memory(root)
-        self.start.identity = {} if memory is None else memory.identity
-        self.start.expectation = self._expect(root, memory, contract)
+    @staticmethod
+    def intends_to_train(live: LiveState) -> bool:
+        """Whether a process that has not trained yet loads in order to train: an optimizer, training mode, gradients."""
+        torch: Any = sys.modules.get("torch")
+        training = any(getattr(model, "training", False) for model in live.models)
+        return bool(live.optimizers) and training and (torch is None or bool(torch.is_grad_enabled()))
+
+    def defer(self, checks: Sequence[Check]) -> None:
+        """Keep what a load shows until an optimizer step follows."""
+        self.pending += checks
+
+    def say_pending(self, *, trains: bool) -> None:
+        """One line about what differs after a load. `trains`: an optimizer is known; without one only weights matter."""
+        wrong = [c.name for c in self.pending if not c.ok and (trains or c.name in OF_WEIGHTS or c.code.startswith("F"))]
+        if self._ranks.rank != 0 or not wrong:
+            return
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        listed = f"{', '.join(wrong[:4])}{more}"
+        text = f"{self.start.place} is not as it was saved: {listed}; said only, an optimizer step from here is refused"
+        self._journal.say(f"pending {self.start.place} {listed}", text)
+
+    def not_compared_again(self, checks: Iterable[Check]) -> list[Check]:
+        """What the load showed and the first step did not compare once more."""
+        names = {check.name for check in checks}
+        return [check for check in self.pending if check.name not in names]
+
+    def trained(self, models: Sequence[Any]) -> None:
+        """These models take a guarded step in this process."""
+        _trained.update(models)
+
+    def check_before(self, root: Path, memory: Memory | None, live: LiveState, *, again: bool = False) -> list[Check]:
+        """Files and journal, before any state is replaced. `memory`: what the adapter read inside the checkpoint.
+
+        `again`: this process has trained already.
+        """
+        self._opening, self.pending = StartingPoint(again=again), []
+        opening, self._objects_before = self._opening, object_digests(live)
+        contract, unknown = self.contract(), list[Check]()
+        if memory is None:
+            memory, unknown = _memory_of(root)
+        opening.identity = {} if memory is None else memory.identity
+        opening.expectation = self._expect(root, memory, contract)
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self._journal.read()
         # a rollback edits the file: then its digest in the journal is out of date
-        known = None if self.start.expectation.contract else history.digests.get(str(root))
+        known = None if opening.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
         if not any(check.code == "F11" for check in files):
             files += check_sound(memory, root)
-        return [*files, *check_contract(contract, root, memory, history), *check_run_state(root, memory, history)]
+        sealed = memory is not None or bool(unknown)
+        state = check_run_state(root, sealed, history)
+        return [*files, *unknown, *check_contract(contract, root, memory, history), *state]
+
+    def opened(self, root: Path | None) -> None:
+        """The checkpoint at `root` was loaded: its expectation replaces the one before. None: it is about to be."""
+        self._opening.loaded_from = root
+        self.start.adopt(self._opening)
+
+    def begins(self) -> None:
+        """A further training begins in this process, with the weights in memory or with a load that is still to come."""
+        self.start.adopt(StartingPoint(again=True))
+        self.state, self.pending = None, []
+
+    def read_again(self) -> None:
+        """The main process may still have been writing the manifest when this rank loaded."""
+        root, expectation = self.start.loaded_from, self.start.expectation
+        if root is not None and expectation is not None and expectation.memory is None and root.is_dir():
+            memory, _ = _memory_of(root)
+            if memory is not None:
+                self.start.identity = memory.identity
+                self.start.expectation = self._expect(root, memory, self.contract())
 
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
@@ -98,6 +169,10 @@ class Loads:
 
     def state_loaded(self, memory: Memory | None, live: LiveState) -> None:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
+        self.pending = []
+        if self.start.again and memory is not None and not memory.step:
+            cause = "a state from before the first step was loaded: the optimizer begins anew"
+            self.pending, memory = [noted("optimizer state", "M1", cause=cause)], None
         self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
@@ -124,6 +199,9 @@ class Loads:
         contract, expectation = self.contract(), self.start.expectation
         if self.start.state_loaded and (self._options.fresh_start or (expectation and expectation.memory)):
             return []  # the state itself carried its description
+        if any(model in _trained for model in live.models):
+            cause = "this process trained these weights before, and trains on with them"
+            return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         if self._options.fresh_start or (pending is None and not history.checkpoints):
@@ -133,7 +211,7 @@ class Loads:
         root = next(
             (Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step and path), None
         )
-        memory = None if root is None else read_memory(root)
+        memory = None if root is None else _memory_of(root)[0]
         unknown = root is None or memory is None
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self.start.state_loaded = True
@@ -193,3 +271,11 @@ class Loads:
     def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
         bound = contract if contract is not None and same_checkpoint(contract, root, memory) else None
         return self.expectation(memory, bound)
+
+
+def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
+    """The memory a checkpoint was saved with; a manifest of another version is unknown, and no damage."""
+    try:
+        return read_memory(root), []
+    except OtherVersion as problem:
+        return None, [not_compared("memory", "F1", problem.message, where=str(root))]

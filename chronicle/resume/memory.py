@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-__all__ = ["OTHERS", "Carried", "LrRow", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
+__all__ = ["MEMORY_VERSION", "OTHERS", "Carried", "LrRow", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
 
 MEMORY_VERSION = 1
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers

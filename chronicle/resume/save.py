@@ -7,6 +7,7 @@ lies where `rollback` lists checkpoints.
 """
 
 import atexit
+import re
 import threading
 import time
 import weakref
@@ -18,16 +19,26 @@ from typing import Any
 
 from chronicle.journal.events import CheckpointSaved, FileDigest
 from chronicle.resume.journal import GuardJournal
-from chronicle.resume.memory import Memory, RankDigest
+from chronicle.resume.memory import MEMORY_VERSION, Memory, RankDigest
 from chronicle.resume.verdict import Ranks
 from chronicle.resume.writers import foreign_owner
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
 from rollback.checkpoint.listing import open_checkpoint
-from rollback.checkpoint.manifest import ManifestFile, digest_file, read_manifest, replace_manifest, write_manifest
+from rollback.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestFile,
+    OtherVersion,
+    digest_file,
+    read_manifest,
+    replace_manifest,
+    write_manifest,
+)
 from rollback.errors import RollbackError, UnreadableFile
 
 __all__ = ["Sealer", "checkpoint_root", "read_memory"]
 
+_NUMBER = re.compile(r"[0-9]+")
 WAIT_FOR_RANKS_SECONDS = 1.0  # while training waits
 WAIT_IN_BACKGROUND_SECONDS = 120.0
 WAIT_AT_THE_END_SECONDS = 3.0  # a script that saves on the main process alone: the others will never come
@@ -41,6 +52,7 @@ class Sealer:
         self.journal = journal
         self.compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: ""  # replicas
         self._threads: list[threading.Thread] = []
+        self._names: dict[str, str] = {}  # files of the last save, by their names without numbers
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
         reference = weakref.ref(self)
@@ -116,7 +128,10 @@ class Sealer:
             self.journal.say("directory", said)
         if differ := self.compare(memory.ranks, memory.topology, memory.step):
             memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
-        write_first_manifest(root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch)
+        made = write_first_manifest(
+            root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch
+        )
+        self._compare_names(root, made)
         event = CheckpointSaved(
             path=str(root),
             identity=str(memory.identity.get("id") or ""),
@@ -126,6 +141,16 @@ class Sealer:
             spoilt=memory.spoilt,
         )
         self.journal.write(event, step=memory.step, title=f"checkpoint {root.name}")
+
+    def _compare_names(self, root: Path, made: Manifest) -> None:
+        """Say what this save lacks that the save before wrote: a save hook that failed leaves no other trace."""
+        names = {_NUMBER.sub("N", file.path): file.path for file in made.files}
+        lost = sorted(path for name, path in self._names.items() if name not in names)
+        if lost:
+            listed = ", ".join(f"`{path}`" for path in lost[:3])
+            text = f"`{root}` has no {listed}, which the save before wrote: a save hook may have failed"
+            self.journal.say(f"names {listed}", text)
+        self._names = names
 
     def _start(self, work: Callable[[], None]) -> None:
         def report_errors() -> None:
@@ -157,14 +182,18 @@ def read_memory(root: Path) -> Memory | None:
     manifest = read_manifest(root)
     if manifest is None or manifest.memory is None:
         return None
+    version = manifest.memory.get("v")
+    if isinstance(version, int) and version > MEMORY_VERSION:
+        what = f"`{root / MANIFEST_NAME}` describes memory in version {version}: version {MEMORY_VERSION} is known"
+        raise OtherVersion(what, "use a newer chronicle")
     return Memory.from_json(manifest.memory)
 
 
 def write_first_manifest(
     root: Path, *, step: int | None, memory: Mapping[str, Any] | None, run: str | None, launch: int | None
-) -> None:
+) -> Manifest:
     """Write the manifest right after the save: names, sizes and memory now, file digests later (`digests: pending`)."""
-    write_manifest(root, step=_step_in_name(root, step), memory=memory, run=run, launch=launch, digests=False)
+    return write_manifest(root, step=_step_in_name(root, step), memory=memory, run=run, launch=launch, digests=False)
 
 
 def _step_in_name(root: Path, counted: int | None) -> int | None:

@@ -23,7 +23,7 @@ from chronicle.resume.contract import Mode, Options, effective_options, launch_n
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
-from chronicle.resume.first_step import check_first_step
+from chronicle.resume.first_step import check_first_step, settle
 from chronicle.resume.honours import Honours
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
@@ -89,9 +89,12 @@ class GuardSession:
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
-        self._stepped = False
         self._saved_steps: list[int] = []  # of this launch, newest last
+        self._stepped = False  # since the latest load
+        self._trained = False  # ever
         self._loading = False
+        self._training = False  # the framework said that it trains from the load
+        self._joint = False  # every rank takes part in the load, so that they may talk to each other
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
@@ -106,11 +109,14 @@ class GuardSession:
     @property
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard knows without a transfer from the device."""
-        return None if self.start.start_step is None else self.start.start_step + self._steps_here
+        if self.start.start_step is None:  # nothing was trained since the load
+            loaded = self.start.expectation.memory if self.start.expectation and self.start.resumed else None
+            return None if loaded is None else loaded.step
+        return self.start.start_step + self._steps_here
 
     @property
     def waits_for_first_step(self) -> bool:
-        """Whether this launch has taken no step yet."""
+        """Whether no step was taken yet, in this launch or since its latest load."""
         return not self._stepped
 
     @property
@@ -172,22 +178,36 @@ class GuardSession:
 
     # ---- load ----------------------------------------------------------------------------------------------------
 
-    def before_load(self, directory: Path, checks: Sequence[Check] = (), memory: Memory | None = None) -> None:
-        """Check the files; a refusal here comes before any state has been replaced.
+    def before_load(
+        self,
+        directory: Path,
+        checks: Sequence[Check] = (),
+        memory: Memory | None = None,
+        *,
+        training: bool = False,
+    ) -> None:
+        """Check the files. Where the load is clearly one to train from, a refusal comes before any state has been replaced.
 
-        `checks` are the adapter's own. `memory` is what it read inside a checkpoint that has no manifest.
+        `checks` are the adapter's own. `memory` is what it read inside a checkpoint that has no manifest. `training`: the
+        framework has said that it begins to train. `load.py` says what is refused when.
         """
         if self.off:
             return
         root = Path(directory)
+        self._training, self._joint = training, training
         with self.contained("load"):
             self.sealer.finish()
-            self.verdicts.opens()
-            self.start.expectation = None  # what an earlier load promised
             root = checkpoint_root(directory)
-        self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
-        found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe()))
-        self.verdicts.decide([*checks, *found], "before load", root)
+            self._joint = training or (not self._trained and self.loads.intends_to_train(self._observe()))
+        if self._joint:
+            self.verdicts.opens()
+            self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
+        found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe(), again=self._trained))
+        if self._joint:
+            self.loads.opened(None)
+            self.verdicts.decide([*checks, *found], "before load", root)
+        else:  # no collective: one rank alone may load in order to evaluate
+            self.loads.defer([*checks, *found])
         self._loading = True
 
     def after_load(self, directory: Path, *, generators: bool = True) -> None:
@@ -198,26 +218,39 @@ class GuardSession:
         if self.off:
             return
         self._loading, self._identity = False, {}
-        self.start.loaded_from = Path(directory)
         with self.contained("load"):
             self.envelope.loaded()
-            self.start.loaded_from = checkpoint_root(directory)
-        self._decide_after_load("memory", lambda: self.loads.check_after(self._live()))
+            if not self._joint:
+                self.verdicts.opens()
+            self.loads.opened(checkpoint_root(directory))
+            self._reopen()
+        self._judge_load("memory", lambda: self.loads.check_after(self._live()))
+        if self._joint and not self._training:
+            self.verdicts.decide((), "after load", self.start.loaded_from)  # hear of a rank whose load failed
         if generators:
             self.generators_restored()
+        with self.contained("load"):
+            self.loads.say_pending(trains=bool(self._observe().optimizers))
 
     def generators_restored(self) -> None:
         """The framework has restored the random generators, and nothing has drawn from them yet: compare them."""
         if not self.off and self.start.expectation is not None:
-            self._decide_after_load("random generators", lambda: self.loads.check_generators(self._observe().topology))
+            self._judge_load("random generators", lambda: self.loads.check_generators(self._observe().topology))
 
-    def _decide_after_load(self, name: str, checks: Callable[[], list[Check]]) -> None:
-        self.verdicts.decide(run_checks(name, checks), "after load", self.start.loaded_from)
+    def _judge_load(self, name: str, checks: Callable[[], list[Check]]) -> None:
+        """Refuse what differs where the framework trains from here; else keep it for an optimizer step, if one follows."""
+        found = run_checks(name, checks)
+        if self._training:
+            self.verdicts.decide(found, "after load", self.start.loaded_from)
+        else:
+            self.loads.defer(found)
 
     def load_failed(self, problem: BaseException) -> None:
         """The framework's own load raised on this rank: tell the other ranks, which would wait for ever."""
         self._loading = False
-        if not self.off and self.ranks.world_size > 1:
+        if not self.off and not self._joint:
+            self.journal.say("load", f"a load failed ({reason_of(problem)}): whether memory holds one whole state is unknown")
+        elif not self.off and self.ranks.world_size > 1:
             where = f"rank {self.ranks.rank}"
             self.verdicts.exchange([failed("load", "F2", found=reason_of(problem), where=where)])
 
@@ -228,6 +261,7 @@ class GuardSession:
         """
         if not self.off:
             self._identity = {}
+            self.begins()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
                 self.envelope.loaded()
@@ -255,6 +289,22 @@ class GuardSession:
     def retire(self) -> None:
         """The guard could not be set up completely: it does nothing more in this launch."""
         self._retired = self.envelope.off = True
+
+    def begins(self) -> None:
+        """A framework begins to train; when this process has trained before (`fit` or `train` again), all begins anew."""
+        if not self.off and self._trained:
+            with self.contained("beginning"):
+                self.verdicts.opens()
+                self.loads.begins()
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """The next optimizer step is a first one: tripwires and counts of the state before it no longer hold."""
+        self._stepped, self._steps_here, self._tripwire = False, 0, None
+        self._recent.clear()
+        self._witness = self._witness.predict(())
+        if self._trained:
+            self.batches.restart()
 
     def prepared(self) -> None:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
@@ -319,8 +369,8 @@ class GuardSession:
         if optimizer is None:
             return True
         live = self._observe()
-        if not live.optimizers and self.start.loaded_from is not None and self.verdicts.refusal is None:
-            return True
+        if not live.optimizers and not live.models and self.start.loaded_from is not None and self.verdicts.refusal is None:
+            return True  # the load came before anything was prepared, and loaded nothing
         return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
 
     def _first_step(self, optimizer: Any) -> None:
@@ -347,6 +397,7 @@ class GuardSession:
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)
+        self._trained = True
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
         saved = expected.trained if expected else None
@@ -355,7 +406,7 @@ class GuardSession:
         self.start.start_step = next((m.step for m in (found, expected) if m and m.step is not None), 0)
         if found.next_lrs is not None:
             self._witness = self._witness.predict(found.next_lrs)
-        yield from check_first_step(
+        checks = check_first_step(
             self.loads,
             live,
             found,
@@ -365,6 +416,8 @@ class GuardSession:
             first_batches=first_batches,
             same_data=self.options.same_data,
         )
+        yield from settle(self.loads, list(checks))
+        self.loads.trained(live.models)
         if self.start.expectation is not None:
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found))
 

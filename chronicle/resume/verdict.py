@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ NO_BASIS = "it carries no description of its memory: it was saved without the gu
 
 @dataclass(slots=True)
 class StartingPoint:
-    """How this launch began, as far as it is known by now."""
+    """How this launch began, or how it went on after its latest load, as far as it is known by now."""
 
     expectation: Expectation | None = None
     loaded_from: Path | None = None  # the checkpoint
@@ -42,6 +42,12 @@ class StartingPoint:
     start_step: int | None = None  # optimizer steps completed when the first step of this launch began
     carried: tuple[Carried, ...] = ()  # options of rollbacks that the guard applies in this launch
     no_basis: str = ""  # why there is nothing to compare with, where that is known
+    again: bool = False  # this process had trained before: a reload, or a second call of `fit` or `train`
+
+    def adopt(self, other: "StartingPoint") -> None:
+        """Begin anew as `other` says; every holder of this object sees it."""
+        for part in fields(self):
+            setattr(self, part.name, getattr(other, part.name))
 
     @property
     def resumed(self) -> bool:

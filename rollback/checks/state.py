@@ -57,7 +57,7 @@ def check_steps(state: CheckpointState) -> Iterator[Finding]:
             continue
         if state.checkpoint.step_source == "counters":  # a script's own counter: what it counts is unknown
             yield _finding("F4", Severity.INFO, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
-                           f"the optimizer has made {named} steps: not compared, what the script counts is unknown")  # fmt: skip
+                           f"the optimizer has made {named} steps: not compared, the script may count otherwise")  # fmt: skip
         else:
             yield _finding("F4", Severity.ERROR, name.partition(":")[0], f"{name.rpartition(':')[2]} is {_short(value)}, "
                            f"the checkpoint has step {named}", WRONG_FILE)  # fmt: skip

@@ -235,7 +235,8 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
     if manifest is None:
         return None, []
     if manifest.step is not None and checkpoint.step is not None and manifest.step != checkpoint.step:
-        message = f"the manifest is for step {manifest.step}, the checkpoint for step {checkpoint.step} by its {checkpoint.step_source}"
+        own = f"the checkpoint for step {checkpoint.step} by its {checkpoint.step_source}"
+        message = f"the manifest is for step {manifest.step}, {own}"
         other = _from_error("F4", RollbackError(message), "chronicle-manifest.json")
         # a script may count epochs or micro-steps in its names; a manifest made by hand knows no more than the name
         return manifest, [other if manifest.written is None else replace(other, severity=Severity.WARN)]

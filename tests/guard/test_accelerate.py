@@ -159,11 +159,15 @@ def test_load_before_prepare_is_refused(run_dir: Path, checkpoint: Path) -> None
     """Flow-Factory #172: `load_state` before `prepare` has no effect at all, and says nothing."""
     first_launch(run_dir, checkpoint)
     launch = start(run_dir, seed=1)
-    launch.accelerator._models.clear()
-    launch.accelerator._optimizers.clear()
-    launch.accelerator._schedulers.clear()
+    parts = [launch.accelerator._models, launch.accelerator._optimizers, launch.accelerator._schedulers]
+    prepared = [list(part) for part in parts]
+    for part in parts:
+        part.clear()
+    launch.accelerator.load_state(str(checkpoint))  # it could be for an evaluation
+    for part, things in zip(parts, prepared, strict=True):
+        part.extend(things)
     with pytest.raises(ResumeRefused):
-        launch.accelerator.load_state(str(checkpoint))
+        launch.train(1)
 
 
 def test_missing_random_state_is_refused_although_accelerate_skips_it(run_dir: Path, checkpoint: Path) -> None:
@@ -432,8 +436,10 @@ def test_contract_of_a_rollback_overrules_the_manifest(run_dir: Path, checkpoint
     """After `--lr-scale 0.5` memory must hold half the LR; the old LR is now the mistake."""
     first_launch(run_dir, checkpoint)
     write_contract(run_dir, checkpoint, ratio=0.5)
+    launch = start(run_dir, seed=1)
+    launch.accelerator.load_state(str(checkpoint))
     with pytest.raises(ResumeRefused):
-        start(run_dir, seed=1).accelerator.load_state(str(checkpoint))
+        launch.train(1)
     assert "learning rate per group" in failed_names(run_dir)
     halve_lr(checkpoint)
     launch = start(run_dir, seed=1)
@@ -527,10 +533,10 @@ def test_damaged_promise_is_refused_not_ignored(run_dir: Path, checkpoint: Path,
 def test_refusal_that_is_swallowed_comes_again_at_the_step(run_dir: Path, checkpoint: Path) -> None:
     first_launch(run_dir, checkpoint)
     launch = start(run_dir, seed=1, prepare_scheduler=False)
-    with pytest.raises(ResumeRefused):
-        launch.accelerator.load_state(str(checkpoint))
-    with pytest.raises(ResumeRefused):
-        launch.train(1)
+    launch.accelerator.load_state(str(checkpoint))
+    for _ in range(2):
+        with pytest.raises(ResumeRefused):
+            launch.train(1)
 
 
 def test_refusal_is_no_exception_that_a_broad_handler_could_swallow() -> None:

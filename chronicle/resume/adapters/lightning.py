@@ -52,8 +52,10 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         if stage != "fit" or others[0] is not self:
             return
         self._trainer = trainer
-        self._session = GuardSession(self._observe, self._options)
-        hook_optimizer_steps(self._session)
+        if self._session is None:
+            self._session = GuardSession(self._observe, self._options)
+            hook_optimizer_steps(self._session)
+        self._session.begins()
         self._session.batches.watch(pl_module)
         self._session.envelope.watch(pl_module)
         original = trainer.save_checkpoint
@@ -91,7 +93,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         path = trainer.ckpt_path
         if self._session is None or not path:
             return
-        self._session.before_load(Path(path), memory=self._found)
+        self._session.before_load(Path(path), memory=self._found, training=True)
         self._session.after_load(Path(path), generators=False)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -46,6 +46,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         """Compare: everything but the generators has been loaded, if anything was."""
         self._parts = {**parts, "args": args, "state": state}
         session = self.session
+        session.begins()
         session.batches.watch(parts["model"])
         session.envelope.watch(parts["model"])
         if state.global_step <= 0:
@@ -54,7 +55,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         # at an epoch's start the loader draws from the generators before the guard could compare them
         session.data.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
         self._waits_for_generators = session.data.mid_epoch and not args.ignore_data_skip
-        session.before_load(directory)
+        session.before_load(directory, training=True)
         session.after_load(directory, generators=False)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -16,7 +16,7 @@ from chronicle.resume.memory import Memory
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import digest_file
 from rollback.checks.verify import verify_checkpoint
-from rollback.errors import RollbackError, Severity, UnknownFormat, UnreadableFile
+from rollback.errors import CheckpointNotFound, RollbackError, Severity, UnknownFormat, UnreadableFile
 
 __all__ = [
     "check_contract",
@@ -40,6 +40,8 @@ def check_files(root: Path) -> list[Check]:
         findings = verify_checkpoint(open_checkpoint(root), full=True)
     except UnknownFormat:
         return []  # a writer `rollback` does not know: memory is still compared
+    except CheckpointNotFound as problem:  # the framework loads from elsewhere: a remote path, or a name of its own
+        return [not_compared("checkpoint files", "F2", problem.message, where=str(root))]
     except RollbackError as problem:
         cause = problem.remedy or ""
         return [failed("checkpoint files", "F2", found=problem.message, where=str(root), cause=cause)]
@@ -79,10 +81,10 @@ def check_digest(path: Path, expected: str | None) -> list[Check]:
     return [failed("checkpoint file", "F3", expected=expected[:16], found=found[:16], where=str(path), cause=cause)]
 
 
-def check_run_state(root: Path, memory: Memory | None, history: GuardHistory) -> list[Check]:
-    """F1: a checkpoint that the journal knows has its manifest, and no transaction is open."""
+def check_run_state(root: Path, sealed: bool, history: GuardHistory) -> list[Check]:
+    """F1: a checkpoint that the journal knows has its manifest (it is `sealed`), and no transaction is open."""
     checks = []
-    if memory is None and any(Path(path) == root for _, path in history.checkpoints):
+    if not sealed and any(Path(path) == root for _, path in history.checkpoints):
         checks.append(
             failed(
                 "manifest",
@@ -126,7 +128,10 @@ def check_contract(
 
 
 def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contract: Contract | None) -> list[Check]:
-    """F9: no newer checkpoint of the same weights exists, unless a rollback chose this one (else a stale pointer)."""
+    """F9: whether a newer checkpoint of the same weights exists that no rollback left behind.
+
+    A person may go back on purpose, and a stale pointer looks the same: it is said with both steps, and not refused.
+    """
     step = memory.step if memory else None
     if step is None or (contract is not None and same_checkpoint(contract, root, memory)):
         return []
@@ -137,14 +142,13 @@ def check_newest(memory: Memory | None, root: Path, history: GuardHistory, contr
         return []
     saved, path = max(newer)
     return [
-        failed(
+        noted(
             "newest checkpoint",
             "F9",
             expected=f"step {saved}: {path}",
             found=f"step {step}: {root}",
             where="checkpoints in the journal",
-            cause="the pointer is stale, or checkpoint names were sorted as text; to go back on purpose: "
-            f'`chronicle rollback --to {step}`, or accept "checkpoint: why"',
+            cause=f"step {step} was loaded, and step {saved} exists (`{path}`): on purpose, or a stale pointer",
         )
     ]
 

@@ -1,0 +1,135 @@
+"""Lightning: several optimizers are counted as Lightning counts, and `fit` and `test` may be called again."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+import lightning.pytorch as pl
+
+from chronicle import ResumeRefused
+from chronicle.resume.adapters.lightning import ChronicleCallback
+from rollback.api import verify
+from rollback.checkpoint.listing import open_checkpoint
+from rollback.errors import Severity
+from tests.guard.test_lightning import Regression, verdicts
+
+
+class Adversarial(pl.LightningModule):
+    """Two optimizers by hand; the generator steps at every `every`-th batch."""
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.critic, self.every = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), every
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        (x,) = batch
+        of_generator, of_critic = self.optimizers()  # type: ignore[attr-defined]
+        self._turn(of_critic, self.critic(x).mean() - self.critic(self.generator(x).detach()).mean())
+        if batch_idx % self.every == 0:
+            self._turn(of_generator, -self.critic(self.generator(x)).mean())
+
+    def _turn(self, optimizer: Any, loss: torch.Tensor) -> None:
+        self.toggle_optimizer(optimizer)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.generator, self.critic)], []
+
+
+class Tested(Regression):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        return None
+
+
+def rows() -> Any:
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
+    return torch.utils.data.DataLoader(data, batch_size=8)
+
+
+def trainer_of(root: Path, run_dir: Path, max_epochs: int, **options: Any) -> Any:
+    keeper = pl.callbacks.ModelCheckpoint(dirpath=str(root / "ck"), every_n_epochs=1, save_top_k=-1, **options)
+    return pl.Trainer(
+        max_epochs=max_epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(root),
+        callbacks=[ChronicleCallback(run_dir), keeper],
+    )
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_two_optimizers_resume_and_verify_by_their_sum(tmp_path: Path, run_dir: Path, every: int) -> None:
+    """`global_step` is the sum of all optimizers' steps, in the file's name, in the file and in the guard's record."""
+    torch.manual_seed(0)
+    trainer = trainer_of(tmp_path, run_dir, 1)
+    trainer.fit(Adversarial(every), rows())
+    trainer.callbacks[0].session.sealer.finish()
+    (saved,) = (tmp_path / "ck").glob("*.ckpt")
+    shutil.copy(saved, tmp_path / "ck" / "last.ckpt")  # its name has no step
+    steps = 4 + 4 // every
+    for path in (saved, tmp_path / "ck" / "last.ckpt"):
+        assert open_checkpoint(path).step == steps
+        assert [f for f in verify(path, full=True) if f.severity is not Severity.INFO] == []
+    trainer_of(tmp_path, run_dir, 2).fit(Adversarial(every), rows(), ckpt_path=str(saved))
+    assert [one["verdict"] for one in verdicts(run_dir)][1:] != ["refused"]
+
+
+def test_two_optimizers_of_which_one_was_not_restored_are_refused(tmp_path: Path, run_dir: Path) -> None:
+    trainer_of(tmp_path, run_dir, 1).fit(Adversarial(), rows())
+    (saved,) = (tmp_path / "ck").glob("*.ckpt")
+
+    class Forgets(Adversarial):
+        def on_train_start(self) -> None:
+            self.optimizers()[1].state.clear()  # type: ignore[index]
+
+    with pytest.raises(ResumeRefused):
+        trainer_of(tmp_path, run_dir, 2).fit(Forgets(), rows(), ckpt_path=str(saved))
+
+
+def test_fit_again_and_test_of_an_older_checkpoint_are_quiet(tmp_path: Path, run_dir: Path) -> None:
+    """In one process: fit, test of the first checkpoint, fit with the weights in memory, fit from a checkpoint."""
+    module = Tested()
+    trainer = trainer_of(tmp_path, run_dir, 2)
+    trainer.fit(module, rows())
+    saved = sorted((tmp_path / "ck").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    trainer.test(module, rows(), ckpt_path=str(saved[0]))
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(module, rows())
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, rows(), ckpt_path=str(saved[-1]))
+    found = verdicts(run_dir)
+    assert "refused" not in [one["verdict"] for one in found]
+    assert len(found) == 3  # one for each `fit`
+    assert [one["name"] for one in found[1]["noted"]] == ["resume"]
+
+
+def test_second_fit_from_a_wrong_state_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    module = Regression()
+    trainer = trainer_of(tmp_path, run_dir, 1)
+    trainer.fit(module, rows())
+    (saved,) = (tmp_path / "ck").glob("*.ckpt")
+    trainer.fit_loop.max_epochs = 3
+    module.on_train_start = lambda: trainer.optimizers[0].state.clear()  # type: ignore[method-assign]
+    with pytest.raises(ResumeRefused):
+        trainer.fit(module, rows(), ckpt_path=str(saved))
+
+
+def test_weights_alone_are_no_checkpoint_to_train_from_and_are_evaluated_quietly(tmp_path: Path, run_dir: Path) -> None:
+    module = Tested()
+    trainer = trainer_of(tmp_path, run_dir, 1, save_weights_only=True)
+    trainer.fit(module, rows())
+    (saved,) = (tmp_path / "ck").glob("*.ckpt")
+    trainer.test(module, rows(), ckpt_path=str(saved))
+    assert not [f for f in verify(saved, full=True) if f.severity is Severity.ERROR]
