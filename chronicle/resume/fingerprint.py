@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from chronicle.resume.faults import raised_by_script, reason_of
+from chronicle.resume.horizon import bound_numbers
 from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, number, raw_optimizer
 from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler
 
@@ -211,6 +212,7 @@ def _scheduler(bound: BoundScheduler) -> Scheduler:
         last_lr=tuple(lr for one in last_lr if (lr := number(one)) is not None) if isinstance(last_lr, (list, tuple)) else (),
         unit=bound.unit,
         further=forecast_further(bound),
+        bound=bound_numbers(bound),
     )
 
 

@@ -31,6 +31,7 @@ from chronicle.resume.checks.memory import check_loaded, check_memory, check_mod
 from chronicle.resume.checks.run import check_identity, check_ranks, check_sound
 from chronicle.resume.checks.trained import check_trained
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.horizon import note_longer_schedule
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
 from chronicle.resume.verdict import StartingPoint
@@ -95,9 +96,12 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
 GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
 
 
-def settle(loads: Loads, checks: Sequence[Check]) -> list[Check]:
-    """The checks of a first step with what its load showed and was not compared again; a reload lets some values go on."""
-    every = [*checks, *loads.not_compared_again(checks)]
+def settle(loads: Loads, checks: Sequence[Check], live: LiveState) -> list[Check]:
+    """The checks of a first step with what its load showed and was not compared again.
+
+    A longer schedule is noted, and a reload lets some values go on.
+    """
+    every = note_longer_schedule([*checks, *loads.not_compared_again(checks)], loads.start.expectation, live.schedulers)
     return [_goes_on(check) if loads.start.again else check for check in every]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "number",
     "raw_optimizer",
     "raw_scheduler",
+    "schedule_functions",
     "warmed",
 ]
 
@@ -154,13 +155,23 @@ def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for scheduler in _family(bound.scheduler):
-            begin = getattr(scheduler, "last_epoch", None)
-            functions = {id(f): f for f in getattr(scheduler, "lr_lambdas", None) or () if f is not None}
-            if isinstance(begin, int) and type(scheduler).__name__ == "LambdaLR":
-                rows += [_look_ahead(function, begin, bound.unit) for function in functions.values()]
+            if functions := list(_functions_of(scheduler)):
+                rows += [_look_ahead(function, begin, bound.unit) for function, begin in functions]
             elif isinstance(getattr(scheduler, "last_batch_iteration", None), int) and hasattr(scheduler, "get_lr"):
                 rows.append(_look_ahead(_at_iteration(scheduler), scheduler.last_batch_iteration, 1))
     return tuple(rows[:NUM_FUNCTIONS])
+
+
+def schedule_functions(scheduler: Any) -> list[tuple[Any, int]]:
+    """The functions of the step in a scheduler and its parts, each with its present step; as many as are recorded."""
+    return [pair for part in _family(scheduler) for pair in _functions_of(part)][:NUM_FUNCTIONS]
+
+
+def _functions_of(scheduler: Any) -> Iterator[tuple[Any, int]]:
+    begin = getattr(scheduler, "last_epoch", None)
+    if isinstance(begin, int) and type(scheduler).__name__ == "LambdaLR":
+        functions = {id(f): f for f in getattr(scheduler, "lr_lambdas", None) or () if f is not None}
+        yield from ((function, begin) for function in functions.values())
 
 
 def _look_ahead(function: Any, begin: int, unit: int) -> tuple[float, ...]:

@@ -40,6 +40,7 @@ from chronicle.resume.fingerprint import (
     rng_digests,
 )
 from chronicle.resume.honours import Honours
+from chronicle.resume.horizon import note_longer_schedule
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import Memory, RankDigest
 from chronicle.resume.save import read_memory
@@ -157,7 +158,8 @@ class Loads:
         )
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
-        return check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
+        checks = check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
+        return note_longer_schedule(checks, self.start.expectation, live.schedulers)
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""

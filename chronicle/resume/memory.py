@@ -52,6 +52,7 @@ class Scheduler:
     last_lr: tuple[float, ...] = ()
     unit: int = 1
     further: tuple[tuple[float, ...], ...] = ()  # values of its functions, far ahead (`learning_rate.far_points`)
+    bound: tuple[Mapping[str, float], ...] = ()  # numbers bound in each function, by name (`horizon.bound_numbers`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +251,7 @@ def _scheduler_json(scheduler: Scheduler) -> dict[str, Any]:
         "last_lr": list(scheduler.last_lr),
         "unit": scheduler.unit,
         "further": [list(row) for row in scheduler.further],
+        **({"bound": [dict(numbers) for numbers in scheduler.bound]} if scheduler.bound else {}),
     }
 
 
@@ -261,6 +263,7 @@ def _parse_scheduler(record: Mapping[str, Any]) -> Scheduler:
         last_lr=tuple(float(lr) for lr in record.get("last_lr") or ()),
         unit=int(record.get("unit") or 1),
         further=tuple(tuple(float(lr) for lr in row) for row in record.get("further") or ()),
+        bound=tuple(dict(numbers) for numbers in record.get("bound") or ()),
     )
 
 

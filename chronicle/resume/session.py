@@ -25,6 +25,7 @@ from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
 from chronicle.resume.first_step import check_first_step, settle
 from chronicle.resume.honours import Honours
+from chronicle.resume.horizon import SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
@@ -416,17 +417,19 @@ class GuardSession:
             first_batches=first_batches,
             same_data=self.options.same_data,
         )
-        yield from settle(self.loads, list(checks))
+        settled = settle(self.loads, list(checks), live)
+        yield from settled
         self.loads.trained(live.models)
         if self.start.expectation is not None:
-            yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found))
+            longer = any(check.name == SCHEDULE for check in settled)
+            yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
-    def _begin_tripwire(self, live: LiveState, found: Memory) -> Iterator[Check]:
+    def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
         assert self.start.expectation is not None
         own = None
         if found.next_lrs is not None:
             own = forecast_lrs(live.optimizers, live.schedulers, NUM_TRIPWIRE_STEPS)
-        self._tripwire = LrTripwire.after(self.start.expectation, found, own)
+        self._tripwire = LrTripwire.after(self.start.expectation, found, own, longer=longer)
         yield from ()
 
     def _say_what_is_not_applied(self) -> None:

@@ -124,7 +124,7 @@ def test_older_checkpoint_is_said_with_both_steps_and_not_refused(
 def test_load_that_fails_in_a_running_training_ends_nothing(run_dir: Path, checkpoint: Path) -> None:
     launch, _ = two_checkpoints(run_dir, checkpoint)
     (checkpoint / "optimizer.bin").write_bytes(b"torn")
-    with pytest.raises(Exception):  # noqa: B017, PT011 whatever torch says about it
+    with pytest.raises(Exception):  # whatever torch says about it
         launch.accelerator.load_state(str(checkpoint))
     launch.train(2)
 

@@ -87,11 +87,13 @@ class LrTripwire:
     position: int = 0
 
     @classmethod
-    def after(cls, expectation: Expectation, found: Memory, own: Sequence[LrRow] | None) -> "LrTripwire":
-        """The rows promised at the save, continued by this launch's `own` forecast."""
+    def after(
+        cls, expectation: Expectation, found: Memory, own: Sequence[LrRow] | None, *, longer: bool = False
+    ) -> "LrTripwire":
+        """The rows promised at the save, continued by this launch's `own` forecast. `longer`: the schedule was extended."""
         # a warm-up after a rollback and another number of ranks change the LR: the own forecast knows both, the
         # rows of the save do not
-        is_own = expectation.warms_up or other_world(expectation, found)
+        is_own = longer or expectation.warms_up or other_world(expectation, found)
         promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
         source = expectation.memory.lr_source if expectation.memory else "untested"
