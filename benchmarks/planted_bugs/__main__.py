@@ -173,10 +173,12 @@ def _summary(title: str, results: Sequence[Result]) -> str:
     before = sum(result.outcome in (Outcome.BEFORE, Outcome.FRAMEWORK) for result in at_load)
     acting = sum(result.outcome in (Outcome.BEFORE, Outcome.ACTING) for result in later)
     log = sum(result.outcome is Outcome.LOG for result in results)
-    missed = sum(result.outcome is Outcome.MISSED for result in (*at_load, *later))
+    allowed = [result for result in results if result.acts == Acts.ALLOWED]
+    said = sum(result.outcome is Outcome.SAID for result in allowed)
+    missed = sum(result.outcome is Outcome.MISSED for result in (*at_load, *later, *allowed))
     return (
         f"{title}: {len(results)} causes; wrong at the load: {before} of {len(at_load)} stopped before step 1; "
-        f"acting later: {acting} of {len(later)} stopped when they act; only in the log: {log}; missed: {missed}; "
+        f"acting later: {acting} of {len(later)} stopped when they act; allowed: {said} of {len(allowed)} said; only in the log: {log}; missed: {missed}; "
         f"without a trace: {len(unseen)}"
     )
 

@@ -105,7 +105,7 @@ def _(plan: Plan) -> None:
     plan.num_steps = 240
 
 
-@cause(ACC, "older checkpoint is loaded although a newer one is whole", OLDER)
+@cause(ACC, "older checkpoint is loaded although a newer one is whole", OLDER, acts=Acts.ALLOWED)
 def _(plan: Plan) -> None:
     plan.first["saves_again"] = True
 
@@ -178,7 +178,7 @@ def _(plan: Plan) -> None:
     plan.files.append(older)
 
 
-@cause(HF, "older checkpoint is loaded although a newer one is whole", "transformers PR #9822")
+@cause(HF, "older checkpoint is loaded although a newer one is whole", "transformers PR #9822", acts=Acts.ALLOWED)
 def _(plan: Plan) -> None:
     plan.first["saves_again"] = True
 
@@ -284,7 +284,7 @@ def _(plan: Plan) -> None:
     plan.after_load.append(lambda loop: next(loop.model.parameters()).requires_grad_(False))
 
 
-@cause(DS, "`latest` names an older checkpoint", "stale pointer")
+@cause(DS, "`latest` names an older checkpoint", "stale pointer", acts=Acts.ALLOWED)
 def _(plan: Plan) -> None:
     plan.first["saves_again"] = True
     plan.files.append(lambda c: (c.parent / "latest").write_text(c.name))

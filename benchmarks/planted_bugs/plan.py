@@ -16,6 +16,7 @@ class Acts(StrEnum):
 
     AT_LOAD = "load"  # state is wrong when the first step begins
     LATER = "later"  # nothing is wrong until a later step
+    ALLOWED = "allowed, said"  # may be on purpose: one line names it, and nothing is refused
     NEVER_SEEN = "no trace"  # leaves no trace in files, memory or the first data: not detectable
 
 

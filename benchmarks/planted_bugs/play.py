@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted_bugs.plan import Cause, Plan, Row
+from benchmarks.planted_bugs.plan import Acts, Cause, Plan, Row
 from chronicle import ResumeRefused
 from chronicle.resume.checks.tripwires import check_log
 
@@ -39,6 +39,7 @@ class Outcome(StrEnum):
     BEFORE = "before step 1"
     ACTING = "at a later step"
     FRAMEWORK = "framework error"
+    SAID = "noted, with both values"
     LOG = "log only"
     MISSED = "missed"
     HEALTHY = "passed"
@@ -91,6 +92,8 @@ def play(
         barrier()
         checkpoint = _moved(checkpoint, folder) if plan.moved else checkpoint
         outcome, detail = _resume(rig, checkpoint, run_dir, plan, rows)
+    if outcome is None and cause.acts is Acts.ALLOWED and (noted := _noted(said.getvalue())):
+        outcome, detail = Outcome.SAID, noted
     if outcome is None:
         outcome, detail = _look_at_log(before, rows)
     return Result(
@@ -103,6 +106,12 @@ def play(
         step=len(rows) + 1,
         detail=detail[:160],
     )
+
+
+def _noted(text: str) -> str:
+    """What the guard named on stderr of the differences that may be on purpose; "" when it said nothing."""
+    markers = tuple(f"chronicle guard: noted: {name}: " for name in ("newest checkpoint", "schedule"))
+    return next((line.partition("noted: ")[2] for line in text.splitlines() if line.startswith(markers)), "")
 
 
 def _move(checkpoint: Path, folder: Path) -> None:

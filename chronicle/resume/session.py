@@ -92,7 +92,7 @@ class GuardSession:
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
-        self._trained = False  # ever
+        self._ever_stepped = False  # ever
         self._loading = False
         self._training = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
@@ -199,11 +199,11 @@ class GuardSession:
         with self.contained("load"):
             self.sealer.finish()
             root = checkpoint_root(directory)
-            self._joint = training or (not self._trained and self.loads.intends_to_train(self._observe()))
+            self._joint = training or (not self._ever_stepped and self.loads.intends_to_train(self._observe()))
         if self._joint:
             self.verdicts.opens()
             self.verdicts.exchange(())  # no rank looks for a manifest that the main process is still writing
-        found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe(), again=self._trained))
+        found = run_checks("files", lambda: self.loads.check_before(root, memory, self._observe(), again=self._ever_stepped))
         if self._joint:
             self.loads.opened(None)
             self.verdicts.decide([*checks, *found], "before load", root)
@@ -293,7 +293,7 @@ class GuardSession:
 
     def begins(self) -> None:
         """A framework begins to train; when this process has trained before (`fit` or `train` again), all begins anew."""
-        if not self.off and self._trained:
+        if not self.off and self._ever_stepped:
             with self.contained("beginning"):
                 self.verdicts.opens()
                 self.loads.begins()
@@ -304,7 +304,7 @@ class GuardSession:
         self._stepped, self._steps_here, self._tripwire = False, 0, None
         self._recent.clear()
         self._witness = self._witness.predict(())
-        if self._trained:
+        if self._ever_stepped:
             self.batches.restart()
 
     def prepared(self) -> None:
@@ -398,7 +398,7 @@ class GuardSession:
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)
-        self._trained = True
+        self._ever_stepped = True
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
         saved = expected.trained if expected else None

@@ -55,7 +55,6 @@ def test_what_was_missed_at_first_sight_is_stopped() -> None:
         "momentum set again from the arguments",
         "frozen layer becomes trainable",
         "model is left in evaluation mode",
-        "older checkpoint is loaded although a newer one is whole",
         "update counter of an average starts again",
         "largest second moments of AMSGrad lost",
     )
@@ -63,6 +62,12 @@ def test_what_was_missed_at_first_sight_is_stopped() -> None:
         wanted = [item for item in EVERYTHING if item[1].rig == rig and item[1].name in names]
         results = play_here(rig, wanted, guarded=True)
         assert [result.outcome for result in results] == [Outcome.BEFORE] * len(wanted), format_report(results)
+
+
+def test_older_checkpoint_is_said_and_goes_on() -> None:
+    wanted = [item for item in EVERYTHING if item[1].acts is Acts.ALLOWED and item[1].rig == "accelerate"]
+    results = play_here("accelerate", wanted, guarded=True)
+    assert [result.outcome for result in results] == [Outcome.SAID] * len(wanted) != [], format_report(results)
 
 
 def test_false_alarms_of_the_first_sight_are_none_any_more() -> None:
