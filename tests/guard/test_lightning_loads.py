@@ -45,7 +45,7 @@ class Adversarial(pl.LightningModule):
         return [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (self.generator, self.critic)], []
 
 
-class Tested(Regression):
+class Evaluated(Regression):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         return None
 
@@ -100,7 +100,7 @@ def test_two_optimizers_of_which_one_was_not_restored_are_refused(tmp_path: Path
 
 def test_fit_again_and_test_of_an_older_checkpoint_are_quiet(tmp_path: Path, run_dir: Path) -> None:
     """In one process: fit, test of the first checkpoint, fit with the weights in memory, fit from a checkpoint."""
-    module = Tested()
+    module = Evaluated()
     trainer = trainer_of(tmp_path, run_dir, 2)
     trainer.fit(module, rows())
     saved = sorted((tmp_path / "ck").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
@@ -127,7 +127,7 @@ def test_second_fit_from_a_wrong_state_is_refused(tmp_path: Path, run_dir: Path)
 
 
 def test_weights_alone_are_no_checkpoint_to_train_from_and_are_evaluated_quietly(tmp_path: Path, run_dir: Path) -> None:
-    module = Tested()
+    module = Evaluated()
     trainer = trainer_of(tmp_path, run_dir, 1, save_weights_only=True)
     trainer.fit(module, rows())
     (saved,) = (tmp_path / "ck").glob("*.ckpt")
