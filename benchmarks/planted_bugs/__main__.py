@@ -178,7 +178,8 @@ def _summary(title: str, results: Sequence[Result]) -> str:
     missed = sum(result.outcome is Outcome.MISSED for result in (*at_load, *later, *allowed))
     return (
         f"{title}: {len(results)} causes; wrong at the load: {before} of {len(at_load)} stopped before step 1; "
-        f"acting later: {acting} of {len(later)} stopped when they act; allowed: {said} of {len(allowed)} said; only in the log: {log}; missed: {missed}; "
+        f"acting later: {acting} of {len(later)} stopped when they act; "
+        f"allowed: {said} of {len(allowed)} said; only in the log: {log}; missed: {missed}; "
         f"without a trace: {len(unseen)}"
     )
 

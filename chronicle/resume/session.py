@@ -295,6 +295,7 @@ class GuardSession:
         """A framework begins to train; when this process has trained before (`fit` or `train` again), all begins anew."""
         if not self.off and self._ever_stepped:
             with self.contained("beginning"):
+                self.envelope.loaded()
                 self.verdicts.opens()
                 self.loads.begins()
                 self._reopen()
