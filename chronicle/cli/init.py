@@ -144,8 +144,7 @@ def _recorded_place(settings: Settings) -> Place:
 
 def _parent_at(source: Path, settings: Settings) -> Parent:
     """The run, launch and step that saved a checkpoint, as it says itself."""
-    from rollback.checkpoint.identity import read_identity
-    from rollback.checkpoint.listing import open_checkpoint
+    from rollback.checkpoint.listing import open_checkpoint, read_identity
 
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
     identity = read_identity(checkpoint)

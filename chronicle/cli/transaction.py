@@ -43,9 +43,8 @@ from chronicle.journal.reader import DAMAGED_HINT, damage_overridden, describe_d
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
-from rollback.checkpoint.identity import read_identity
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import open_checkpoint
+from rollback.checkpoint.listing import open_checkpoint, read_identity
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import Verification, verify_and_read
 from rollback.disk.content import ByteProgress
@@ -165,6 +164,10 @@ class OpenedRun:
                 "nothing outside the run is changed",
                 "name the right directory with --checkpoints, or undo it in the run that it belongs to",
             )
+
+    def naming(self, checkpoint: Path) -> "OpenedRun":
+        """The run, whose entries name this checkpoint by the identity that it carries."""
+        return replace(self, identity=read_identity(open_checkpoint(checkpoint, count_steps=False)))
 
     def record(self, kind: str, data: dict[str, Any]) -> str:
         """Write an entry of the transaction durably; returns its id. Raises `RollbackError` when it is not on disk.
@@ -369,7 +372,7 @@ def apply_and_report(plan: Plan, opened: OpenedRun, *, yes: bool) -> CommandResu
         done = f"already at step {plan.step}: nothing to change"
         return CommandResult(text=done, data=plan.to_json() | {"changed": False})
     agree("Apply this plan?", text, yes=yes)
-    opened = replace(opened, identity=read_identity(open_checkpoint(Path(plan.source), count_steps=False)))
+    opened = opened.naming(Path(plan.source))
     with uninterrupted():
         receipt = apply_plan(
             plan,

@@ -3,22 +3,29 @@
 Listing uses names and sizes and opens only the manifest. Where name and manifest do not give the step (Accelerate's
 `checkpoint_7` counts saves), the counters are read. Checkpoints that a rollback has moved away are in
 `<root>/../abandoned/<rollback id>/` and are listed too.
+
+The identity of a checkpoint (id, run, launch and step that saved it) is read as well, and never inferred. The guard writes it
+into its description of memory: in the manifest of a directory, in the optimizer's state of a file that a plain loop wrote,
+and among the callbacks of a Lightning checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rollback.checkpoint.formats import FORMATS
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role, StateFile, is_leftover, scan_entries
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
-from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
+from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, as_mapping, find_states
 from rollback.errors import AmbiguousStep, CheckpointNotFound, RollbackError, StrayFiles, UnknownFormat, UnreadableFile
+from rollback.files.state_file import read_state_file
+from rollback.files.torch_tree import plain_number
 
 __all__ = [
     "Checkpoint",
@@ -33,12 +40,16 @@ __all__ = [
     "list_newest_copies",
     "list_root_strays",
     "open_checkpoint",
+    "read_identity",
     "read_state",
     "refuse_strays",
     "select_checkpoint",
 ]
 
 _ABANDONED_DIR = "abandoned"
+IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer (`chronicle.resume.adapters.torch`)
+IDENTITY_CALLBACK = "ChronicleCallback"  # start of the callback's name (`chronicle.resume.adapters.lightning`)
+IDENTITY_FIELDS = {"id": str, "run_id": str, "run": str, "launch": int, "step": int}
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/].*")
 
 
@@ -348,3 +359,46 @@ def refuse_strays(checkpoint: Checkpoint) -> None:
         f"{checkpoint.format}",
         "move it out of the checkpoint, or let `chronicle verify --quarantine` do it",
     )
+
+
+# --- identity
+
+
+def read_identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """What the checkpoint says that it is; empty where it says nothing. Raises `UnreadableFile` for a damaged manifest."""
+    if checkpoint.single_file:
+        return _identity_in_file(checkpoint.path)
+    manifest = read_manifest(checkpoint.path)
+    if manifest is not None:
+        return _parse_identity((manifest.memory or {}).get("identity"))
+    found = (_identity_in_file(checkpoint.folder / file.path) for file in checkpoint.files if file.role is Role.OPTIMIZER)
+    return next((identity for identity in found if identity), {})
+
+
+def _identity_in_file(path: Path) -> Mapping[str, Any]:
+    try:
+        tree = read_state_file(path).tree
+    except (UnreadableFile, UnknownFormat):
+        return {}  # `verify` reports what is wrong with it
+    return next((identity for memory in _memories_in(tree) if (identity := _parse_identity(_part(memory, "identity")))), {})
+
+
+def _memories_in(tree: object) -> Iterator[object]:
+    """Descriptions of memory in the tree of a state file."""
+    for name, state in (as_mapping(_part(tree, "callbacks")) or {}).items():
+        if str(name).startswith(IDENTITY_CALLBACK):
+            yield _part(state, "memory")
+    for _, value, kind in find_states(tree):
+        if kind == "optimizer":
+            yield _part(value, IDENTITY_KEY)
+
+
+def _part(value: object, key: str) -> object:
+    return (as_mapping(value) or {}).get(key)
+
+
+def _parse_identity(record: object) -> dict[str, Any]:
+    """The known fields of an identity as plain values; empty unless it names a run."""
+    given = {str(key): plain_number(value) for key, value in (as_mapping(record) or {}).items()}
+    found = {key: kind(given[key]) for key, kind in IDENTITY_FIELDS.items() if isinstance(given.get(key), kind)}
+    return found if found.get("id") and found.get("run_id") else {}
