@@ -236,6 +236,8 @@ class Options:
     honours: tuple[str, ...] = ()  # options of a rollback that the trainer applies itself: warmup, skip, reshuffle
     fresh_start: bool = False
     accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
+    averages: Mapping[str, Any] = field(default_factory=dict)  # name -> averaged copy of the model (EMA)
+    objects: Mapping[str, Any] = field(default_factory=dict)  # name -> the script's own object with a `state_dict`
     mode: Mode = Mode.ENFORCE
 
 

@@ -189,7 +189,7 @@ class Loads:
         """
         if self.state is not None or self.start.state_loaded:
             live = observe()
-            state = self.state or LoadedState(frozen=frozen_parameters(live))
+            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
             self.state = replace(state, buffers=buffers_digest(live))
 
     def check_unseen(self, found: Memory, live: LiveState) -> list[Check]:

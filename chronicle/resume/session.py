@@ -50,7 +50,7 @@ class GuardSession:
         environ: Mapping[str, str] = os.environ,
         ranks: Ranks | None = None,
     ) -> None:
-        self._observe = observe
+        self._observe = lambda: self._with_named(observe())
         self._retired = False
         self.options = effective_options(options, environ)
         self.ranks = ranks or Ranks()
@@ -469,6 +469,13 @@ class GuardSession:
         """Refuse on this rank alone: no collective happens between ordinary steps."""
         moment = f"step {self._steps_here} of this launch"
         self.verdicts.refuse([check], moment, self.start.loaded_from, local=True)
+
+    def _with_named(self, live: LiveState) -> LiveState:
+        """With the averages and objects that the script named."""
+        if self.options.averages or self.options.objects:
+            live.averages = {**live.averages, **self.options.averages}
+            live.objects = {**live.objects, **self.options.objects}
+        return live
 
     def _live(self) -> LiveState:
         live = self._observe()

@@ -379,6 +379,36 @@ def test_the_same_global_batch_in_another_split_is_noted(
     loop.train(1)
 
 
+class Tally:
+    """An object of the script's own: it has a state, and nothing that torch knows."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+
+def test_objects_and_averages_that_the_script_names_are_compared(tmp_path: Path, run_dir: Path) -> None:
+    """Not every average is a module: Diffusers keeps its own in a list of tensors."""
+    tally, average = Tally(), Tally()
+    loop = Loop(run_dir, objects={"tally": tally}, averages={"ema": average})
+    loop.train(3)
+    tally.seen, average.seen = 12, 5
+    path = loop.save(tmp_path / "step-3.pt")
+    for named, wrong in (("tally", {"state of `tally`"}), ("ema", {"averaged weights `ema`"}), ("", set())):
+        tally, average = Tally(), Tally()
+        loop = Loop(run_dir, objects={"tally": tally}, averages={"ema": average})
+        loop.load(path)
+        tally.seen, average.seen = (0 if named == "tally" else 12), (0 if named == "ema" else 5)
+        if wrong:
+            with pytest.raises(ResumeRefused) as refusal:
+                loop.train(1)
+            assert names_of(refusal) == wrong
+        else:
+            loop.train(1)
+
+
 @pytest.mark.parametrize(("field", "value"), [("best", 99.0), ("num_bad_epochs", 3), ("cooldown_counter", 2)])
 def test_plateau_state_that_was_lost_is_refused(saved: Path, run_dir: Path, field: str, value: float) -> None:
     loop = Loop(run_dir, batch=8)

@@ -26,6 +26,8 @@ def guard(
     honours: Sequence[str] = (),
     fresh_start: bool = False,
     accept_change: Mapping[str, str] | None = None,
+    averages: Mapping[str, Any] | None = None,
+    objects: Mapping[str, Any] | None = None,
     mode: str = "enforce",
 ) -> T:
     """Put an `Accelerator`, a DeepSpeed engine or a Lightning `Fabric` under guard and return the same object.
@@ -37,6 +39,7 @@ def guard(
     `honours`: which of `warmup`, `skip`, `reshuffle` the script reads from `contract.json` and applies itself.
     `fresh_start`: this launch intends to start from scratch although the run has checkpoints.
     `accept_change`: what may differ, by name, with the reason.
+    `averages`, `objects`: averaged copies of the model (EMA), and own objects with a `state_dict`, by name.
 
     Raises `UsageProblem` for other objects. A refusal is raised as `ResumeRefused`.
     """
@@ -48,6 +51,8 @@ def guard(
         honours=tuple(honours),
         fresh_start=fresh_start,
         accept_change=dict(accept_change or {}),
+        averages=dict(averages or {}),
+        objects=dict(objects or {}),
         mode=Mode(mode),
     )
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}

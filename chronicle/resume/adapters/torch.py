@@ -44,10 +44,12 @@ def attach(
     data: Any = None,
     accumulation: int | None = None,
     averages: Mapping[str, Any] | None = None,
+    objects: Mapping[str, Any] | None = None,
     scaler: Any = None,
     mode: str = "enforce",
 ) -> "AttachedRun":
-    """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name.
+    """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name;
+    `objects`: the script's own objects with a `state_dict`, by name.
 
     `model`, `optimizer`, `scheduler` may be single objects or sequences of them. `data`: the DataLoader that is trained
     from, needed for `chronicle rollback --skip-batches`; one optimizer step takes `accumulation` of its batches.
@@ -61,6 +63,8 @@ def attach(
         honours=tuple(honours),
         fresh_start=fresh_start,
         accept_change=dict(accept_change or {}),
+        averages=dict(averages or {}),
+        objects=dict(objects or {}),
         mode=Mode(mode),
     )
     live = LiveState(
@@ -68,7 +72,6 @@ def attach(
         optimizers=collect_optimizers(_many(optimizer)),
         schedulers=tuple(BoundScheduler(scheduler=one) for one in _many(scheduler)),
         scaler=scaler,
-        averages=dict(averages or {}),
         loaders=() if data is None else (data,),
         reading=data,
         feed=data,
