@@ -20,6 +20,7 @@ from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.checks.run import check_next_batch
 from chronicle.resume.compiled import compiled_part, outside_graphs, see_compiled_calls
 from chronicle.resume.contract import Expectation, Options
+from chronicle.resume.faults import shield
 from chronicle.resume.feed import Shapes
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
@@ -49,6 +50,7 @@ class BatchWitness:
         self._handle: Any = None
         self._compiled = False
         self.first: tuple[str, ...] = ()  # of this launch
+        self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.shapes: Shapes | None = None  # told of every batch that is seen
 
     def watch(self, model: Any) -> None:
@@ -57,7 +59,7 @@ class BatchWitness:
             model = compiled_part(model)
             self._model = weakref.ref(model)
             _witnesses[model] = self
-            see_compiled_calls(model, self._before_compiled)
+            see_compiled_calls(model, shield(self._before_compiled, self.failed))
             self._open()
 
     def _before_compiled(self, args: Any, kwargs: Any) -> None:
@@ -67,6 +69,12 @@ class BatchWitness:
         model = self._model() if self._model is not None else None
         if model is not None:
             _before_forward(model, args, kwargs)
+
+    def failed(self, problem: Exception) -> None:
+        """Looking at a batch failed: no more batches are looked at until the next save."""
+        self._key, self._digests = None, []
+        self._unhook()
+        self.lost(problem)
 
     def after_save(self, key: str) -> None:
         """Begin a window: the next batches are those that follow this checkpoint."""
@@ -128,11 +136,16 @@ def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
         witness.see(args, kwargs)
 
 
+def _failed(problem: Exception) -> None:
+    for witness in tuple(_witnesses.values()):
+        witness.failed(problem)
+
+
 def _forward_hook() -> Callable[..., None]:
     """The hook that is registered. It takes the function's name, because a pickled model finds its hooks by name."""
     global _before_forward
     if not hasattr(_before_forward, "__wrapped__"):
-        _before_forward = outside_graphs(_before_forward)
+        _before_forward = outside_graphs(shield(_before_forward, _failed))
     return _before_forward
 
 

@@ -103,11 +103,16 @@ def shield(work: Callable[..., Any], failed: Callable[[Exception], Any]) -> Call
 
 
 def shielded(where: str) -> Callable[[F], F]:
-    """Decorates a method of an adapter that a framework calls; the adapter's `lost` hears of an error."""
+    """Decorates a method of an adapter that a framework calls; the adapter's `lost` hears of an error.
+
+    An adapter that `gave_up` is not called any more.
+    """
 
     def decorate(method: F) -> F:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self, "gave_up", False):
+                return None
             try:
                 return method(self, *args, **kwargs)
             except Exception as problem:

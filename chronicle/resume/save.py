@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import CheckpointSaved, FileDigest
+from chronicle.resume.faults import last_resort, shield
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import MEMORY_VERSION, Memory, RankDigest
 from chronicle.resume.verdict import Ranks
@@ -56,7 +57,8 @@ class Sealer:
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
         reference = weakref.ref(self)
-        atexit.register(lambda: sealer.finish() if (sealer := reference()) else None)
+        self.failed: Callable[[str, Exception], None] = lambda where, problem: None  # told of errors of the guard itself
+        atexit.register(shield(lambda: _finish(reference), lambda problem: _failed(reference, problem)))
 
     def seal(self, root: Path, memory: Memory, save_seconds: float | None = None) -> None:
         """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own."""
@@ -158,10 +160,23 @@ class Sealer:
                 work()
             except Exception as problem:  # noqa: BLE001 a thread of ours must not print a traceback into the training
                 self.journal.say("digests", f"file digests were not completed ({type(problem).__name__}: {problem})")
+                last_resort(lambda problem: self.failed("thread", problem), problem)
 
         thread = threading.Thread(target=report_errors, name="chronicle-digests", daemon=True)
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
+
+
+def _finish(reference: "weakref.ref[Sealer]") -> None:
+    sealer = reference()
+    if sealer is not None:
+        sealer.finish()
+
+
+def _failed(reference: "weakref.ref[Sealer]", problem: Exception) -> None:
+    sealer = reference()
+    if sealer is not None:
+        sealer.failed("exit", problem)
 
 
 def _topic(text: str) -> str:

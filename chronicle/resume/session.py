@@ -69,6 +69,8 @@ class GuardSession:
             self.options, self.journal, self.sealer, self.start, lambda: self.step, self._before_first_batch
         )
         self.batches = self.data.batches
+        self.batches.lost = lambda problem: self.faults.record("batch", problem)
+        self.sealer.failed = self.faults.record
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
@@ -282,6 +284,7 @@ class GuardSession:
         self.faults.record(where, problem)
         self._loading, self._tripwire = False, None
         self.start.state_loaded, self.start.expectation = True, None
+        self.start.no_basis = f"the guard failed at its {where} ({reason_of(problem)})"
         if where == "step" and not self._stepped and not self.off:
             self._stepped = True  # a later step would compare what training has changed
             with self.contained("verdict"):

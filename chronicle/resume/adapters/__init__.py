@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chronicle.errors import UsageProblem
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.resume.contract import Mode, Options
+from chronicle.resume.faults import last_resort, record_without_session
 
 __all__ = ["guard"]
 
@@ -60,18 +61,33 @@ def guard(
     if "Accelerator" in names and "accelerate" in origins:
         from chronicle.resume.adapters.accelerate import guard_accelerator
 
-        guard_accelerator(target, options)
+        _set_up(guard_accelerator, target, options)
     elif "DeepSpeedEngine" in names:
         from chronicle.resume.adapters.deepspeed import guard_engine
 
-        guard_engine(target, options)
+        _set_up(guard_engine, target, options)
     elif "Fabric" in names and origins & {"lightning", "lightning_fabric"}:
         from chronicle.resume.adapters.fabric import guard_fabric
 
-        guard_fabric(target, options)
+        _set_up(guard_fabric, target, options)
     else:
         raise UsageProblem(
             f"cannot guard a {type(target).__name__}: expected an Accelerator, a DeepSpeed engine or a Fabric",
             "plain torch: chronicle.attach(...); HF Trainer and Lightning: ChronicleCallback",
         )
     return target
+
+
+def _set_up(work: Callable[[Any, Options], Any], target: Any, options: Options) -> None:
+    """Put `target` under guard; when that fails, it trains without one, which is said and recorded."""
+    try:
+        work(target, options)
+    except ChronicleError:
+        raise
+    except Exception as problem:  # noqa: BLE001 the guard's own errors never end a training
+        session: Any = getattr(target, "chronicle", None)
+        if hasattr(session, "retire"):
+            last_resort(lambda _: session.retire(), problem)
+            last_resort(lambda problem: session.faults.record("setup", problem), problem)
+        else:
+            record_without_session("setup", problem, options.run_dir)

@@ -20,6 +20,7 @@ from accelerate import tracking
 from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
+from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
@@ -185,40 +186,51 @@ def _sharding(accelerator: Any, engines: list[Any]) -> str:
 
 
 def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    def seal(location: Any, seconds: float) -> None:
+        session.after_save(Path(location), save_seconds=seconds)
+
+    seals = shield(seal, lambda problem: session.faults.record("save", problem))
+
     @functools.wraps(original)
     def save_state(*args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
         location = original(*args, **kwargs)
         if location is not None:
-            session.after_save(Path(location), save_seconds=time.perf_counter() - begun)
+            seals(location, time.perf_counter() - begun)
         return location
 
     return save_state
 
 
 def _loading(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    def begin(input_dir: Any) -> Path | None:
+        directory, checks = resolve_directory(accelerator, input_dir)
+        if directory is not None:
+            session.before_load(directory, checks)
+        return directory
+
+    begins = shield(begin, lambda problem: session.lost("load", problem))
+    ends = shield(lambda directory: session.after_load(directory), lambda problem: session.lost("load", problem))
+
     @functools.wraps(original)
     def load_state(input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
-        directory, checks = resolve_directory(accelerator, input_dir)
+        directory = begins(input_dir)
         if directory is None:
             return original(input_dir, *args, **kwargs)  # Accelerate's own error says what is missing
-        session.before_load(directory, checks)
         try:
             # the checked directory is the one that is loaded, also under automatic naming
             result = original(str(directory), *args, **kwargs)
         except BaseException as problem:
             session.load_failed(problem)
             raise
-        session.after_load(directory)
+        ends(directory)
         return result
 
     return load_state
 
 
 def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def prepare(*args: Any, **kwargs: Any) -> Any:
-        prepared = original(*args, **kwargs)
+    def look() -> None:
         for model in accelerator._models[:1]:
             session.batches.watch(model)
             session.envelope.watch(model)
@@ -226,6 +238,13 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
             if hasattr(model, "save_checkpoint") and hasattr(model, "global_steps"):
                 hook_engine_steps(session, model)
         session.prepared()
+
+    looks = shield(look, lambda problem: session.faults.record("preparation", problem))
+
+    @functools.wraps(original)
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        prepared = original(*args, **kwargs)
+        looks()
         return prepared
 
     return prepare

@@ -9,6 +9,7 @@ from typing import Any
 from chronicle.resume.adapters.hooks import hook_engine_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
+from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
@@ -55,28 +56,44 @@ def observe_engine(engine: Any, world_size: int) -> LiveState:
 
 
 def _saving(engine: Any, original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    def seal(save_dir: Any, tag: Any, seconds: float) -> None:
+        root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
+        session.after_save(root, save_seconds=seconds)
+
+    seals = shield(seal, lambda problem: session.faults.record("save", problem))
+
     @functools.wraps(original)
     def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
         result = original(save_dir, tag, *args, **kwargs)
-        root = Path(save_dir) / str(tag if tag is not None else f"global_step{engine.global_steps}")
-        session.after_save(root, save_seconds=time.perf_counter() - begun)
+        seals(save_dir, tag, time.perf_counter() - begun)
         return result
 
     return save_checkpoint
 
 
 def _loading(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def begin(load_dir: Any, tag: Any) -> Path:
         directory, checks = _resolve(Path(load_dir), tag)
         session.before_load(directory, checks)
+        return directory
+
+    def end(directory: Path | None) -> None:
+        if directory is not None:
+            session.after_load(directory, generators=False)  # DeepSpeed's checkpoints contain none
+
+    begins = shield(begin, lambda problem: session.lost("load", problem))
+    ends = shield(end, lambda problem: session.lost("load", problem))
+
+    @functools.wraps(original)
+    def load_checkpoint(load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        directory = begins(load_dir, tag)
         try:
             result = original(load_dir, tag, *args, **kwargs)
         except BaseException as problem:
             session.load_failed(problem)
             raise
-        session.after_load(directory, generators=False)  # DeepSpeed's checkpoints contain none
+        ends(directory)
         return result
 
     return load_checkpoint

@@ -14,6 +14,7 @@ from lightning.fabric import Fabric
 
 from chronicle.resume.adapters.torch import AttachedRun
 from chronicle.resume.contract import Options
+from chronicle.resume.faults import record_without_session, shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler
 
@@ -49,6 +50,13 @@ class FabricRun:
             if _is_scheduler(thing):
                 self._take(self._schedulers, thing)
         self._refresh()
+
+    def lost(self, problem: Exception) -> None:
+        """Taking something in failed: without a guard yet, this Fabric trains without one."""
+        if self.guard is None or self.guard.session is None:
+            record_without_session("setup", problem, self._options.run_dir)
+        else:
+            self.guard.session.faults.record("setup", problem)
 
     def _take(self, known: list[Any], thing: Any) -> None:
         if not any(thing is one for one in known):
@@ -111,7 +119,7 @@ def _wrap(name: str, around: Callable[..., Any]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = _run_of(self)
+        run = shield(_run_of, lambda problem: record_without_session("setup", problem))(self)
         if run is None:
             return original(self, *args, **kwargs)
         return around(run, functools.partial(original, self), *args, **kwargs)
@@ -122,18 +130,18 @@ def _wrap(name: str, around: Callable[..., Any]) -> None:
 
 def _setting_up(run: FabricRun, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     made = original(*args, **kwargs)
-    run.set_up(made)
+    shield(run.set_up, run.lost)(made)
     return made
 
 
 def _saving(run: FabricRun, original: Callable[..., Any], path: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    run.see_state(state)
+    shield(run.see_state, run.lost)(state)
     result = original(path, state, *args, **kwargs)
-    if run.guard is not None and not run.guard.session.off:
+    if run.guard is not None and run.guard.session is not None and not run.guard.session.off:
         run.guard.saved(path)
     return result
 
 
 def _loading(run: FabricRun, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
-    run.see_state(args[0] if args else kwargs.get("state"))
+    shield(run.see_state, run.lost)(args[0] if args else kwargs.get("state"))
     return original(path, *args, **kwargs)

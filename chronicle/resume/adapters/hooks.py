@@ -13,10 +13,11 @@ from typing import Any
 
 from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.compiled import outside_graphs
-from chronicle.resume.faults import last_resort, shield
+from chronicle.resume.contract import Options
+from chronicle.resume.faults import last_resort, record_without_session, shield
 from chronicle.resume.session import GuardSession
 
-__all__ = ["StepLog", "hook_engine_steps", "hook_optimizer_steps"]
+__all__ = ["GuardedCallback", "StepLog", "hook_engine_steps", "hook_optimizer_steps"]
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
@@ -78,6 +79,26 @@ def hook_engine_steps(session: GuardSession, engine: Any) -> None:
 
     step._chronicle = True  # type: ignore[attr-defined]
     engine.step = step
+
+
+class GuardedCallback:
+    """What the callbacks of frameworks share: their `shielded` methods tell it of an error."""
+
+    _session: GuardSession | None = None
+    _options: Options
+    gave_up = False  # the guard could not be set up: this launch trains without one
+
+    def lost(self, where: str, problem: Exception) -> None:
+        """One of the methods failed: it is recorded, and what it would have found out stays unknown."""
+        if self._session is None:
+            self.gave_up = True
+            record_without_session(where, problem, self._options.run_dir)
+        elif where == "load":
+            self._session.lost(where, problem)
+        else:
+            self._session.faults.record(where, problem)
+            if where == "setup":
+                self._session.retire()
 
 
 # ---- the per-step log of a launch ------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options
+from chronicle.resume.faults import shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import Memory
@@ -22,7 +23,7 @@ from chronicle.resume.session import GuardSession
 __all__ = ["ChronicleCallback", "callbacks_factory"]
 
 
-class ChronicleCallback(Callback):  # type: ignore[misc]
+class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
     key = "ChronicleCallback"
@@ -46,6 +47,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         """The key of this state in a checkpoint's `callbacks`; Lightning requires it to be unique in a Trainer."""
         return self.key
 
+    @shielded("setup")
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Start the guard for training; of several callbacks (one given, one from the entry point) only the first does."""
         others = [c for c in trainer.callbacks if isinstance(c, ChronicleCallback)]
@@ -69,6 +71,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
             save_checkpoint._chronicle = True  # type: ignore[attr-defined]
             trainer.save_checkpoint = save_checkpoint
 
+    @shielded("save")
     def state_dict(self) -> dict[str, Any]:
         """The description of memory at this save, with the digests of all ranks that arrive within a second."""
         session = self._session
@@ -82,12 +85,14 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
             memory = replace(memory, ranks=session.sealer.collect_soon(prefix, own))
         return {"memory": memory.to_json()}
 
+    @shielded("load")
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Keep the checkpoint's description until everything else is loaded, whichever callback wrote it."""
         states = checkpoint.get("callbacks") or {}
         records = [states[key]["memory"] for key in (ChronicleCallback.key, EnteredCallback.key) if states.get(key)]
         self._found = Memory.from_json(records[0]) if records and isinstance(records[0], Mapping) else None
 
+    @shielded("load")
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Compare: model, loops, optimizers and schedulers are restored."""
         path = trainer.ckpt_path
@@ -96,6 +101,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
         self._session.before_load(Path(path), memory=self._found, training=True)
         self._session.after_load(Path(path), generators=False)
 
+    @shielded("log")
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write one line to the launch's per-step log."""
         if self._session is not None and trainer.is_global_zero:
@@ -104,6 +110,7 @@ class ChronicleCallback(Callback):  # type: ignore[misc]
             used = self._session.honours.used_lr
             self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
 
+    @shielded("save")
     def _record_save(self, path: Path) -> None:
         session = self._session
         if session is not None and not session.off:

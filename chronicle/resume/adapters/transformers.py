@@ -11,8 +11,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
+from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options
+from chronicle.resume.faults import shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
@@ -24,7 +25,7 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-([0-9]+)")
 _began = [0]  # Trainers that began to train in this process under `chronicle run`
 
 
-class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
+class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
@@ -42,6 +43,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
             hook_optimizer_steps(self._session)
         return self._session
 
+    @shielded("load")
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Compare: everything but the generators has been loaded, if anything was."""
         self._parts = {**parts, "args": args, "state": state}
@@ -58,16 +60,19 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
         session.before_load(directory, training=True)
         session.after_load(directory, generators=False)
 
+    @shielded("load")
     def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Compare the generators once: the Trainer has restored them and read the first batch."""
         if self._waits_for_generators:
             self._waits_for_generators = False
             self.session.generators_restored()
 
+    @shielded("save")
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Seal the checkpoint that was written."""
         self.session.after_save(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
+    @shielded("log")
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
         """Write one line to the launch's per-step log."""
         if state.is_world_process_zero:
@@ -77,6 +82,7 @@ class ChronicleCallback(TrainerCallback):  # type: ignore[misc]
                 values[lr] = used
             self._log.write(state.global_step, values)
 
+    @shielded("exit")
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Complete the manifests before `train()` returns."""
         self.session.sealer.finish()
