@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError, SettingsError
+from chronicle.errors import ChronicleError, SettingsError, UsageProblem
 from chronicle.journal.place import anchors_of, is_same_directory
 from chronicle.paths import RunPaths
 from chronicle.resume.memory import LrRow, Memory
@@ -33,6 +33,7 @@ __all__ = [
     "launch_number",
     "load_contract",
     "parse_change",
+    "parse_mode",
     "requested_ranks",
     "same_checkpoint",
 ]
@@ -266,6 +267,14 @@ def requested_ranks(environ: Mapping[str, str]) -> int | None:
     """How many ranks the launcher of `chronicle run` was asked for; None where its arguments leave that open."""
     text = environ.get("CHRONICLE_REQUESTED_RANKS", "")
     return int(text) if text.isdecimal() else None
+
+
+def parse_mode(text: str) -> Mode:
+    """The mode that `guard` or `attach` was given; raises `UsageProblem` for another word."""
+    try:
+        return Mode(text)
+    except ValueError:
+        raise UsageProblem(f"mode is `{text}`: expected `enforce`, `warn` or `off`") from None
 
 
 def _mode(given: Mode, environ: Mapping[str, str]) -> Mode:

@@ -102,10 +102,10 @@ def shield(work: Callable[..., Any], failed: Callable[[Exception], Any]) -> Call
     return call
 
 
-def shielded(where: str) -> Callable[[F], F]:
+def shielded(where: str, *, wrong_use: tuple[type[Exception], ...] = ()) -> Callable[[F], F]:
     """Decorates a method of an adapter that a framework calls; the adapter's `lost` hears of an error.
 
-    An adapter that `gave_up` is not called any more.
+    An adapter that `gave_up` is not called any more. Errors of `wrong_use` (arguments that do not exist) are raised.
     """
 
     def decorate(method: F) -> F:
@@ -115,6 +115,8 @@ def shielded(where: str) -> Callable[[F], F]:
                 return None
             try:
                 return method(self, *args, **kwargs)
+            except wrong_use:
+                raise
             except Exception as problem:
                 if raised_by_script(problem):
                     raise

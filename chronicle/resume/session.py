@@ -16,7 +16,8 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.resume.batches import DataWatch
-from chronicle.resume.checks.check import Check, attempt, failed
+from chronicle.resume.checks.check import Check, attempt, failed, noted
+from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
 from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
@@ -344,8 +345,12 @@ class GuardSession:
             self._first_step(optimizer)
         if self.off or self.faults.gave_up("step"):
             return
+        is_watched = False
         with self.contained("step"):
             self._watch(optimizer)
+            is_watched = True
+        if not is_watched:  # what was counted until now may be wrong: nothing is refused because of it
+            self._tripwire, self.watch_step = None, None
 
     def _watch(self, optimizer: Any) -> None:
         if not self._counts(optimizer):
@@ -421,10 +426,17 @@ class GuardSession:
             first_batches=first_batches,
             same_data=self.options.same_data,
         )
-        settled = settle(self.loads, list(checks), live)
+        settled = list(checks)
+        with self.contained("first step"):
+            settled = settle(self.loads, settled, live)
         yield from settled
-        self.loads.trained(live.models)
-        if self.start.expectation is not None:
+        with self.contained("first step"):
+            self.loads.trained(live.models)
+        if self.start.expectation is None:
+            for part, why in found.unknown.items():
+                cause = f"it cannot be described, so a resume will not compare it: {why}"
+                yield noted(PARTS.get(part, part), "M1", cause=cause)
+        else:
             longer = any(check.name == SCHEDULE for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.resume.contract import Mode, Options
+from chronicle.resume.contract import Options, parse_mode
 from chronicle.resume.faults import last_resort, record_without_session
 
 __all__ = ["guard"]
@@ -54,7 +54,7 @@ def guard(
         accept_change=dict(accept_change or {}),
         averages=dict(averages or {}),
         objects=dict(objects or {}),
-        mode=Mode(mode),
+        mode=parse_mode(mode),
     )
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
     names = {base.__name__ for base in type(target).__mro__}

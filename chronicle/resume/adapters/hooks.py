@@ -85,7 +85,7 @@ class GuardedCallback:
     """What the callbacks of frameworks share: their `shielded` methods tell it of an error."""
 
     _session: GuardSession | None = None
-    _options: Options
+    _options = Options()
     gave_up = False  # the guard could not be set up: this launch trains without one
 
     def lost(self, where: str, problem: Exception) -> None:

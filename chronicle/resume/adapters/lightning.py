@@ -28,6 +28,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
     key = "ChronicleCallback"
 
+    @shielded("setup", wrong_use=(TypeError, ValueError))
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._trainer: Any = None

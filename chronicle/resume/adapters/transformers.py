@@ -28,6 +28,7 @@ _began = [0]  # Trainers that began to train in this process under `chronicle ru
 class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
+    @shielded("setup", wrong_use=(TypeError, ValueError))
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
         self._options = Options(run_dir=run, **options)
         self._session: GuardSession | None = None

@@ -1,0 +1,372 @@
+"""Errors injected into the guard: one into every function of `chronicle/resume`, while real small runs train.
+
+`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [--only PART] [--every N]`
+
+The functions are found by inspection: a run without errors notes every function of the package that is called, and the moment
+(attach, load, save, step, exit). Then the run is repeated once for each pair, and the function raises at its first call in
+that moment. A run is two launches in one process: train, save, train; then resume and train. It must end, with the losses of
+the run without errors, and the error must stand in the journal or on stderr. `faults.py`, which catches them, is left out.
+"""
+
+import argparse
+import gc
+import io
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import chronicle
+
+__all__ = ["SCENARIOS", "Injection", "Outcome", "find_functions", "inject", "main"]
+
+PACKAGE = str(Path(chronicle.__file__).parent / "resume") + os.sep
+SHIELD = PACKAGE + "faults.py"
+WORDS = "injected by the benchmark"
+
+
+class InjectedError(RuntimeError):
+    """Raised inside the guard."""
+
+    def __init__(self) -> None:
+        super().__init__(WORDS)
+
+
+@dataclass
+class Moment:
+    """What the run is doing right now."""
+
+    name: str = "attach"
+
+
+MOMENT = Moment()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """One function of the guard and the moment at which it raises."""
+
+    name: str
+    moment: str
+    code: CodeType = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a run with one error."""
+
+    injection: Injection
+    raised: bool
+    ended: str  # why the run did not end well; "": it did
+    recorded: bool
+
+
+# ---- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def train_torch(top: Path) -> list[float]:
+    """A plain loop: `attach`, states with `torch.save`, `saved`."""
+    import torch
+
+    losses: list[float] = []
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        torch.manual_seed(launch)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        run = chronicle.attach(str(top / "logs" / "r"), model, optimizer, scheduler)
+        if launch == 2:
+            MOMENT.name = "load"
+            state = torch.load(top / "state.pt", weights_only=True)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            scheduler.load_state_dict(state["scheduler"])
+        for step in range(6 * (launch - 1), 6 + 3 * launch):
+            MOMENT.name = "step"
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+            run.log(loss=losses[-1])
+            if step == 5:
+                MOMENT.name = "save"
+                parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+                torch.save({name: part.state_dict() for name, part in parts.items()}, top / "state.pt")
+                run.saved(top / "state.pt")
+        MOMENT.name = "exit"
+        if run.session is not None:
+            run.session.sealer.finish()
+    return losses
+
+
+def train_accelerate(top: Path) -> list[float]:
+    """Accelerate: `guard`, `save_state`, `load_state`."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    losses: list[float] = []
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+        torch.manual_seed(launch)
+        accelerator = chronicle.guard(Accelerator(cpu=True), run_dir=str(top / "logs" / "r"))
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        if launch == 2:
+            MOMENT.name = "load"
+            accelerator.load_state(str(top / "checkpoint"))
+        for step in range(6 * (launch - 1), 6 + 3 * launch):
+            MOMENT.name = "step"
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
+            loss = model(x).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+            if step == 5:
+                MOMENT.name = "save"
+                accelerator.save_state(str(top / "checkpoint"))
+        MOMENT.name = "exit"
+        session = getattr(accelerator, "chronicle", None)
+        if session is not None:
+            session.sealer.finish()
+    return losses
+
+
+def train_transformers(top: Path) -> list[float]:
+    """HF Trainer with the callback."""
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from chronicle.resume.transformers import ChronicleCallback
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            out = self.layer(x)
+            return {"loss": (out - labels).square().mean(), "logits": out}
+
+    class Moments(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            MOMENT.name = "step"
+
+        def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
+            MOMENT.name = "save" if state.global_step % args.save_steps == 0 else "step"
+
+        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+            MOMENT.name = "exit"
+
+    losses: list[float] = []
+    rows = [{"x": torch.full((4,), float(i % 5)), "labels": torch.zeros(1)} for i in range(64)]
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        torch.manual_seed(launch)
+        arguments = TrainingArguments(
+            str(top / "out"), max_steps=5 + 2 * launch, save_steps=4, logging_steps=1, report_to=[], use_cpu=True,
+            disable_tqdm=True, per_device_train_batch_size=4, seed=1,
+        )  # fmt: skip
+        callbacks = [Moments(), ChronicleCallback(str(top / "logs" / "r"))]
+        trainer = Trainer(Model(), arguments, train_dataset=rows, callbacks=callbacks)
+        MOMENT.name = "load"
+        trainer.train(resume_from_checkpoint=str(top / "out" / "checkpoint-4") if launch == 2 else None)
+        losses += [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses
+
+
+def train_lightning(top: Path) -> list[float]:
+    """Lightning with the callback."""
+    import lightning.pytorch as pl
+    import torch
+
+    from chronicle.resume.lightning import ChronicleCallback
+
+    losses: list[float] = []
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            MOMENT.name = "step"
+            loss = self.layer(batch[0]).square().mean()
+            losses.append(float(loss))
+            return loss
+
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            MOMENT.name = "save"
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    data = torch.utils.data.TensorDataset(torch.arange(256.0).reshape(64, 4) / 256)
+    for launch in (1, 2):
+        MOMENT.name = "attach"
+        torch.manual_seed(launch)
+        trainer = pl.Trainer(
+            max_steps=4 * launch, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[ChronicleCallback(str(top / "logs" / "r"))],
+        )  # fmt: skip
+        MOMENT.name = "load"
+        resumed = str(top / "step=4.ckpt") if launch == 2 else None
+        trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=resumed)
+        MOMENT.name = "save"
+        trainer.save_checkpoint(top / "step=4.ckpt")
+        MOMENT.name = "exit"
+        for callback in trainer.callbacks:
+            if getattr(callback, "session", None) is not None and isinstance(callback, ChronicleCallback):
+                callback.session.sealer.finish()
+    return losses
+
+
+SCENARIOS: dict[str, Callable[[Path], list[float]]] = {
+    "torch": train_torch,
+    "accelerate": train_accelerate,
+    "transformers": train_transformers,
+    "lightning": train_lightning,
+}
+
+
+# ---- finding functions, and raising in them ---------------------------------------------------------------------------
+
+
+def find_functions(train: Callable[[Path], list[float]]) -> tuple[list[Injection], list[float]]:
+    """Every function of the guard that this run calls, with each moment at which it does; and the run's losses."""
+    found: dict[tuple[CodeType, str], Injection] = {}
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_filename != SHIELD:
+            name = f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
+            if code.co_name not in ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"):
+                found.setdefault((code, MOMENT.name), Injection(name=name, moment=MOMENT.name, code=code))
+
+    with _directory() as top, _quiet():
+        train(top)  # imports
+    with _directory() as top, _traced(trace), _quiet():
+        losses = train(top)
+    return list(found.values()), losses
+
+
+def inject(train: Callable[[Path], list[float]], injection: Injection, expected: list[float]) -> Outcome:
+    """One run in which this function raises once."""
+    raised = []
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        if not raised and event == "call" and frame.f_code is injection.code and MOMENT.name == injection.moment:
+            raised.append(True)
+            raise InjectedError
+
+    ended = ""
+    with _directory() as top:
+        with _traced(trace), _quiet() as said:
+            try:
+                losses = train(top)
+                if losses != expected:
+                    ended = "other losses"
+            except BaseException as problem:  # noqa: BLE001 a refusal is a SystemExit; whatever ends the run is the finding
+                ended = f"{type(problem).__name__}: {problem}"[:300]
+        written = "".join(path.read_text() for path in sorted((top / "logs").rglob("*.jsonl")))
+    recorded = WORDS in written or WORDS in said.getvalue()
+    return Outcome(injection=injection, raised=bool(raised), ended=ended, recorded=recorded)
+
+
+class _directory:
+    """A new directory, removed at the end, together with whatever the run left in memory."""
+
+    def __enter__(self) -> Path:
+        self._path = Path(tempfile.mkdtemp(prefix="guard-faults-"))
+        return self._path
+
+    def __exit__(self, *problem: Any) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+        gc.collect()
+
+
+class _traced:
+    """Calls `trace` for every Python call, in every thread."""
+
+    def __init__(self, trace: Any) -> None:
+        self._trace = trace
+
+    def __enter__(self) -> None:
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+
+    def __exit__(self, *problem: Any) -> None:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+class _quiet:
+    """Collects what is printed."""
+
+    def __enter__(self) -> io.StringIO:
+        self._said = io.StringIO()
+        self._out, self._err = redirect_stdout(io.StringIO()), redirect_stderr(self._said)
+        self._out.__enter__()
+        self._err.__enter__()
+        warnings.simplefilter("ignore")
+        return self._said
+
+    def __exit__(self, *problem: Any) -> None:
+        self._err.__exit__(None, None, None)
+        self._out.__exit__(None, None, None)
+
+
+def play(names: list[str], only: str, every: int) -> Iterator[tuple[str, Outcome]]:
+    """The outcome of every injection in the chosen frameworks."""
+    for name in names:
+        injections, losses = find_functions(SCENARIOS[name])
+        for injection in [one for one in injections if only in f"{one.name} {one.moment}"][::every]:
+            yield name, inject(SCENARIOS[name], injection, losses)
+
+
+def main() -> int:
+    """Print one line for every run that ended or was not recorded, and the totals."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("frameworks", nargs="*", default=[])
+    parser.add_argument("--only", default="", help="a part of the function's name or the moment")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th injection")
+    options = parser.parse_args()
+    totals: Counter[str] = Counter()
+    functions = set()
+    for framework, outcome in play(options.frameworks or list(SCENARIOS), options.only, options.every):
+        one = outcome.injection
+        totals["injected"] += outcome.raised
+        functions.add(one.name)
+        totals["ended"] += bool(outcome.ended)
+        totals["recorded"] += outcome.raised and outcome.recorded
+        if outcome.ended or (outcome.raised and not outcome.recorded) or not outcome.raised:
+            state = outcome.ended or ("not recorded" if outcome.raised else "not reached")
+            print(f"{framework}: {one.name} at {one.moment}: {state}", flush=True)
+    print(
+        f"injected {totals['injected']} (into {len(functions)} functions)  "
+        f"runs ended {totals['ended']}  recorded {totals['recorded']}"
+    )
+    return 1 if totals["ended"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
