@@ -144,7 +144,7 @@ ORIGINALS = {
         arguments=("--cpu", "--checkpointing_steps", "epoch", "--output_dir", "ck"),
         resume=("--resume_from_checkpoint", "{newest}"),
         checkpoints="ck/epoch_*",
-        kills=(8, 3, 7),
+        kills=(13, 12, 5),
     ),
     "diffusers-text-to-image": Original(
         file="huggingface+diffusers/examples/text_to_image/train_text_to_image.py",

@@ -11,7 +11,7 @@ import signal
 import tomllib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -36,6 +36,7 @@ KILLS = {
     "compile-accumulate": (8, 7, 9),
     "scaler-accumulate": (6, 7, 5),
     "lbfgs": (7, 5, 4),
+    "muon-adamw": (16, 14, 18),  # two optimizers: two steps counted
     "stream-accelerate": (7, 6, 8),
 }
 # What `chronicle run` does for a script without a line: its start-up file, or the library's own entry point.
@@ -124,7 +125,8 @@ class Launches:
     script: Script
     folder: Path
     guarded: bool = True
-    seen: int = field(default=0)  # entries of the journal before the next launch
+    seen: int = 0  # entries of the journal before the next launch
+    resumes: bool = False  # whether there was a launch before, so that the next one has something to load
 
     def run(self, kill_after: int) -> Cycle:
         """One launch; the process must end by the kill, or well when it is let run."""
@@ -168,6 +170,9 @@ class Launches:
             return Cycle(outcome=Outcome.BROKEN, said=said, faults=faults, detail=detail)
         if not verdicts:
             return Cycle(outcome=Outcome.UNGUARDED, said=said, faults=faults)
+        if self.resumes and verdicts[-1].get("basis") == "fresh":
+            return Cycle(outcome=Outcome.BROKEN, said=said, faults=faults, detail="nothing was loaded: it did not resume")
+        self.resumes = True
         outcome = Outcome.WARNED if verdicts[-1].get("verdict") == "warned" else Outcome.UNVERIFIED
         if verdicts[-1].get("verified") and outcome is Outcome.UNVERIFIED:
             outcome = Outcome.VERIFIED
