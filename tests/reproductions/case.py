@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from benchmarks.planted_bugs.catalogue import causes
-from benchmarks.planted_bugs.play import Outcome, play
 from chronicle import ResumeRefused
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
@@ -74,6 +72,9 @@ def incidents(run_dir: Path) -> list[str]:
 
 def planted(rig: str, name: str) -> tuple[Callable[[Path], None], Callable[[Path], str]]:
     """The two plays of a cause that `benchmarks/planted_bugs` already has."""
+    from benchmarks.planted_bugs.catalogue import causes
+    from benchmarks.planted_bugs.play import Outcome, play
+
     cause = next(cause for cause in causes() if cause.rig == rig and cause.name == name)
 
     def bare(folder: Path) -> None:
