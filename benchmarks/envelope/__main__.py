@@ -88,8 +88,9 @@ def show_cost() -> None:
         with quiet():
             found = measure_save(width, layers)
         share = found["envelope"] / found["save"]
+        size, save = found["parameters"], found["save"]
         print(
-            f"  save of {found['parameters']:.1f}M parameters: {found['save']:.1f} ms, description {found['description']:.1f} ms"
+            f"  save of {size:.1f}M parameters: {save:.1f} ms, description {found['description']:.1f} ms"
             f" of which the envelope {found['envelope']:.2f} ms ({share:.2%} of the save)",
             flush=True,
         )

@@ -261,3 +261,51 @@ def test_propose_reads_a_breach_from_the_journal(
     assert proposal is not None
     assert (proposal.onset_step, proposal.before_step) == (6, 4)
     assert BreachKind.POISONED.value in proposal.reasons[0]
+
+
+def test_the_live_watch_proposes_on_a_breach_that_no_log_shows(
+    tmp_path: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not one point was logged; the event has the tier on which a launch is stopped, and it is reported once."""
+    from chronicle.journal.writer import JournalWriter
+    from chronicle.watch.live import LiveWatch
+
+    spoil(run_dir, tmp_path / "checkpoints", capsys)
+    paths, said = RunPaths(run_dir), list[str]()
+    entries = read_journal(paths).entries
+    launch = next(entry.launch for entry in entries if entry.kind == EntryKind.INCIDENT)
+    watch = LiveWatch(paths, launch or 1, JournalWriter(paths), checkpoints_dir=tmp_path / "checkpoints", say=said.append)
+    events = watch.poll()
+    assert [(event.kind.value, event.tier.value, event.onset_step) for event in events] == [
+        ("weights-not-finite", "propose", 6)
+    ]
+    assert watch.poll() == []
+    assert not any("failed" in line for line in said)
+
+
+def test_verify_names_a_spoilt_checkpoint() -> None:
+    """F11, by the guard's word in the manifest: an error, and one that forbids a rollback."""
+    from rollback.checkpoint.manifest import Manifest
+    from rollback.checks.verify import FATAL, check_sound
+    from rollback.errors import Severity
+
+    spoilt = {"spoilt": "weights-not-finite since step 6"}
+    (finding,) = check_sound(Manifest(step=8, files=(), digests="complete", memory=spoilt))
+    assert (finding.check, finding.severity) == ("F11", Severity.ERROR)
+    assert finding.check in FATAL
+    assert check_sound(Manifest(step=8, files=(), digests="complete", memory={})) == []
+
+
+def test_a_rollback_of_a_spoilt_run_goes_to_a_sound_save() -> None:
+    """A candidate that the journal calls spoilt is left out although its files are intact."""
+    from rollback.detect import Event, Kind, Status, Tier
+    from rollback.propose import CandidateCheckpoint, propose
+
+    breach = Event(
+        id=0, kind=Kind.REPLICAS, tier=Tier.PROPOSE, status=Status.OPEN, onset_step=50, onset_low_step=41, onset_row=None,
+        onset_low_row=None, alarm_step=50, alarm_row=0,
+    )  # fmt: skip
+    saves = [CandidateCheckpoint(step=step, verified=True, healthy=step != 30) for step in (10, 20, 30, 41, 50)]
+    proposal = propose([breach], saves)
+    assert proposal is not None
+    assert (proposal.target_step, proposal.before_step) == (20, 40)
