@@ -66,7 +66,7 @@ def _loop(directory: Path, width: int, layers: int, rows: int, *, on: bool) -> C
 
 
 def measure_save(width: int, layers: int, *, times: int = 9) -> dict[str, float]:
-    """Milliseconds of CPU of a save into memory, of the whole description, and of the envelope's part; millions of parameters."""
+    """CPU milliseconds of a save into memory, of the description, and of the envelope in it; millions of parameters."""
     with tempfile.TemporaryDirectory() as directory:
         torch.manual_seed(0)
         model = transformer(width, layers)
