@@ -239,3 +239,39 @@ def test_norm_of_the_moments_may_differ_by_the_order_of_a_sum_and_no_more() -> N
     off = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + 5e-4)),))
     assert "first moments" not in failures(near)
     assert failures(off)["first moments"] == "moments of another step, or of other parameters"
+
+
+# ---- another split of the same samples -------------------------------------------------------------------------------
+
+SPLIT = replace(
+    SAVED,
+    schedulers=(replace(SAVED.schedulers[0], unit=1),),
+    topology={"world_size": 2, "accumulation": 4, "batch_size": 8, "global_batch": 64, "sharding": "replicated"},
+)
+ONE_RANK = replace(
+    SPLIT,
+    topology={**SPLIT.topology, "world_size": 1, "accumulation": 8},
+    ranks=(RankDigest(rank=0, rng={"torch": "c"}, weights="w", moments="m"),),
+)
+
+
+def test_same_global_batch_on_other_ranks_is_noted() -> None:
+    expected = Expectation(basis="manifest", memory=SPLIT)
+    assert failures(ONE_RANK, expected) == {}
+    said = {check.name for check in check_memory(expected, ONE_RANK) if check.outcome == "noted"}
+    assert said == {"world size", "accumulation"}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(ONE_RANK, topology={**ONE_RANK.topology, "global_batch": 32}),
+        replace(ONE_RANK, topology={**ONE_RANK.topology, "sharding": "zero1"}),
+        replace(ONE_RANK, schedulers=(replace(SPLIT.schedulers[0], unit=2),)),
+        replace(ONE_RANK, next_lrs=tuple((2e-3 - 2e-5 * i,) for i in range(20))),
+        replace(ONE_RANK, ranks=(RankDigest(rank=0, weights="other", moments="m"),)),
+    ],
+    ids=["another global batch", "sharded", "schedule at another speed", "another schedule", "other weights"],
+)
+def test_other_ranks_are_refused_where_more_than_the_split_differs(found: Memory) -> None:
+    assert failures(found, Expectation(basis="manifest", memory=SPLIT))

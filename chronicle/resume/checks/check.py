@@ -25,12 +25,14 @@ __all__ = [
     "Check",
     "Outcome",
     "ResumeRefused",
+    "accepted_world",
     "attempt",
     "compared",
     "equal",
     "failed",
     "forecast_cause",
     "format_refusal",
+    "is_other_split",
     "is_sharded",
     "lr_cause",
     "moment_cause",
@@ -188,11 +190,33 @@ def near(name: str, expected: float, found: float | None, where: str) -> Check:
     return compared(name, "M1", ok, expected=f"{expected:.9g}", found=_text_of(found), where=where, cause=cause)
 
 
+REPLICATED = (None, "replicated", "SingleDeviceStrategy", "DDPStrategy")  # every rank holds the whole state
+
+
 def other_world(expected: Expectation, found: Memory) -> bool:
-    """Whether this launch runs on another number of ranks and a person accepted that."""
+    """Whether this launch runs on another number of ranks, and may: accepted, or the same samples a step in another split."""
     memory = expected.memory
-    if memory is None or not expected.accepts("world_size"):
+    if memory is None or not _worlds_differ(memory, found):
         return False
+    return expected.accepts("world_size") or is_other_split(memory, found)
+
+
+def accepted_world(expected: Expectation, found: Memory) -> bool:
+    """Whether a person accepted the other number of ranks of this launch; then its schedule may run at another speed."""
+    memory = expected.memory
+    return memory is not None and expected.accepts("world_size") and _worlds_differ(memory, found)
+
+
+def is_other_split(memory: Memory, found: Memory) -> bool:
+    """Whether other ranks take the same global batch, hold the whole state each, and step the schedule at the same speed."""
+    size = memory.topology.get("global_batch")
+    if size is None or size != found.topology.get("global_batch") or is_sharded(memory):
+        return False
+    whole = all(one.topology.get("sharding") in REPLICATED for one in (memory, found))
+    return whole and [one.unit for one in memory.schedulers] == [one.unit for one in found.schedulers]
+
+
+def _worlds_differ(memory: Memory, found: Memory) -> bool:
     return bool(memory.topology.get("world_size") != found.topology.get("world_size"))
 
 

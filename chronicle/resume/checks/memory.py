@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from chronicle.resume.checks.check import (
     SAME,
     Check,
+    accepted_world,
     attempt,
     compared,
     equal,
     failed,
     forecast_cause,
+    is_other_split,
     is_sharded,
     lr_cause,
     moment_cause,
@@ -258,11 +260,12 @@ def _group_checks(
 
 def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
     same_batch = _same_global_batch(memory, found)
+    split = (*SPLIT, *RANKS) if is_other_split(memory, found) else SPLIT
     for key, value in memory.topology.items():
-        if key not in found.topology or key == "global_batch" or (key == "num_processes" and other_world(expected, found)):
+        if key not in found.topology or key == "global_batch" or (key == "num_processes" and accepted_world(expected, found)):
             continue
         accepted = expected.accepts(key) or (key in SPLIT and expected.accepts("global_batch"))
-        if value != found.topology[key] and (accepted or (same_batch and key in SPLIT)):
+        if value != found.topology[key] and (accepted or (same_batch and key in split)):
             why = "accepted" if accepted else f"the global batch is the same: {found.topology['global_batch']} samples a step"
             yield noted(
                 key.replace("_", " "),
@@ -278,6 +281,7 @@ def _topology_checks(expected: Expectation, memory: Memory, found: Memory) -> It
 
 
 SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
+RANKS = ("world_size", "num_processes", "sharding")
 
 
 def _same_global_batch(memory: Memory, found: Memory) -> bool:
@@ -344,7 +348,7 @@ def _lr_checks(expected: Expectation, found: Memory, by_hand: bool) -> Iterator[
             cause="" if ok else lr_cause(expected, found, lrs, own),
         )
     rows = expected.next_lrs()
-    if rows is None or found.next_lrs is None or by_hand or other_world(expected, found):
+    if rows is None or found.next_lrs is None or by_hand or accepted_world(expected, found):
         return
     count = min(len(rows), len(found.next_lrs))
     bad = next((i for i in range(count) if not close_rows((rows[i],), (found.next_lrs[i],), tolerance)), None)
@@ -381,7 +385,7 @@ def _warm_up_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
 def further_checks(expected: Expectation, found: Memory) -> Iterator[Check]:
     """The schedule beyond the forecast: an end or a decay that was moved takes effect only when it is reached."""
     memory = expected.memory
-    if memory is None or expected.contract is not None or other_world(expected, found):
+    if memory is None or expected.contract is not None or accepted_world(expected, found):
         return
     if expected.accepts("schedule"):
         return

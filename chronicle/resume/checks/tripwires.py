@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from chronicle.resume.checks.check import Check, failed, other_world, show_row
+from chronicle.resume.checks.check import Check, accepted_world, failed, show_row
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import LrRow, Memory
 from rollback.channels import Role, canonical_of, value_of
@@ -93,7 +93,7 @@ class LrTripwire:
         """The rows promised at the save, continued by this launch's `own` forecast. `longer`: the schedule was extended."""
         # a warm-up after a rollback and another number of ranks change the LR: the own forecast knows both, the
         # rows of the save do not
-        is_own = longer or expectation.warms_up or other_world(expectation, found)
+        is_own = longer or expectation.warms_up or accepted_world(expectation, found)
         promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
         source = expectation.memory.lr_source if expectation.memory else "untested"
