@@ -99,6 +99,8 @@ class Honours:
         self._find_loader(live)
         warmups = [(one.step, one.warmup) for one in self.carried if start_step < one.step + one.warmup]
         checks = [] if expectation is None else self._impossible(expectation, live, bool(warmups))
+        for earlier in self._warm_ups:
+            earlier.cancel()  # of a load before this one: its hooks stay on the optimizer
         if warmups and not checks and can_warm_up(live.stepping):
             self._warm_ups = [WarmUp(optimizer, warmups, start_step) for optimizer in live.stepping]
         return checks

@@ -320,6 +320,11 @@ class WarmUp:
             else:
                 group["lr"] = lr
 
+    def cancel(self) -> None:
+        """Lower nothing any more."""
+        self.restore()
+        self._warmups, self.used = (), None
+
     def _lower(self) -> None:
         self.restore()
         self.used = None

@@ -199,3 +199,34 @@ def test_averaged_weights_swapped_for_an_evaluation_are_no_load(run_dir: Path) -
         for p, kept in zip(loop.model.parameters(), stored, strict=True):
             p.data.copy_(kept)
     assert [one["verdict"] for one in verdicts(run_dir)] == ["passed"]
+
+
+# ---- HF Trainer ------------------------------------------------------------------------------------------------------
+
+
+def test_train_called_again_goes_on_with_the_weights_in_memory(run_dir: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from chronicle.resume.transformers import ChronicleCallback
+    from tests.guard.test_transformers import Regression, rows
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        max_steps=4,
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        load_best_model_at_end=True,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    callbacks = [ChronicleCallback(run_dir)]
+    trainer = transformers.Trainer(
+        Regression(), arguments, train_dataset=rows(), eval_dataset=rows(8), callbacks=callbacks
+    )
+    trainer.train()
+    trainer.train()
+    found = verdicts(run_dir)
+    assert [one["verdict"] for one in found] == ["passed", "passed"]
+    assert [one["name"] for one in found[1]["noted"]] == ["resume"]
