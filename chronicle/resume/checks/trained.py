@@ -247,7 +247,9 @@ def _scheduler_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapp
         changes = [
             (f"{prefix}{name}", one[name], other[name])
             for name in one
-            if name in other and not is_near(one[name], other[name]) and not (by_rollback and ("lr" in name or _is_scaled(expected, one[name], other[name])))
+            if name in other
+            and not is_near(one[name], other[name])
+            and not (by_rollback and ("lr" in name or _is_scaled(expected, one[name], other[name])))
         ]
         state = [change for change in changes if "function " not in change[0]]
         cause = "the scheduler's state was not restored, or changed after the load"
