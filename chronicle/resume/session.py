@@ -51,7 +51,7 @@ class GuardSession:
         environ: Mapping[str, str] = os.environ,
         ranks: Ranks | None = None,
     ) -> None:
-        self._observe = lambda: self._with_named(observe())
+        self._observe: Callable[[], LiveState] = lambda: self._with_named(observe())
         self._retired = False
         self.options = effective_options(options, environ)
         self.ranks = ranks or Ranks()
