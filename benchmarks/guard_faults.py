@@ -31,6 +31,7 @@ __all__ = ["SCENARIOS", "Injection", "Outcome", "find_functions", "inject", "mai
 
 PACKAGE = str(Path(chronicle.__file__).parent / "resume") + os.sep
 SHIELD = PACKAGE + "faults.py"
+NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"
 
 
@@ -259,7 +260,7 @@ def find_functions(train: Callable[[Path], list[float]]) -> tuple[list[Injection
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_filename != SHIELD:
             name = f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
-            if code.co_name not in ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"):
+            if code.co_name not in NO_FUNCTIONS:
                 found.setdefault((code, MOMENT.name), Injection(name=name, moment=MOMENT.name, code=code))
 
     with _directory() as top, _quiet():

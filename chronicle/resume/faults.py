@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
+from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardFault
 from chronicle.resume.contract import launch_number
 from chronicle.resume.journal import GuardJournal, find_run_dir
@@ -23,6 +24,7 @@ __all__ = [
     "Containment",
     "Faults",
     "last_resort",
+    "or_else",
     "raised_by_script",
     "reason_of",
     "record_without_session",
@@ -122,6 +124,29 @@ def shielded(where: str, *, wrong_use: tuple[type[Exception], ...] = ()) -> Call
                     raise
                 last_resort(lambda problem: self.lost(where, problem), problem)
                 return None
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def or_else(otherwise: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorates a function that a script calls: after an error of the guard it returns `otherwise(problem, *arguments)`.
+
+    Errors that are raised on purpose and arguments that do not exist are raised.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except (ChronicleError, TypeError):
+                raise
+            except Exception as problem:
+                if raised_by_script(problem):
+                    raise
+                return otherwise(problem, *args, **kwargs)
 
         return call  # type: ignore[return-value]
 

@@ -6,19 +6,26 @@ hooks tell the guard of a save (`state_dict`), a resume (`load_state_dict`) and 
 because the script may not save them.
 """
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import StateSaved
 from chronicle.resume.adapters.description import STEPS_BETWEEN, Description
 from chronicle.resume.adapters.hooks import StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options, parse_mode
-from chronicle.resume.faults import last_resort, raised_by_script, reason_of, record_without_session, shield, shielded
+from chronicle.resume.faults import (
+    last_resort,
+    or_else,
+    raised_by_script,
+    reason_of,
+    record_without_session,
+    shield,
+    shielded,
+)
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
 from chronicle.resume.learning_rate import BoundScheduler, number
 from chronicle.resume.memory import Memory
@@ -26,33 +33,19 @@ from chronicle.resume.session import GuardSession
 
 __all__ = ["AttachedRun", "attach"]
 
-P = ParamSpec("P")
-
 KEY = "chronicle"  # in the optimizer's `state_dict`
 WHOLE = "memory"  # the part that is unknown when nothing could be described
 
 
-def _guarded_from_here(attach: Callable[P, "AttachedRun"]) -> Callable[P, "AttachedRun"]:
-    """`attach`, which returns a run without a guard when the guard itself fails; errors of its use are raised."""
-
-    @functools.wraps(attach)
-    def call(*args: P.args, **kwargs: P.kwargs) -> "AttachedRun":
-        try:
-            return attach(*args, **kwargs)
-        except (ChronicleError, TypeError):
-            raise
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            record_without_session("attach", problem, kwargs.get("run", args[0] if args else None))
-            run = object.__new__(AttachedRun)
-            run.gave_up = True
-            return run
-
-    return call
+def _unguarded(problem: Exception, run: Any = None) -> "AttachedRun":
+    """What `attach` returns when the guard itself failed: a run without a guard, which is said and recorded."""
+    record_without_session("attach", problem, run)
+    attached = object.__new__(AttachedRun)
+    attached.gave_up = True
+    return attached
 
 
-@_guarded_from_here
+@or_else(lambda problem, *args, run=None, **_: _unguarded(problem, args[0] if args else run))
 def attach(
     run: str | Path | None,
     model: Any,

@@ -1,0 +1,169 @@
+"""The guard never harms: strange optimizers and schedulers train on, its own errors stay inside, what it skips is said."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import chronicle
+from benchmarks.guard_faults import find_functions, inject, train_torch
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.resume.adapters.description import Description
+
+
+class EpochScheduler:
+    """Like timm's: `step` needs the epoch, and no method or attribute has torch's name."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, epoch: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.01 / (1 + epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        """It has no state."""
+
+
+class ClosureScheduler(EpochScheduler):
+    """Writes to the optimizer through a closure, so that a copy of it would change the real LR."""
+
+    def __init__(self, optimizer: Any) -> None:
+        def halve() -> None:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+
+        self._halve = halve
+
+    def step(self, epoch: int = 0) -> None:
+        self._halve()
+
+
+def adafactor(parameters: Any) -> Any:
+    return pytest.importorskip("transformers.optimization").Adafactor(parameters)
+
+
+def launch(run_dir: Path, make: Any, scheduler: Any = None, *, load: Path | None = None, save: Path | None = None) -> Any:
+    """Four steps of a small model; saves after the second."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = make(model.parameters())
+    plan = None if scheduler is None else scheduler(optimizer)
+    run = chronicle.attach(str(run_dir), model, optimizer, plan)
+    if load is not None:
+        state = torch.load(load, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for step in range(2 if load else 0, 6):
+        model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+        if plan is not None:
+            plan.step(step)
+        optimizer.zero_grad()
+        if save is not None and step == 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, save)
+    return run
+
+
+def verdict(run_dir: Path) -> dict[str, Any]:
+    return dict(read_journal(RunPaths(run_dir)).of_kind("guard.verdict")[-1].data)
+
+
+@pytest.mark.parametrize(
+    ("make", "scheduler", "unknown"),
+    [
+        (adafactor, None, []),
+        (lambda p: torch.optim.SGD(p, lr=1, momentum=0.9), None, []),
+        (lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)), None, []),
+        (torch.optim.AdamW, EpochScheduler, ["learning rates of the next steps"]),
+        (torch.optim.AdamW, ClosureScheduler, ["learning rates of the next steps"]),
+    ],
+    ids=["Adafactor", "int", "tensor", "step(epoch)", "closure"],
+)
+def test_strange_but_healthy_scripts_resume(run_dir: Path, tmp_path: Path, make: Any, scheduler: Any, unknown: Any) -> None:
+    """An LR of None, a whole number, a tensor; schedulers that nobody can step: trained on, and what is unknown is said."""
+    launch(run_dir, make, scheduler, save=tmp_path / "state.pt")
+    launch(run_dir, make, scheduler, load=tmp_path / "state.pt")
+    found = verdict(run_dir)
+    assert [one["name"] for one in found.get("not_compared", []) if one["name"] != "next batch"] == unknown
+    assert found["verdict"] in ("passed", "unverified") and (not unknown or found["verified"] is False)
+
+
+def test_forecast_does_not_change_the_lr(run_dir: Path) -> None:
+    """A copy of a scheduler may still reach the optimizer: its LR is as it was."""
+    run = launch(run_dir, torch.optim.AdamW, ClosureScheduler)
+    optimizer = run.session._observe().optimizers[0]
+    before = optimizer.param_groups[0]["lr"]
+    run.session.describe()
+    assert optimizer.param_groups[0]["lr"] == before
+
+
+def test_state_that_is_only_taken_is_not_described(run_dir: Path) -> None:
+    """`optimizer.state_dict()` at every step writes nothing and describes nothing; the one that is copied is described."""
+    run = launch(run_dir, torch.optim.AdamW)
+    optimizer = run.session._observe().optimizers[0]
+    state = optimizer.state_dict()
+    assert isinstance(state["chronicle"], Description) and not state["chronicle"].is_made
+    assert not list(read_journal(RunPaths(run_dir)).of_kind("guard.saved"))
+    kept = copy.deepcopy(state)
+    optimizer.zero_grad()
+    assert kept["chronicle"].is_made and kept["chronicle"]["step"] == 6
+
+
+def test_state_written_after_further_steps_is_not_compared(run_dir: Path) -> None:
+    """Torch's state refers to tensors that have changed since: a description of either moment would be wrong."""
+    run = launch(run_dir, torch.optim.AdamW)
+    optimizer = run.session._observe().optimizers[0]
+    first = optimizer.state_dict()
+    optimizer.step()
+    second = optimizer.state_dict()
+    optimizer.step()
+    assert first["chronicle"]["step"] == 6  # it was held: described right before the step
+    assert "further optimizer steps" in second["chronicle"]["unknown"]["memory"]
+
+
+def test_attach_after_the_load_is_said(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be compared, and "nothing was loaded" would not be true."""
+    launch(run_dir, torch.optim.AdamW, save=tmp_path / "state.pt")
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True)["optimizer"])
+    run = chronicle.attach(str(run_dir), model, optimizer)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    assert run.session is not None and verdict(run_dir)["verdict"] == "unverified"
+    assert "the optimizer was already at step 2 when `attach` was called" in capsys.readouterr().err
+
+
+def test_errors_in_the_guard_end_no_run_and_are_recorded() -> None:
+    """A sample of `python -m benchmarks.guard_faults torch`: losses as without the error, and the error on record."""
+    injections, losses = find_functions(train_torch)
+    for injection in injections[::40]:
+        outcome = inject(train_torch, injection, losses)
+        assert (outcome.ended, outcome.recorded) == ("", True), injection.name
+
+
+def test_exception_of_the_scripts_own_signal_handler_passes(run_dir: Path) -> None:
+    """A handler that raises while the guard happens to run ends what the script wants ended."""
+    import signal
+
+    class PreemptedError(Exception):
+        pass
+
+    def handler(number: int, frame: Any) -> None:
+        raise PreemptedError
+
+    run = launch(run_dir, torch.optim.AdamW)
+    old = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(PreemptedError), run.session.contained("step"):
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert not run.session.faults.found
