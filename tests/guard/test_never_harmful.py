@@ -72,7 +72,7 @@ def launch(run_dir: Path, make: Any, scheduler: Any = None, *, load: Path | None
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
-    return dict(read_journal(RunPaths(run_dir)).of_kind("guard.verdict")[-1].data)
+    return dict(list(read_journal(RunPaths(run_dir)).of_kind("guard.verdict"))[-1].data)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,12 @@ def test_attach_after_the_load_is_said(run_dir: Path, tmp_path: Path, capsys: py
     assert "the optimizer was already at step 2 when `attach` was called" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.sample
 def test_errors_in_the_guard_end_no_run_and_are_recorded() -> None:
     """A sample of `python -m benchmarks.guard_faults torch`: losses as without the error, and the error on record."""
     injections, losses = find_functions(train_torch)
-    for injection in injections[::40]:
+    for injection in injections[::60]:
         outcome = inject(train_torch, injection, losses)
         assert (outcome.ended, outcome.recorded) == ("", True), injection.name
 
