@@ -18,7 +18,7 @@ __all__ = ["Settings", "load_settings"]
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
-SWITCHES = ("utc",)
+SWITCHES = ("utc", "batch_text")
 KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES
 VARIABLES = {
     "logs": "CHRONICLE_LOGS",
@@ -26,6 +26,7 @@ VARIABLES = {
     "checkpoints": "CHRONICLE_CHECKPOINTS",
     "mlflow_uri": "CHRONICLE_MLFLOW_URI",
     "utc": "CHRONICLE_UTC",
+    "batch_text": "CHRONICLE_BATCH_TEXT",
 }
 
 
@@ -39,6 +40,7 @@ class Settings:
     mlflow_uri: str | None = None
     deepspeed_config: Path | None = None  # config of the next launch; a rollback edits its LRs too
     utc: bool = False  # times are shown in UTC, not in the local time zone
+    batch_text: bool = True  # text of the first batch may stand in the journal
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,6 +103,7 @@ def load_settings(
         mlflow_uri=values.get("mlflow_uri"),
         deepspeed_config=values.get("deepspeed_config"),
         utc=values.get("utc") in (True, "1", "true", "yes"),
+        batch_text=str(values.get("batch_text", "")).lower() not in ("0", "false", "no", "off"),
         hooks=hooks,
         origin=origin,
     )

@@ -11,11 +11,10 @@ import json
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from torch import Tensor
 
@@ -45,13 +44,13 @@ from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import find_plan
+from chronicle.resume.last_frames import LastFrames
 
 __all__ = [
     "LaunchLog",
     "open_output",
 ]
 
-_KEPT_FRAMES = 16
 _SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
 
 
@@ -72,7 +71,8 @@ class LaunchLog:
         self._is_main = is_main
         self._metrics = MetricsWriter(self._directory / "metrics.jsonl") if self._directory and is_main else None
         self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
-        self._frames: deque[dict[str, Any]] = deque(maxlen=_KEPT_FRAMES)
+        self._frames = LastFrames(self._directory if is_main else None)
+        self._first = True  # no step has been reported
         self._evidence = open_evidence(environ)
         self._rows_read = 0  # by this rank, in this launch
 
@@ -109,8 +109,9 @@ class LaunchLog:
         values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
         if self._samples:  # two launches with equal digests provably saw the same data
             self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
-        first = not self._frames
-        self._frames.append({"step": progress.step, "digest": batch.digest, **values})
+        first, self._first = self._first, False
+        frame = {"step": progress.step, "digest": batch.digest, **values}
+        self._frames.add(lambda: frame)
         self._rows_read += len(batch.bits_BT)
         if progress.step % self._recipe.log_every == 0:
             self._record_data(progress)
@@ -148,10 +149,9 @@ class LaunchLog:
 
     def keep_frames(self, batch: Batch, step: StepResult) -> None:
         """Write the last steps before a non-finite gradient beside the metrics."""
-        if self._directory and self._is_main:
-            frames = [*self._frames, {"step": batch.step + 1, "digest": batch.digest, "loss": repr(step.loss),
-                                      "grad_norm": repr(step.grad_norm)}]
-            (self._directory / "non_finite.json").write_text(json.dumps(frames, indent=1) + "\n", encoding="utf-8")
+        frame = {"step": batch.step + 1, "digest": batch.digest, "loss": step.loss, "grad_norm": step.grad_norm}
+        self._frames.add(lambda: frame)
+        self._frames.keep("the gradient is not finite")
 
     def notice(self, step: int, notice: Notice) -> None:
         """Report a notice on stderr and in the journal."""

@@ -38,6 +38,7 @@ def show_settings(
         "mlflow_uri": settings.mlflow_uri,
         "deepspeed_config": _path_text(settings.deepspeed_config),
         "utc": "true" if settings.utc else None,
+        "batch_text": None if settings.batch_text else "false",
         **{key: settings.hooks.get(key) for key in ("on_notice", "on_warn", "on_propose")},
     }
     origin = {key: settings.origin.get(key, "default") for key in values}

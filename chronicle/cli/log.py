@@ -15,7 +15,7 @@ from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, Journal, read_journal
-from chronicle.journal.events import CheckpointSaved, EntryKind, GuardVerdict
+from chronicle.journal.events import CheckpointSaved, EntryKind, FirstBatchSeen, GuardVerdict
 from chronicle.journal.index import open_index
 from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
@@ -207,12 +207,16 @@ def _wants_colour() -> bool:
 
 # --- chronicle show
 
+BATCH = "batch"  # no id: ids are 26 characters, and a shorter one must be the start or end of one
+
 
 def show(
     entry_id: Annotated[
         str,
         typer.Argument(
-            help="Id of the entry, or its unambiguous start or end.", metavar="ID", autocompletion=complete_entries
+            help="Id of the entry, or its unambiguous start or end; `batch`: the first batch of the newest launch.",
+            metavar="ID",
+            autocompletion=complete_entries,
         ),
     ],
     run: RunOption = None,
@@ -221,14 +225,49 @@ def show(
 ) -> CommandResult:
     """Show one journal entry and the entries it is linked to.
 
+    `chronicle show batch` shows the first batch of the newest launch in words, and the last ones before a NaN.
+
     Example: chronicle show 7Q2K9XAB
     """
     settings = need_run(settings_from(run, logs))
     journal = read_journal(settings.paths)
+    if entry_id == BATCH:
+        return _show_batch(journal, settings.paths)
     entry = journal.find(entry_id)
     related = [e for e in journal.entries if entry.id in e.refs]
     data = {"entry": json_module.loads(entry.to_json()), "referred_by": [e.id for e in related]}
     return CommandResult(text="\n".join(_entry_lines(entry, related, journal)), data=data)
+
+
+def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:
+    """The newest batch that the guard has told, and the frames that its launch kept before a NaN."""
+    entry = next(reversed(list(journal.of_kind(EntryKind.GUARD_FIRST_BATCH))), None)
+    if entry is None:
+        remedy = "an HF Trainer tells it by itself; elsewhere hand over the tokenizer: guard(…, tokenizer=)"
+        raise ChronicleError(f"no first batch with token ids is recorded in run `{paths.run}`", remedy)
+    seen = FirstBatchSeen.of(entry)
+    launch = "" if entry.launch is None else f"launch {entry.launch} · "
+    lines = [f"{launch}step {entry.step} · {format_when(entry.ts)} · {plain(entry.id[-8:])}"]
+    lines += plain_block(seen.text).split("\n")
+    lines += [f"{plain(name).replace('_', ' ')}  {plain(value)}" for name, value in seen.revisions.items()]
+    frames = _kept_frames(paths, entry.launch)
+    for name, rows in frames.items():
+        lines += ["", f"the last batches before a NaN ({plain(name)})"]
+        lines += [f"  step {plain(row.get('step'))}  loss {plain(row.get('loss'))}  {plain(row.get('digest'))}" for row in rows]
+    return CommandResult(text="\n".join(lines), data={"entry": json_module.loads(entry.to_json()), "frames": frames})
+
+
+def _kept_frames(paths: RunPaths, launch: int | None) -> dict[str, list[dict[str, Any]]]:
+    """File name -> frames, one file for each rank whose loss stopped being finite."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(paths.launch_dir(launch).glob("non_finite*.json")) if launch is not None else ():
+        try:
+            rows = json_module.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(rows, list):
+            found[path.name] = [row for row in rows if isinstance(row, dict)]
+    return found
 
 
 def _entry_lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:

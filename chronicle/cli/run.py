@@ -91,7 +91,7 @@ def run_launcher(
         paths=settings.paths,
         checkpoints_dir=settings.checkpoints_dir,
         cwd=Path.cwd(),
-        environ=_environment(accept_change, skipped),
+        environ=_environment(accept_change, skipped, settings),
         grace_seconds=seconds,
         stop_on_proposal=autopilot or on_propose == "stop",
         force=force,
@@ -120,13 +120,15 @@ def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
     return require_known(skip or ())
 
 
-def _environment(accept_change: str | None, skipped: tuple[str, ...]) -> dict[str, str]:
-    """Our environment, and the options for the preflight inside the ranks."""
+def _environment(accept_change: str | None, skipped: tuple[str, ...], settings: Settings) -> dict[str, str]:
+    """Our environment, and what the ranks must know: options of the preflight, whether text may be recorded."""
     environ = dict(os.environ)
     if accept_change:
         environ["CHRONICLE_ACCEPT_CHANGE"] = accept_change
     if skipped:
         environ["CHRONICLE_PREFLIGHT_SKIP"] = ",".join(skipped)
+    if not settings.batch_text:
+        environ["CHRONICLE_BATCH_TEXT"] = "0"
     return environ
 
 

@@ -42,6 +42,7 @@ class EntryKind(StrEnum):
     GUARD_DIGEST = "guard.digest"
     GUARD_LOG = "guard.log"
     GUARD_FAULT = "guard.fault"
+    GUARD_FIRST_BATCH = "guard.first_batch"
     LR_MISMATCH = "lr.mismatch"
     CHECKPOINT = "checkpoint"
     VERIFIED = "verified"
@@ -475,6 +476,14 @@ class GuardFault(JournalEvent, kind=EntryKind.GUARD_FAULT):
     error: str
     trace: tuple[str, ...] = ()  # file:line of the innermost frames
     rank: int | None = None
+
+
+class FirstBatchSeen(Words, kind=EntryKind.GUARD_FIRST_BATCH):
+    """The first batch of a launch in words (`text`), before its first step."""
+
+    batch: Mapping[str, Any] = NOTHING  # shares, lengths, and rows as parts that are masked, trained or padding
+    findings: tuple[Mapping[str, Any], ...] = ()  # name, text
+    revisions: Mapping[str, Any] = NOTHING  # digests of tokenizer and chat template, commit of the model
 
 
 class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):

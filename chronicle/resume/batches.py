@@ -27,7 +27,7 @@ from chronicle.resume.memory import RankDigest
 from chronicle.resume.save import Sealer
 from chronicle.resume.verdict import StartingPoint
 
-__all__ = ["BatchWitness", "DataWatch", "batch_digest"]
+__all__ = ["BatchWitness", "DataWatch", "batch_digest", "digest_of", "sample_batch"]
 
 NUM_BATCHES = 3
 SAMPLES = 64  # elements per tensor
@@ -52,6 +52,7 @@ class BatchWitness:
         self.first: tuple[str, ...] = ()  # of this launch
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self.shapes: Shapes | None = None  # told of every batch that is seen
+        self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
 
     def watch(self, model: Any) -> None:
         """Observe the inputs of this model in training mode; a compiled one is looked at from outside its graph."""
@@ -99,6 +100,8 @@ class BatchWitness:
             return
         if self._key == "start" and not self._digests:
             self._first_batch()
+        if self._key == "start":
+            self.look(args, kwargs)
         self._digests.append(batch_digest(args, kwargs))
         if self.shapes is not None:
             self.shapes.see((args, kwargs))
@@ -151,11 +154,24 @@ def _forward_hook() -> Callable[..., None]:
 
 def batch_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Hash of a strided sample of all tensors among a model's inputs, with their shapes."""
-    digest = hashlib.sha256()
+    return digest_of(sample_batch(args, kwargs))
+
+
+def sample_batch(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Shape and strided sample of every tensor, still on its device: no transfer."""
+    samples = []
     for tensor in _tensors((args, dict(kwargs))):
         flat = tensor.detach().reshape(-1)
-        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         sample = flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
+        samples.append((f"{tuple(tensor.shape)}{tensor.dtype}", sample))
+    return samples
+
+
+def digest_of(samples: Sequence[tuple[str, Any]]) -> str:
+    """Hash of what `sample_batch` returned."""
+    digest = hashlib.sha256()
+    for shape, sample in samples:
+        digest.update(shape.encode())
         digest.update(repr(sample.tolist()).encode())
     return digest.hexdigest()[:16]
 

@@ -240,6 +240,7 @@ class Options:
     averages: Mapping[str, Any] = field(default_factory=dict)  # name -> averaged copy of the model (EMA)
     objects: Mapping[str, Any] = field(default_factory=dict)  # name -> the script's own object with a `state_dict`
     mode: Mode = Mode.ENFORCE
+    tokenizer: Any = None  # of the script: the first batch is decoded with it
 
 
 def effective_options(options: Options, environ: Mapping[str, str]) -> Options:
@@ -261,6 +262,11 @@ def launch_number(environ: Mapping[str, str]) -> int | None:
     """The launch this process belongs to; None when it was not started by `chronicle run`."""
     text = environ.get("CHRONICLE_LAUNCH", "")
     return int(text) if text.isdecimal() else None
+
+
+def wants_batch_text(environ: Mapping[str, str]) -> bool:
+    """Whether text of the first batch may be written to the journal: `CHRONICLE_BATCH_TEXT`, set from `batch_text`."""
+    return environ.get("CHRONICLE_BATCH_TEXT", "").strip().lower() not in ("0", "false", "no", "off")
 
 
 def requested_ranks(environ: Mapping[str, str]) -> int | None:

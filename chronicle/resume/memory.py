@@ -120,6 +120,7 @@ class Memory:
     loader: int | None = None  # which of its loaders the training reads from
     trained: Mapping[str, Any] = field(default_factory=dict)  # configuration, data and scheduler states (`trained.py`)
     spoilt: str = ""  # why this state is no target of a rollback: NaN in the weights, replicas that differ
+    revisions: Mapping[str, str] = field(default_factory=dict)  # digests of tokenizer and chat template, commit of the model
     identity: Mapping[str, Any] = field(default_factory=dict)  # of the saved state: id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)  # part that could not be described -> why
@@ -168,6 +169,7 @@ class Memory:
             "carried": [asdict(one) for one in self.carried],
             "loader": self.loader,
             **({"trained": dict(self.trained)} if self.trained else {}),
+            **({"revisions": dict(self.revisions)} if self.revisions else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
             **({"spoilt": self.spoilt} if self.spoilt else {}),
@@ -201,6 +203,7 @@ class Memory:
             carried=tuple(_parse_carried(one) for one in record.get("carried") or ()),
             loader=record.get("loader"),
             trained=dict(record.get("trained") or {}),
+            revisions={str(name): str(one) for name, one in (record.get("revisions") or {}).items()},
             identity=dict(record.get("identity") or {}),
             spoilt=str(record.get("spoilt") or ""),
             ranks=tuple(RankDigest.from_json(item) for item in record.get("ranks") or ()),

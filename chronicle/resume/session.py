@@ -15,19 +15,29 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
+from chronicle.resume.batch_reader import FirstBatch, check_revisions
 from chronicle.resume.batches import DataWatch
 from chronicle.resume.checks.check import Check, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
-from chronicle.resume.contract import Mode, Options, effective_options, launch_number, requested_ranks
+from chronicle.resume.contract import (
+    Mode,
+    Options,
+    effective_options,
+    launch_number,
+    requested_ranks,
+    wants_batch_text,
+)
 from chronicle.resume.envelope import Breach, Envelope
+from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
 from chronicle.resume.first_step import check_first_step, settle
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
+from chronicle.resume.last_frames import LastFrames
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
@@ -72,6 +82,10 @@ class GuardSession:
         self.batches = self.data.batches
         self.batches.lost = lambda problem: self.faults.record("batch", problem)
         self.sealer.failed = self.faults.record
+        self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
+        self.batches.look = self._look_at
+        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
+        self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
@@ -166,7 +180,8 @@ class GuardSession:
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
         found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology, spoilt=spoilt)
-        found = replace(found, trained=self._trained(lambda: self.trained.record(live)))
+        revisions = dict(self.first_batch.says.revisions)
+        found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
         return self.honours.add_to(found, live)
 
     def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -324,6 +339,12 @@ class GuardSession:
                 self.loads.first_batch(self._observe)
                 self.trained.first_batch(self._observe())
 
+    def _look_at(self, args: Any, kwargs: Any) -> None:
+        """Inputs of the model, in the first micro-batches of a launch."""
+        if not self.off and not self.first_batch.says.reads_trainer:
+            with self.contained("first batch in words"):
+                self.first_batch.see(args, kwargs)
+
     # ---- the first step, and the fifty after it ------------------------------------------------------------------
 
     def before_step(self, optimizer: Any) -> None:
@@ -401,6 +422,8 @@ class GuardSession:
         if all(check.ok for check in checks):
             with self.contained("verdict"):
                 self.verdicts.conclude(checks, moment)
+        with self.contained("first batch in words"):
+            self.first_batch.tell(self._observe(), self.start.start_step)
 
     def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> Iterator[Check]:
         live = self._live()
@@ -430,6 +453,8 @@ class GuardSession:
         with self.contained("first step"):
             settled = settle(self.loads, settled, live)
         yield from settled
+        if expected is not None:
+            yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
         with self.contained("first step"):
             self.loads.trained(live.models)
         if self.start.expectation is None:
@@ -460,7 +485,12 @@ class GuardSession:
             self.journal.say("off", f"the guard is off: {options} of rollback {contract.rollback} will not be applied")
 
     def _way_out(self, breach: Breach) -> str:
-        """The line to type where the weights are spoilt."""
+        """Where the last batches are, when something is not finite; and the line to type where the weights are spoilt."""
+        kept = self.frames.keep(breach.words) if breach.kind in NOT_FINITE else None
+        words = [f"the last batches are in `{kept}`" if kept else "", self._line_to_type(breach)]
+        return "; ".join(word for word in words if word)
+
+    def _line_to_type(self, breach: Breach) -> str:
         if breach.tier != "propose" or self.journal.paths is None:
             return ""
         run, began = self.journal.paths.run, breach.low if breach.low is not None else breach.step

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.journal import Entry, RollbackMark
-from chronicle.journal.events import Close, EntryKind, GuardVerdict, RollbackReceipt, Words, words_of
+from chronicle.journal.events import Close, EntryKind, FirstBatchSeen, GuardVerdict, RollbackReceipt, Words, words_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.matters import Matter
 
@@ -77,6 +77,8 @@ def tell_chapters(story: Story) -> tuple[Chapter, ...]:
 def _is_chapter(entry: Entry) -> bool:
     if entry.kind in VERDICTS:
         return GuardVerdict.view(entry.data).verdict != "passed"
+    if entry.kind == EntryKind.GUARD_FIRST_BATCH:  # a resume's only where something is wrong with it
+        return not entry.step or bool(FirstBatchSeen.view(entry.data).findings)
     return entry.kind not in FOLDED
 
 

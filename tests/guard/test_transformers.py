@@ -59,12 +59,12 @@ def train(
 
 @pytest.fixture
 def stopped(tmp_path: Path, run_dir: Path) -> Path:
-    """A run of 12 planned steps that was killed after its checkpoint of step 6."""
+    """A run of 12 planned steps that stopped after step 9, with a checkpoint of step 6."""
     out = tmp_path / "out"
 
     class Stop(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-            control.should_training_stop = True
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            control.should_training_stop = state.global_step == 9  # the batches after the save are on record
             return control
 
     torch.manual_seed(3)

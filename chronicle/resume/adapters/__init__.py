@@ -30,6 +30,7 @@ def guard(
     averages: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
     mode: str = "enforce",
+    tokenizer: Any = None,
 ) -> T:
     """Put an `Accelerator`, a DeepSpeed engine or a Lightning `Fabric` under guard and return the same object.
 
@@ -41,6 +42,7 @@ def guard(
     `fresh_start`: this launch intends to start from scratch although the run has checkpoints.
     `accept_change`: what may differ, by name, with the reason.
     `averages`, `objects`: averaged copies of the model (EMA), and own objects with a `state_dict`, by name.
+    `tokenizer`: the script's own; the first batch is decoded with it and said in words.
 
     Raises `UsageProblem` for other objects. A refusal is raised as `ResumeRefused`.
     """
@@ -55,6 +57,7 @@ def guard(
         averages=dict(averages or {}),
         objects=dict(objects or {}),
         mode=parse_mode(mode),
+        tokenizer=tokenizer,
     )
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
     names = {base.__name__ for base in type(target).__mro__}

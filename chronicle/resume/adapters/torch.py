@@ -64,6 +64,7 @@ def attach(
     objects: Mapping[str, Any] | None = None,
     scaler: Any = None,
     mode: str = "enforce",
+    tokenizer: Any = None,
 ) -> "AttachedRun":
     """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name;
     `objects`: the script's own objects with a `state_dict`, by name.
@@ -83,6 +84,7 @@ def attach(
         averages=dict(averages or {}),
         objects=dict(objects or {}),
         mode=parse_mode(mode),
+        tokenizer=tokenizer,
     )
     live = LiveState(
         models=_many(model),

@@ -6,12 +6,17 @@ not get the path; the guard takes the checkpoint of the step at which the Traine
 """
 
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from chronicle.journal.events import Incident
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
+from chronicle.resume.batch_reader import TrainerSays, heads_of, revisions_of
+from chronicle.resume.batches import digest_of, sample_batch
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -35,6 +40,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
+        self._trainer: Any = None  # whose `training_step` is wrapped
 
     @property
     def session(self) -> GuardSession:
@@ -52,6 +58,9 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         session.begins()
         session.batches.watch(parts["model"])
         session.envelope.watch(parts["model"])
+        if not session.off:
+            with session.contained("first batch in words"):
+                self._prepare_words(_trainer_of(self))
         if state.global_step <= 0:
             return
         directory = find_resumed(args, state, session.journal.read().checkpoints)
@@ -86,7 +95,91 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     @shielded("exit")
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Complete the manifests before `train()` returns."""
+        if self._trainer is not None:
+            vars(self._trainer).pop("training_step", None)
+            self._trainer = None
         self.session.sealer.finish()
+
+    # ---- the first batch in words, and the last ones before a loss that is not finite ----------------------------
+
+    def _prepare_words(self, trainer: Any) -> None:
+        """What the Trainer knows beside the batch; its batches are seen in `training_step`, before anything is taken out."""
+        args, state, says = self._parts["args"], self._parts["state"], self.session.first_batch.says
+        says.tokenizer = says.tokenizer or self._parts.get("processing_class")
+        says.planned = int(state.max_steps) if state.max_steps > 0 else None
+        says.asked_warmup = _asked_warmup(args, says.planned)
+        says.max_length = getattr(args, "max_length", None)
+        says.packed = bool(getattr(args, "packing", False))
+        if self.session.ranks.rank == 0:
+            says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
+        if trainer is not None and "training_step" not in vars(trainer):
+            says.has_prompts = _has_prompts(trainer)
+            self._trainer = trainer
+            trainer.training_step = self._step_seen(trainer.training_step, says)
+
+    def _step_seen(self, original: Any, says: TrainerSays) -> Any:
+        session = self.session
+
+        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            frame: dict[str, Any] = {}
+            if isinstance(inputs, Mapping):
+                with session.contained("batch"):
+                    session.first_batch.see((), inputs)
+                    says.reads_trainer = says.reads_trainer or "input_ids" in inputs
+                    frame = self._keep_frame(inputs)
+            try:
+                loss = original(model, inputs, *args, **kwargs)
+            except Exception:  # a batch that the model cannot take: what is wrong with it is known
+                with session.contained("first batch in words"):
+                    session.first_batch.tell(self._observe(), self._parts["state"].global_step)
+                raise
+            with session.contained("loss"):
+                self._look_at_loss(frame, loss)
+            return loss
+
+        return training_step
+
+    def _keep_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What is kept of a micro-batch: small samples on its device. `loss` is added when it is known."""
+        if self.session.frames.written is not None:
+            return {}
+        samples = [(shape, sample.clone()) for shape, sample in sample_batch((), inputs)]
+        heads = inputs["input_ids"][:3, :48].clone() if getattr(inputs.get("input_ids"), "ndim", 0) == 2 else None
+        step, first_batch = self._parts["state"].global_step + 1, self.session.first_batch
+        frame: dict[str, Any] = {"step": step}
+
+        def read() -> dict[str, Any]:
+            loss = float(frame["loss"]) if "loss" in frame else None
+            text = heads_of(heads, first_batch)
+            return {"step": step, "digest": digest_of(samples), "loss": loss, **({"heads": text} if text else {})}
+
+        self.session.frames.add(read)
+        return frame
+
+    def _look_at_loss(self, frame: dict[str, Any], loss: Any) -> None:
+        """The Trainer itself reads every loss where it filters NaN from its log; else only a loss on the CPU is read."""
+        if not frame or not hasattr(loss, "isfinite"):
+            return
+        frame["loss"] = loss.detach()
+        cheap = loss.device.type == "cpu" or self._parts["args"].logging_nan_inf_filter
+        if cheap and not bool(loss.isfinite().all()):
+            self._tell_not_finite(frame["step"], "the loss")
+
+    def _tell_not_finite(self, step: int, what: str) -> None:
+        """Once per launch: write the last frames, and say where they are. `step`: the one that is being taken."""
+        session = self.session
+        path = session.frames.keep(f"{what} is not finite")
+        if path is None:
+            return
+        text = f"{what} is not finite in step {step} on rank {session.ranks.rank}: the last batches are in `{path}`"
+        if self._parts["args"].logging_nan_inf_filter:
+            text += "; the Trainer's log shows the mean of earlier losses instead (logging_nan_inf_filter)"
+        incident = Incident(
+            kind="loss-not-finite", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
+            launch=session.journal.launch, change="opened", text=text,
+        )  # fmt: skip
+        session.journal.write(incident, step=step, title=f"warn: loss-not-finite: {text}", from_any_rank=True)
+        session.journal.say("not finite", text)
 
     def _observe(self) -> LiveState:
         args, state = self._parts["args"], self._parts["state"]
@@ -127,6 +220,32 @@ def enter(handler: Any) -> None:
     if not any(isinstance(callback, ChronicleCallback) for callback in handler.callbacks):
         handler.add_callback(ChronicleCallback(fresh_start=_began[0] > 0))
     _began[0] += 1
+
+
+def _trainer_of(callback: ChronicleCallback) -> Any:
+    """The Trainer that is calling this callback; None when none is found. Callbacks are not told whose they are."""
+    frame = sys._getframe(2)
+    for _ in range(12):
+        owner = frame.f_locals.get("self")
+        handler = getattr(owner, "callback_handler", None)
+        if hasattr(owner, "training_step") and callback in getattr(handler, "callbacks", ()):
+            return owner
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _asked_warmup(args: Any, planned: int | None) -> int | None:
+    """Warm-up steps that the arguments ask for."""
+    steps = getattr(args, "get_warmup_steps", None)
+    return int(steps(planned)) if callable(steps) and planned else None
+
+
+def _has_prompts(trainer: Any) -> bool:
+    """Whether the training data tell prompts from answers."""
+    names = set(getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ())
+    return "completion_mask" in names or {"prompt", "completion"} <= names
 
 
 def _sharding(args: Any) -> str:

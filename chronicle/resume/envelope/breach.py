@@ -7,7 +7,7 @@ from enum import StrEnum
 from chronicle.journal.events import Incident
 from chronicle.resume.journal import GuardJournal
 
-__all__ = ["SPOILT", "Breach", "BreachKind", "BreachLog"]
+__all__ = ["NOT_FINITE", "SPOILT", "Breach", "BreachKind", "BreachLog"]
 
 
 class BreachKind(StrEnum):
@@ -36,6 +36,7 @@ class BreachKind(StrEnum):
 
 # A checkpoint saved in this state is spoilt: it is marked, and no rollback goes to it.
 SPOILT = frozenset((BreachKind.POISONED, BreachKind.REPLICAS))
+NOT_FINITE = frozenset((BreachKind.POISONED, BreachKind.GRADIENTS))  # the last batches are kept
 # A design that is unusual but can be meant: recorded, and not printed.
 NOTICES = frozenset(
     (

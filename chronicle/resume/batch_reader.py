@@ -1,0 +1,371 @@
+"""Reads the first batch of a launch: its tensors, the script's tokenizer and the scheduler, as the values of `first_batch.py`.
+
+An adapter hands over what enters the model (`see`) until the first optimizer step; right before it the batch is told: one
+journal entry, and one line and one incident for each finding. Only the main process reads. The tokenizer is the Trainer's
+`processing_class`, or the one given to `guard` and `attach`. `batch_text = false` keeps text out of the journal.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, TypeGuard
+
+from chronicle.journal.events import FirstBatchSeen, Incident
+from chronicle.resume.checks.check import Check, noted
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.first_batch import (
+    IGNORED,
+    BatchFault,
+    RowSetting,
+    TokenizerFacts,
+    TokenRow,
+    find_in_batch,
+    find_markers,
+    format_batch,
+    tell_batch,
+)
+from chronicle.resume.journal import GuardJournal
+from chronicle.resume.learning_rate import forecast_lrs
+from chronicle.resume.lr_plan import LrCurve, find_in_plan
+
+__all__ = ["FirstBatch", "TrainerSays", "check_revisions", "heads_of", "read_rows", "read_words", "revisions_of"]
+
+NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
+NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
+NUM_EVALUATED = 200_000  # steps of one that has
+CAUSAL = re.compile(r"ForCausalLM|LMHeadModel|ForConditionalGeneration")
+END_OF_TURN = re.compile(r"im_end|eot|eom|end_of_turn|<\|end\|>|endoftext|end_of_text|</s>", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class TrainerSays:
+    """What an adapter knows beside the batch. None: unknown."""
+
+    tokenizer: Any = None
+    max_length: int | None = None
+    packed: bool = False
+    has_prompts: bool = False
+    planned: int | None = None  # optimizer steps
+    asked_warmup: int | None = None
+    reads_trainer: bool = False  # batches come from the trainer's own step: the model's inputs need not be read
+    revisions: dict[str, str] = field(default_factory=dict)
+
+
+class FirstBatch:
+    """The first batch of one launch."""
+
+    def __init__(self, journal: GuardJournal, tokenizer: Any, *, with_text: bool) -> None:
+        self._journal, self.with_text = journal, with_text
+        self.says = TrainerSays(tokenizer=tokenizer)
+        self._rows: list[TokenRow] = []
+        self._packed = False
+        self._told = False
+
+    def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        """One micro-batch, before it enters the model."""
+        if not self._told and self._journal.rank == 0 and len(self._rows) < NUM_ROWS:
+            rows, packed = read_rows(args, inputs)
+            self._rows += rows[: NUM_ROWS - len(self._rows)]
+            self._packed = self._packed or packed
+
+    def tell(self, live: LiveState, step: int | None) -> None:
+        """Right before the first optimizer step: say what is wrong, and write the batch to the journal."""
+        if self._told:
+            return
+        self._told = True
+        if self._journal.rank != 0:
+            return
+        found = self._read_plan(live, step)
+        told: dict[str, Any] = {}
+        if self._rows:
+            words, decode = self._read_words(live)
+            found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
+            told = tell_batch(self._rows, words, decode if self.with_text else None)
+        self._write(told, found, step)
+        self._rows = []
+
+    def _read_words(self, live: LiveState) -> tuple[TokenizerFacts, Callable[[Sequence[int]], str] | None]:
+        tokenizer = _plain_tokenizer(self.says.tokenizer)
+        if tokenizer is None:
+            return TokenizerFacts(), None
+        decode = _decoder(tokenizer)
+        texts = [decode([token for token in row.ids if token >= 0]) for row in self._rows]
+        return read_words(tokenizer, texts, _generation_ends(live)), decode
+
+    def _setting(self, live: LiveState) -> RowSetting:
+        model = _bare(live.models[0]) if live.models else None
+        limit = self.says.max_length or _truncation(_plain_tokenizer(self.says.tokenizer))
+        return RowSetting(
+            shifts_labels=_shifts(model),
+            num_embeddings=_num_embeddings(model),
+            max_length=limit,
+            packed=self.says.packed or self._packed,
+            has_prompts=self.says.has_prompts,
+        )
+
+    def _read_plan(self, live: LiveState, step: int | None) -> list[BatchFault]:
+        """On a resume the LRs are compared with the checkpoint's, and the beginning of the plan is over."""
+        return find_in_plan(read_plan(live, self.says)) if not step else []
+
+    def _write(self, told: Mapping[str, Any], found: Sequence[BatchFault], step: int | None) -> None:
+        if not told and not found:
+            return
+        lines = format_batch(told) if told else []
+        summary = lines[0] if lines else "no token rows"
+        title = f"first batch: {summary}" + (f"; {'; '.join(one.name for one in found)}" if found else "")
+        event = FirstBatchSeen(
+            text="\n".join([*(f"{one.name}: {one.text}" for one in found), *lines]),
+            batch=dict(told),
+            findings=tuple({"name": one.name, "text": one.text} for one in found),
+            revisions=dict(self.says.revisions),
+        )
+        self._journal.write(event, step=step, title=title)
+        for one in found:
+            self._journal.say(f"first batch {one.name}", f"first batch: {one.name}: {one.text}")
+            incident = Incident(
+                kind=one.name, tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
+                launch=self._journal.launch, change="opened", text=one.text,
+            )  # fmt: skip
+            self._journal.write(incident, step=step, title=f"warn: {one.name}: {one.text}")
+
+
+def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
+    """The beginnings of rows as text, for the frames before a NaN; empty without a tokenizer or where text is kept out."""
+    tokenizer = _plain_tokenizer(first_batch.says.tokenizer)
+    if ids is None or tokenizer is None or not first_batch.with_text:
+        return []
+    return [_decoder(tokenizer)([token for token in row if token >= 0]) for row in ids.tolist()]
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def read_rows(args: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[list[TokenRow], bool]:
+    """The token rows of a model's inputs, and whether several texts share a row; none when it gets no token ids."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        tokens = [one for one in args if _is_table(one)]
+        ids = tokens[0] if tokens else None
+    if not _is_table(ids):
+        return [], False
+    table = ids[:NUM_ROWS].tolist()
+    labels = _labels(inputs, ids)
+    if labels and len(labels[0]) != len(table[0]):  # an encoder and a decoder: what is learned is the labels
+        return [TokenRow(ids=_without_mask(row, inputs), labels=tuple(row)) for row in labels], False
+    attended = inputs.get("attention_mask")
+    mask = attended[:NUM_ROWS].tolist() if _is_table(attended) and attended.shape == ids.shape else None
+    starts = _starts(inputs.get("position_ids"), ids) if mask is None else []
+    if starts:
+        return [
+            TokenRow(ids=tuple(table[0][a:b]), labels=tuple(labels[0][a:b]) if labels else None)
+            for a, b in zip(starts, [*starts[1:], len(table[0])], strict=True)
+        ], True
+    return [
+        TokenRow(
+            ids=tuple(row),
+            labels=tuple(labels[index]) if labels else None,
+            attended=tuple(bool(value) for value in mask[index]) if mask else None,
+        )
+        for index, row in enumerate(table)
+    ], False
+
+
+def _is_table(thing: Any) -> TypeGuard[Any]:
+    """Whether it is a tensor of whole numbers with two dimensions."""
+    if not hasattr(thing, "tolist") or getattr(thing, "ndim", 0) != 2 or not thing.numel():
+        return False
+    return not thing.is_floating_point() and not thing.is_complex()
+
+
+def _labels(inputs: Mapping[str, Any], ids: Any) -> list[list[int]] | None:
+    labels = inputs.get("labels")
+    if _is_table(labels) and labels.shape[0] == ids.shape[0]:
+        return [list(row) for row in labels[:NUM_ROWS].tolist()]
+    chosen = inputs.get("completion_mask")  # preference data: the loss is taken of the answers
+    if labels is None and _is_table(chosen) and chosen.shape == ids.shape:
+        return [list(row) for row in ids.masked_fill(chosen == 0, IGNORED)[:NUM_ROWS].tolist()]
+    return None
+
+
+def _without_mask(row: Sequence[int], inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(token for token in row if token != IGNORED) + tuple(0 for token in row if token == IGNORED)
+
+
+def _starts(positions: Any, ids: Any) -> list[int]:
+    """Where texts begin in one flattened row; empty when there is one text."""
+    if not _is_table(positions) or positions.shape != ids.shape or ids.shape[0] != 1:
+        return []
+    starts = [index for index, position in enumerate(positions[0].tolist()) if position == 0]
+    return starts if len(starts) > 1 and starts[0] == 0 else []
+
+
+# ---- tokenizer and model ---------------------------------------------------------------------------------------------
+
+
+def _plain_tokenizer(thing: Any) -> Any:
+    """The tokenizer inside a processor; None for what cannot decode."""
+    inner = getattr(thing, "tokenizer", thing)
+    return inner if hasattr(inner, "decode") and hasattr(inner, "convert_tokens_to_ids") else None
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return decode
+
+
+def read_words(tokenizer: Any, texts: Sequence[str] = (), ends: Sequence[int] = ()) -> TokenizerFacts:
+    """What this tokenizer says about its tokens; `texts`: decoded rows, searched for markers; `ends`: further EOS ids."""
+    specials = {int(one) for one in getattr(tokenizer, "all_special_ids", ())}
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    specials |= {int(index) for index, token in added.items() if getattr(token, "special", False)}
+    names = {one: str(tokenizer.convert_ids_to_tokens(one)) for one in sorted(specials)[:4096]}
+    eos, bos = getattr(tokenizer, "eos_token_id", None), getattr(tokenizer, "bos_token_id", None)
+    template = template_of(tokenizer)
+    markers = [marker for text in texts for marker in find_markers(text)]
+    markers += [marker for text in texts for marker in find_markers(text.replace(" ", ""))]
+    return TokenizerFacts(
+        bos=bos,
+        pad=getattr(tokenizer, "pad_token_id", None),
+        unknown=getattr(tokenizer, "unk_token_id", None),
+        ends=frozenset({one for one in (eos, *ends) if isinstance(one, int)})
+        | {one for one, name in names.items() if END_OF_TURN.search(name)},
+        specials=frozenset(specials),
+        adds_bos=bos is not None and _encode(tokenizer, "a", True)[:1] == [bos],
+        template=template,
+        template_fits="eos_token" in template or any(name in template for name in names.values()),
+        pieces={marker: _count_pieces(tokenizer, marker) for marker in dict.fromkeys(markers)},
+        names=names,
+    )
+
+
+def template_of(tokenizer: Any) -> str:
+    """The chat template; several are joined."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        return "\n".join(f"{name}: {text}" for name, text in sorted(template.items()))
+    return template if isinstance(template, str) else ""
+
+
+def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:  # changes no truncation that the script has set
+        return list(backend.encode(text, add_special_tokens=special).ids)
+    return list(tokenizer.encode(text, add_special_tokens=special))
+
+
+def _count_pieces(tokenizer: Any, marker: str) -> int:
+    known = tokenizer.convert_tokens_to_ids(marker)
+    if isinstance(known, int) and tokenizer.convert_ids_to_tokens(known) == marker:
+        return 1
+    return max(2, len(_encode(tokenizer, marker, False)))
+
+
+def _truncation(tokenizer: Any) -> int | None:
+    """The maximum length that the script has tokenized with."""
+    truncation = getattr(getattr(tokenizer, "backend_tokenizer", None), "truncation", None)
+    length = truncation.get("max_length") if isinstance(truncation, Mapping) else None
+    return length if isinstance(length, int) else None
+
+
+def _bare(model: Any) -> Any:
+    """The model inside DDP, FSDP or a compiled module."""
+    for _ in range(4):
+        model = getattr(model, "_orig_mod", model)
+        if "module" not in getattr(model, "_modules", {}) or hasattr(model, "config"):
+            return model
+        model = model.module
+    return model
+
+
+def _shifts(model: Any) -> bool:
+    config = getattr(model, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return False
+    return any(CAUSAL.search(base.__name__) for base in type(model).__mro__)
+
+
+def _num_embeddings(model: Any) -> int | None:
+    get = getattr(model, "get_input_embeddings", None)
+    shape: Any
+    try:
+        shape = get().weight.shape if callable(get) else ()
+    except Exception:  # noqa: BLE001 a model without such a table
+        return None
+    return int(shape[0]) if len(shape) == 2 and shape[0] else None  # a sharded table is empty or flat
+
+
+def _generation_ends(live: LiveState) -> list[int]:
+    config = getattr(_bare(live.models[0]) if live.models else None, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    return [int(one) for one in (eos if isinstance(eos, (list, tuple)) else [eos]) if isinstance(one, int)]
+
+
+def revisions_of(tokenizer: Any, model: Any) -> dict[str, str]:
+    """Digests of vocabulary and special tokens, and of the chat template; name and commit of the model."""
+    found: dict[str, str] = {}
+    plain = _plain_tokenizer(tokenizer)
+    if plain is not None and hasattr(plain, "get_vocab"):
+        digest = sha256()
+        for token, index in sorted(plain.get_vocab().items(), key=lambda item: item[1]):
+            digest.update(f"{index}\t{token}\n".encode("utf-8", "surrogatepass"))
+        digest.update(repr(sorted((k, str(v)) for k, v in getattr(plain, "special_tokens_map", {}).items())).encode())
+        found["tokenizer"] = digest.hexdigest()[:16]
+        if template := template_of(plain):
+            found["chat_template"] = sha256(template.encode()).hexdigest()[:16]
+    config = getattr(_bare(model), "config", None)
+    name = str(getattr(config, "_name_or_path", "") or "")
+    commit = str(getattr(config, "_commit_hash", "") or "")
+    if commit:
+        found["model"] = f"{name}@{commit}"
+    return found
+
+
+def check_revisions(saved: Mapping[str, str], now: Mapping[str, str]) -> list[Check]:
+    """Tokenizer, chat template and model against those of the checkpoint: another one is said, because it may be meant."""
+    cause = "another revision than the checkpoint was trained with"
+    return [
+        noted(name.replace("_", " "), "M4", expected=saved[name], found=now[name], where="revision", cause=cause)
+        for name in sorted(saved.keys() & now.keys())
+        if saved[name] != now[name]
+    ]
+
+
+# ---- the scheduler ---------------------------------------------------------------------------------------------------
+
+
+def read_plan(live: LiveState, says: TrainerSays) -> LrCurve:
+    """The LR of every planned step, evaluated or stepped on copies; empty where the scheduler does not tell."""
+    functions = [f for bound in live.schedulers for f in getattr(bound.scheduler, "lr_lambdas", None) or ()]
+    keywords: dict[str, Any] = {}
+    for function in functions:
+        keywords |= getattr(function, "keywords", None) or {}  # functools.partial, as Transformers makes them
+    return LrCurve(
+        lrs=tuple(_planned_lrs(live, says.planned or 0)),
+        planned=says.planned,
+        asked_warmup=says.asked_warmup,
+        accumulation=int(live.topology.get("accumulation") or 1),
+        world_size=int(live.topology.get("world_size") or 1),
+        horizon=_whole(keywords.get("num_training_steps")),
+        warmup=_whole(keywords.get("num_warmup_steps")),
+    )
+
+
+def _planned_lrs(live: LiveState, planned: int) -> Iterator[float]:
+    if not planned or not live.optimizers or len(live.schedulers) > 1:
+        return
+    for bound in live.schedulers:
+        function = next(iter(getattr(bound.scheduler, "lr_lambdas", None) or ()), None)
+        base = next(iter(getattr(bound.scheduler, "base_lrs", None) or ()), None)
+        if function is not None and base is not None and planned <= NUM_EVALUATED:
+            yield from (float(base) * float(function(step * bound.unit)) for step in range(planned))
+            return
+    if planned <= NUM_STEPPED:
+        rows = forecast_lrs(live.optimizers, live.schedulers, planned) or ()
+        yield from (row[0] for row in rows if row and row[0] is not None)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
