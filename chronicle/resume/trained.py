@@ -19,7 +19,6 @@ __all__ = ["TrainedWatch", "feed_values", "is_near"]
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
-HUMAN_SEED = 2**32  # a generator that nobody seeded begins with a random number of 64 bits
 # compared elsewhere (position, LRs), or no part of the state
 APART = {"last_epoch", "step_count", "last_lr", "verbose", "optimizer", "lr_lambdas", "num_steps"}
 
@@ -65,7 +64,6 @@ class TrainedWatch:
             "feed": feed_record(live.feed),
             "shape": self.shapes.to_json(),
             "schedulers": scheduler_states(live),
-            "seed": _human_seed(),
             "versions": {name: str(getattr(sys.modules[name], "__version__", "")) for name in LIBRARIES if name in sys.modules},
         }
 
@@ -111,14 +109,6 @@ def _number(thing: Any) -> Any:
     if hasattr(thing, "numel") and hasattr(thing, "device"):
         return thing.item() if thing.numel() == 1 and thing.device.type == "cpu" else thing
     return thing
-
-
-def _human_seed() -> int | None:
-    """The seed of torch's generator when a person gave it; None for a random one."""
-    import torch
-
-    seed = int(torch.initial_seed())
-    return seed if seed < HUMAN_SEED else None
 
 
 def _moved_in(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:

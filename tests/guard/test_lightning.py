@@ -53,7 +53,7 @@ def fit(
 ) -> Any:
     torch.manual_seed(0)
     module = module or Regression()
-    data = torch.utils.data.TensorDataset(torch.randn(64, 4))
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)))
     given = callback if isinstance(callback, list) else [callback or ChronicleCallback(run_dir)]
     callbacks = given if run_dir is not None else []
     trainer = pl.Trainer(
@@ -198,3 +198,37 @@ def test_script_without_a_line_of_ours_is_guarded_under_a_run(tmp_path: Path, ru
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [(v["verdict"], v["basis"]) for v in verdicts(run_dir)] == [("passed", "fresh")]
+
+
+class Breaks(pl.Callback):
+    """Spoils one callback's state after the load, as a script does that builds it anew."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        for callback in trainer.callbacks:
+            if self.what == "EarlyStopping" == type(callback).__name__:
+                callback.wait_count = 3
+            if self.what == "EMAWeightAveraging" == type(callback).__name__:
+                with torch.no_grad():
+                    for parameter in callback._average_model.parameters():
+                        parameter.mul_(2.0)
+
+
+@pytest.mark.parametrize("what", ["", "EarlyStopping", "EMAWeightAveraging"])
+def test_early_stopping_and_averages_of_lightning_are_compared(tmp_path: Path, run_dir: Path, what: str) -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+
+    def callbacks(broken: str) -> list[Any]:
+        stopping = EarlyStopping("loss", check_on_train_epoch_end=False)
+        return [Breaks(broken), stopping, EMAWeightAveraging(decay=0.9), ChronicleCallback(run_dir)]
+
+    trainer = fit(tmp_path, run_dir, max_steps=4, callback=callbacks(""))
+    trainer.save_checkpoint(tmp_path / "step=4.ckpt")
+    if not what:
+        fit(tmp_path, run_dir, max_steps=6, ckpt_path=tmp_path / "step=4.ckpt", callback=callbacks(""))
+        return
+    with pytest.raises(ResumeRefused) as refusal:
+        fit(tmp_path, run_dir, max_steps=6, ckpt_path=tmp_path / "step=4.ckpt", callback=callbacks(what))
+    assert any(what in check.name for check in refusal.value.checks if not check.ok)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.contract import Options
@@ -138,10 +138,23 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
                 **_batch_size(trainer),
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
             },
+            averages=_averages(trainer.callbacks),
+            objects=_stopping(trainer.callbacks),
             feed=_only_loader(trainer.train_dataloader),
             step=int(trainer.global_step),
             steppers=steppers_of(trainer.optimizers),
         )
+
+
+def _averages(callbacks: Any) -> dict[str, Any]:
+    """The averaged models of `WeightAveraging` and its subclasses."""
+    found = {type(one).__name__: getattr(one, "_average_model", None) for one in callbacks}
+    return {name: average for name, average in found.items() if average is not None}
+
+
+def _stopping(callbacks: Any) -> dict[str, Any]:
+    """Early stopping: its best score and its patience. Other callbacks may change between the save and the first step."""
+    return {type(one).__name__: one for one in callbacks if isinstance(one, EarlyStopping)}
 
 
 def _only_loader(loaders: Any) -> Any:

@@ -49,10 +49,11 @@ TABLE = (
          "dropout and running statistics of this part work otherwise"),
     _row("dataset", "class, length, columns, constructor arguments or file sizes of the dataset", REFUSED,
          "other samples are trained on"),
-    _row("dataset", "rows of the dataset, where torch has the same seed or the same next batch is promised", REFUSED,
-         "with the same seed, generated data and random splits are equal too"),
-    _row("", "rows of the dataset otherwise, its fingerprint, modification times, other attributes", NOTED,
-         "an unseeded split or a copied file looks the same"),
+    _row("dataset", "rows of the dataset, where the same next batch is promised", REFUSED, "`same_data=True` cannot be kept"),
+    _row("", "rows of the dataset otherwise", NOTED,
+         "an unseeded split and generated data look the same; the resume is not called verified"),
+    _row("", "fingerprint, modification times and other attributes of the dataset", NOTED,
+         "a copied file looks the same"),
     _row("shuffle", "shuffling on or off", REFUSED, "the order of the data is another kind of order"),
     _row("", "class and seed of the sampler, `drop_last`", NOTED, "the next batch itself is compared (M4)"),
     _row("global_batch", "samples per optimizer step: batch size × accumulation × ranks", REFUSED,
@@ -176,10 +177,10 @@ def _feed_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[s
     if not before or not after:
         return
     moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
-    seeded = saved.get("seed") is not None and saved.get("seed") == own.get("seed")
     refused: list[tuple[str, Any, Any]] = []
     loose: list[tuple[str, Any, Any]] = []
     order: list[tuple[str, Any, Any]] = []
+    rows: list[tuple[str, Any, Any]] = []
     for name in sorted(before.keys() | after.keys()):
         (one, section), (other, section_now) = before.get(name, (SKIPPED, "")), after.get(name, (SKIPPED, ""))
         if name in moved or is_near(one, other):
@@ -191,7 +192,9 @@ def _feed_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[s
         elif section == "files":
             sizes = [[file[:2] for file in files] for files in (one, other)]
             (refused if sizes[0] != sizes[1] and _sizes(one) != _sizes(other) else loose).append((name, one, other))
-        elif section == "firm" == section_now or (section == "content" == section_now and (seeded or same_data)):
+        elif section == "content" == section_now:
+            (refused if same_data else rows).append((name, one, other))
+        elif section == "firm" == section_now:
             refused.append((name, one, other))
         else:
             loose.append((name, one, other))
@@ -199,6 +202,7 @@ def _feed_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[s
     yield from _verdicts(expected, "dataset", "M6", refused, "dataset of the loader that is trained from", cause)
     cause = "the loader was built with another `shuffle`"
     yield from _verdicts(expected, "shuffle", "M6", order, "sampler of the loader", cause)
+    yield from _notes("M4", rows, "rows of the dataset")  # said, and the resume is not called verified
     yield from _notes("M6", loose, "dataset and order")
     if not refused and not order:
         yield _equal("dataset", "M6", f"{len(before)} values")
