@@ -47,7 +47,7 @@ def _(plan: Plan) -> None:
     plan.again["warmup_steps"] = 20
 
 
-@cause(HF, "max_steps changed: another horizon", "transformers #27749")
+@cause(HF, "max_steps changed: another horizon", "transformers #27749", acts=Acts.ALLOWED)
 def _(plan: Plan) -> None:
     plan.again["max_steps"] = 200
 

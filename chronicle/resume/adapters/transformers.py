@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.journal.events import Incident
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
@@ -264,4 +265,7 @@ def find_resumed(args: Any, state: Any, known: tuple[tuple[int | None, str], ...
     for step, path in reversed(known):
         if step == state.global_step and path and Path(path).is_dir():
             return Path(path)
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    named = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    # `True` takes the highest number: a trainer_state.json of another step must not hide which directory that was
+    newest = None if named.is_dir() or not Path(args.output_dir).is_dir() else get_last_checkpoint(args.output_dir)
+    return named if newest is None else Path(newest)
