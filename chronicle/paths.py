@@ -62,6 +62,11 @@ class RunPaths:
         return self.run_dir / "observed"
 
     @property
+    def batches_dir(self) -> Path:
+        """Digests of the batches that entered the model, one file per launch and rank."""
+        return self.run_dir / "batches"
+
+    @property
     def objects_dir(self) -> Path:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"

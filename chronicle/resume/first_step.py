@@ -21,7 +21,7 @@ process opens its own expectation, so all this happens again at the first step a
 LR in use is compared with its forecast (`checks/tripwires.py`). A value that was not recorded at the save is not compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,12 +47,12 @@ def check_first_step(
     optimizer: Any,
     requested: int | None,
     world_size: int,
-    first_batches: Mapping[int, str],
+    first_batches: Sequence[tuple[int, Check]],
     same_data: bool = False,
 ) -> Iterator[Check]:
     """Every comparison of this page, in its order. `found` describes the memory of `live`, `optimizer` is about to step.
 
-    `requested`: ranks the launcher was asked for, None if unknown; `first_batches`: rank -> digest of its first batch.
+    `requested`: ranks the launcher was asked for, None if unknown; `first_batches`: what each rank found of its own.
     """
     start = loads.start
     yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))

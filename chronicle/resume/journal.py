@@ -16,7 +16,6 @@ from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import (
     GUARDED_SAVES,
-    BatchesSeen,
     CheckpointSaved,
     EntryKind,
     FileDigest,
@@ -41,9 +40,6 @@ class GuardHistory:
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
     fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch fulfilled
     kept: tuple[tuple[int, str], ...] = ()  # (step, path) of those that the present weights descend from
-    # by rank: digests of the first batch of launches from scratch; checkpoint -> rank -> the batch that followed its save
-    starts: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    followed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
     copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
     parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
@@ -142,8 +138,6 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     checkpoints: list[tuple[int | None, str]] = []
     kept: list[tuple[int, str]] = []
     fulfilled: set[str] = set()
-    starts: dict[int, frozenset[str]] = {}
-    followed: dict[str, dict[int, str]] = {}
     saves: dict[str, str] = {}
     digests: dict[str, str] = {}
     copied_from: set[str] = set()
@@ -155,8 +149,6 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-        elif entry.kind == EntryKind.GUARD_BATCHES:
-            _fold_batches(BatchesSeen.of(entry), entry.step, starts, followed)
         elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
@@ -177,25 +169,10 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         open_intent=None if intent is None else intent.id,
         fulfilled=frozenset(fulfilled),
         kept=tuple(kept),
-        starts=starts,
-        followed=followed,
         digests=digests,
         copied_from=frozenset(copied_from),
         parents=frozenset(parents),
     )
-
-
-def _fold_batches(
-    seen: BatchesSeen, step: int | None, starts: dict[int, frozenset[str]], followed: dict[str, dict[int, str]]
-) -> None:
-    if not seen.digests:
-        return
-    firsts = {0: seen.digests[0]} | {int(rank): str(first) for rank, first in seen.ranks.items()}
-    if seen.after:
-        followed[seen.after] = firsts
-    elif not step:
-        for rank, first in firsts.items():
-            starts[rank] = starts.get(rank, frozenset()) | {first}
 
 
 def find_run_dir(

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.batches import DataWatch
 from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
@@ -31,6 +30,7 @@ from chronicle.resume.checks.run import (
     check_sound,
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
+from chronicle.resume.data import DataWatch
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,

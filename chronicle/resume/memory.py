@@ -77,6 +77,7 @@ class RankDigest:
     moments: str = ""
     buffers: str = ""  # running statistics and other saved buffers
     data: str = ""
+    batches: str = ""  # position in this rank's record of batches (`batch_record.py`)
 
     def to_json(self) -> dict[str, Any]:
         """The stored form."""
@@ -92,6 +93,7 @@ class RankDigest:
             buffers=str(record.get("buffers") or ""),
             moments=str(record.get("moments") or ""),
             data=str(record.get("data") or ""),
+            batches=str(record.get("batches") or ""),
         )
 
 

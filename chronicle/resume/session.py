@@ -16,7 +16,6 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.resume.batch_reader import FirstBatch, check_revisions
-from chronicle.resume.batches import DataWatch
 from chronicle.resume.checks.check import Check, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
@@ -29,6 +28,7 @@ from chronicle.resume.contract import (
     requested_ranks,
     wants_batch_text,
 )
+from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
@@ -77,7 +77,13 @@ class GuardSession:
         self.start = StartingPoint()
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
         self.data = DataWatch(
-            self.options, self.journal, self.sealer, self.start, lambda: self.step, self._before_first_batch
+            self.options,
+            self.journal,
+            self.ranks,
+            self.start,
+            lambda: self.step,
+            self._before_first_batch,
+            self.contained,
         )
         self.batches = self.data.batches
         self.batches.lost = lambda problem: self.faults.record("batch", problem)
@@ -99,7 +105,7 @@ class GuardSession:
             contained=self.contained,
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self._way_out,
-            first_batches=lambda: self.batches.first,
+            first_batches=lambda: self.data.first,
             resumed=lambda: self.start.loaded_from is not None or self.start.state_loaded,
         )
         self.envelope.off = self.off
@@ -159,14 +165,17 @@ class GuardSession:
             root = checkpoint_root(directory)
             try:
                 self.sealer.seal(root, self.describe(), save_seconds)
-                self.batches.after_save(str(root))
+                self.data.after_save()
             except Exception as problem:
                 text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
                 raise
 
-    def describe(self) -> Memory:
-        """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone."""
+    def describe(self, seen: str | None = None) -> Memory:
+        """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone.
+
+        `seen`: the position in the data at the save, when that was earlier than now.
+        """
         self.honours.restore_lrs()
         live = self._live()
         memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
@@ -179,7 +188,9 @@ class GuardSession:
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
-        found = replace(memory, step=step, training=self._modes, identity=self._identity, topology=topology, spoilt=spoilt)
+        own = tuple(replace(digest, batches=self.data.position if seen is None else seen) for digest in memory.ranks)
+        found = replace(memory, step=step, training=self._modes, identity=self._identity)
+        found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
         return self.honours.add_to(found, live)
@@ -325,7 +336,7 @@ class GuardSession:
         self._recent.clear()
         self._witness = self._witness.predict(())
         if self._ever_stepped:
-            self.batches.restart()
+            self.data.restart()
 
     def prepared(self) -> None:
         """The framework has new objects; one may be the loader whose order a rollback wants changed."""
@@ -411,9 +422,9 @@ class GuardSession:
                 self.verdicts.switched_off(moment)
                 self._say_what_is_not_applied()
             return
-        first_batches: Mapping[int, str] = {}
+        first_batches: Sequence[tuple[int, Check]] = ()
         with self.contained("first step"):
-            first_batches = self.data.gather_first()
+            first_batches = self.data.gather()
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
         checks = run_checks(
             "memory", lambda: self._check_first_step(optimizer, first_batches), at_stake=self.start.resumed
@@ -422,10 +433,11 @@ class GuardSession:
         if all(check.ok for check in checks):
             with self.contained("verdict"):
                 self.verdicts.conclude(checks, moment)
+        self.data.begin()
         with self.contained("first batch in words"):
             self.first_batch.tell(self._observe(), self.start.start_step)
 
-    def _check_first_step(self, optimizer: Any, first_batches: Mapping[int, str]) -> Iterator[Check]:
+    def _check_first_step(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
         live = self._live()
         self._known, self._models = tuple(live.optimizers), tuple(live.models)
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):

@@ -10,6 +10,7 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.resume.batch_record import Position
 from chronicle.resume.batches import batch_digest
 from tests.guard.training import start
 
@@ -46,9 +47,18 @@ def resumed(run_dir: Path, checkpoint: Path, **options: Any) -> Any:
     return launch
 
 
+def verdict(run_dir: Path) -> dict[str, Any]:
+    return [entry.data for entry in read_journal(RunPaths(run_dir)).of_kind("guard.verdict")][-1]
+
+
+def num_seen(launch: Any) -> int:
+    position = Position.parse(launch.accelerator.chronicle.data.position)
+    assert position is not None
+    return position.num_seen
+
+
 def next_batch(run_dir: Path) -> str:
-    verdict = [entry.data for entry in read_journal(RunPaths(run_dir)).of_kind("guard.verdict")][-1]
-    check = next(check for check in verdict["checks"] if check["name"] == "next batch")
+    check = next(check for check in verdict(run_dir)["checks"] if check["name"] == "next batch")
     return check["found"] if check["outcome"] == "equal" else str(check["cause"])
 
 
@@ -60,17 +70,94 @@ def test_resume_that_goes_on_with_the_next_batch_says_so(run_dir: Path, interrup
     assert next_batch(run_dir) == "equal"
 
 
-def test_data_that_starts_again_is_refused_before_the_first_step(run_dir: Path, interrupted: Path) -> None:
+def test_data_that_start_again_are_named_and_refused_where_the_next_batch_was_promised(
+    run_dir: Path, interrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Accelerate by default: model, optimizer, schedule and generators are right, and the first samples come again."""
+    again = "the batch of step 1 of the first pass comes again: 7 batches repeat; the data start again from their beginning"
     with pytest.raises(ResumeRefused) as refusal:
-        train(resumed(run_dir, interrupted), batches(0), 1)
-    assert [check.code for check in refusal.value.checks] == ["M4"]
+        train(resumed(run_dir, interrupted, same_data=True), batches(0), 1)
+    assert [(check.code, check.cause) for check in refusal.value.checks] == [("M4", again)]
+    train(resumed(run_dir, interrupted), batches(0), 1)
+    assert next_batch(run_dir) == again
+    assert capsys.readouterr().err.splitlines()[-1] == f"chronicle guard: not verified: next batch ({again})"
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (5, "the batch of step 6 of the first pass comes again: 2 batches repeat"),
+        (9, "2 batches of the first pass are left out; the batch of step 10 comes first"),
+    ],
+)
+def test_batch_that_is_not_the_next_one_is_named(run_dir: Path, interrupted: Path, seen: int, words: str) -> None:
+    source = batches(0)
+    for _ in range(seen):
+        next(source)
+    train(resumed(run_dir, interrupted), source, 1)
+    assert next_batch(run_dir) == words
+    assert verdict(run_dir)["verified"] is False
+
+
+def test_first_pass_is_put_together_from_all_launches_that_led_to_the_checkpoint(
+    tmp_path: Path, run_dir: Path, interrupted: Path
+) -> None:
+    source = batches(0)
+    for _ in range(7):
+        next(source)
+    second = resumed(run_dir, interrupted)
+    train(second, source, 4)
+    later = second.save(tmp_path / "checkpoints" / "opt_step-11")
+    train(second, source, 2)
+    train(resumed(run_dir, later), batches(0), 1)
+    assert next_batch(run_dir).startswith("the batch of step 1 of the first pass comes again: 11 batches repeat")
+
+
+def test_run_that_stopped_at_its_save_is_not_compared_and_not_verified(run_dir: Path, checkpoint: Path) -> None:
+    launch = start(run_dir)
+    source = batches(0)
+    train(launch, source, 7)
+    launch.save(checkpoint)
+    train(resumed(run_dir, checkpoint, same_data=True), source, 1)
+    assert next_batch(run_dir).startswith("the run stopped right at this save")
+    assert verdict(run_dir)["verified"] is False
+
+
+def test_batches_that_go_astray_later_are_an_incident(run_dir: Path, checkpoint: Path) -> None:
+    """A shuffle buffer that was lost shows from the second batch on; the run goes on."""
+    launch = start(run_dir)
+    source = batches(0)
+    train(launch, source, 7)
+    launch.save(checkpoint)
+    train(launch, source, 10)
+    launch.accelerator.chronicle.data.finish()
+    source = batches(0)
+    for _ in range(7):
+        next(source)
+    again = resumed(run_dir, checkpoint)
+    train(again, source, 2)
+    train(again, batches(3), 5)
+    assert next_batch(run_dir) == "equal"
+    (incident,) = read_journal(RunPaths(run_dir)).of_kind("incident")
+    assert (incident.data["kind"], incident.data["onset_step"]) == ("data-order", 10)
+
+
+def test_evaluation_and_generation_are_no_batches(run_dir: Path) -> None:
+    launch = start(run_dir)
+    train(launch, batches(0), 2)
+    with torch.no_grad():
+        launch.model(torch.ones(4, 8))
+    launch.model.eval()
+    launch.model(torch.ones(4, 8))
+    launch.model.train()
+    train(launch, batches(0), 1)
+    assert num_seen(launch) == 3
 
 
 def test_another_order_passes_unless_the_same_was_promised(run_dir: Path, interrupted: Path) -> None:
     """Most scripts shuffle anew after a resume: no accident, but it stands in the verdict."""
     train(resumed(run_dir, interrupted), batches(5), 1)
-    assert next_batch(run_dir).startswith("another order than in the first pass")
+    assert next_batch(run_dir).startswith("the batch is none of the 10 of the first pass")
     with pytest.raises(ResumeRefused):
         train(resumed(run_dir, interrupted, same_data=True), batches(5), 1)
 
@@ -125,7 +212,4 @@ def test_model_under_guard_can_be_copied_and_pickled_and_the_copy_is_not_watched
     torch.save(launch.model, io.BytesIO())
     average(torch.ones(4, 8))
     train(launch, batches(0), 4)
-    entry = next(read_journal(RunPaths(run_dir)).of_kind("guard.batches"))
-    source = batches(0)
-    assert list(entry.data["digests"]) == [batch_digest((next(source),), {}) for _ in range(3)]
-    assert not launch.model._forward_pre_hooks
+    assert num_seen(launch) == 4

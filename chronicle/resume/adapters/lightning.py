@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
+from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -59,7 +60,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._session = GuardSession(self._observe, self._options)
             hook_optimizer_steps(self._session)
         self._session.begins()
-        self._session.batches.watch(pl_module)
+        watch_loaders()
         self._session.envelope.watch(pl_module)
         original = trainer.save_checkpoint
 
@@ -102,6 +103,12 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         self._session.before_load(Path(path), memory=self._found, training=True)
         self._session.after_load(Path(path), generators=False)
 
+    @shielded("batch")
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Note the batch: `training_step` is no forward pass that a hook could see, and may be compiled."""
+        if self._session is not None:
+            self._session.batches.take(batch)
+
     @shielded("log")
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write one line to the launch's per-step log."""
@@ -120,7 +127,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             session.sealer.seal_file(
                 target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
             )
-            session.batches.after_save(str(path.absolute()))
+            session.data.after_save()
 
     def _observe(self) -> LiveState:
         trainer = self._trainer

@@ -179,10 +179,11 @@ class AttachedRun:
         if self.session.off:
             return state
         latest, lrs = self._latest() if self._latest else None, _lrs(self._live.optimizers)
+        seen = self.session.data.position
         if latest is None or latest.is_made:
             is_first = self.session.waits_for_first_step  # a load will overwrite it: nothing has been trained yet
             latest = Description(
-                make=lambda: self._describe(lrs), missed=self._missed, saved=_nothing if is_first else self._taken
+                make=lambda: self._describe(lrs, seen), missed=self._missed, saved=_nothing if is_first else self._taken
             )
             self._latest = weakref.ref(latest)
         return {**state, KEY: latest}
@@ -202,10 +203,10 @@ class AttachedRun:
             latest.made()
         latest.expire()
 
-    def _describe(self, lrs: tuple[Any, ...]) -> Mapping[str, Any]:
-        """The record of memory now; `lrs` are those that the state contains, because torch copies the options."""
+    def _describe(self, lrs: tuple[Any, ...], seen: str) -> Mapping[str, Any]:
+        """The record of memory now; `lrs` and `seen` (batches) are those of the moment when the state was taken."""
         try:
-            memory: Memory = self.session.describe()
+            memory: Memory = self.session.describe(seen)
             if tuple(group.lr for group in memory.groups) != lrs and len(memory.groups) == len(lrs):
                 why = "the LR changed between `optimizer.state_dict()` and the writing of the state"
                 groups = tuple(replace(group, lr=lr) for group, lr in zip(memory.groups, lrs, strict=True))
@@ -234,7 +235,7 @@ class AttachedRun:
             )
             self.session.journal.write(saved, step=memory.step, title="state taken")
             if memory.step is not None:
-                self.session.batches.after_save(f"step {memory.step}")
+                self.session.data.after_save()
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         record = state.get(KEY)

@@ -66,8 +66,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             return
         directory = find_resumed(args, state, session.journal.read().checkpoints)
         # at an epoch's start the loader draws from the generators before the guard could compare them
-        session.data.mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
-        self._waits_for_generators = session.data.mid_epoch and not args.ignore_data_skip
+        mid_epoch = abs((state.epoch or 0.0) - round(state.epoch or 0.0)) > 1e-9
+        session.data.continues = self._waits_for_generators = mid_epoch and not args.ignore_data_skip
         session.before_load(directory, training=True)
         session.after_load(directory, generators=False)
 

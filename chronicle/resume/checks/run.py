@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted, show_row
+from chronicle.resume.checks.check import Check, failed, not_compared, noted, show_row
 from chronicle.resume.contract import Contract, same_checkpoint
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardHistory
@@ -25,7 +25,6 @@ __all__ = [
     "check_fresh_start",
     "check_identity",
     "check_newest",
-    "check_next_batch",
     "check_ranks",
     "check_run_state",
     "check_sound",
@@ -248,34 +247,3 @@ def drives(owner: Any, optimizer: Any) -> bool:
         return True
     pairs = zip(owner.param_groups, optimizer.param_groups, strict=False)
     return len(owner.param_groups) == len(optimizer.param_groups) and all(a is b for a, b in pairs)
-
-
-def check_next_batch(
-    first: str,
-    followed: str | None,
-    starts: Collection[str],
-    *,
-    promised: bool,
-    mid_epoch: bool | None,
-    rank: int = 0,
-) -> list[Check]:
-    """M4: the first batch of a resume (`first`) against the one that `followed` the save, and against fresh starts.
-
-    All are digests. A first batch like that of a fresh start is normal where an epoch begins, unless another one is known to
-    have followed the save. Any other order is recorded, and refused only when the trainer `promised` the same one.
-    """
-    name, where = "next batch", f"first batch of rank {rank}"
-    if followed is not None and first == followed:
-        return [compared(name, "M4", True, expected=followed, found="equal", where=where)]
-    if first in starts and (followed is not None or mid_epoch):
-        cause = "the data starts again from its beginning: samples that were seen are repeated"
-        return [
-            failed(name, "M4", expected=followed or "a batch inside the epoch", found=first, where=where, cause=cause)
-        ]
-    if followed is not None and promised:
-        cause = "data order or position is not the one of the first pass"
-        return [failed(name, "M4", expected=followed, found=first, where=where, cause=cause)]
-    if followed is None:
-        return [not_compared(name, "M4", "the batch that followed the save is not on record", where=where)]
-    cause = "another order than in the first pass, which this launch does not promise to keep"
-    return [noted(name, "M4", expected=followed, found=first, where=where, cause=cause)]

@@ -1,0 +1,211 @@
+"""The record of the first pass: one digest for every batch that entered the model, in one file per launch and rank.
+
+`<run>/batches/<record>.<rank>` begins with a line of JSON, then come 16 bytes a batch: digest, the optimizer step that used it,
+its place in the pass of its loader (0: not known). A checkpoint carries the record's id and how many batches were seen when it
+was saved, so the batch that followed it is one read away. A launch that resumes starts a record of its own that names the
+position it went on from: together they are the first pass.
+
+The file is written without fsync: it survives a killed process, not a power cut. It keeps the newest two to four million
+batches.
+"""
+
+import json
+import os
+import struct
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+__all__ = ["NO_STEP", "BatchRecord", "FirstPass", "Position", "read_batch", "read_first_pass"]
+
+VERSION = 1
+ENTRY = struct.Struct("<QII")
+NO_STEP = 0  # the step that uses the batch was not known yet: it is the launch's first
+NUM_AT_ONCE = 64  # batches in memory before they are written
+NUM_URGENT = 4  # after a save, each of these is written at once: it is what a resume asks for
+MAX_SECONDS = 1.0
+MAX_BATCHES = 4_000_000
+MAX_UNBEGUN = 100_000
+MAX_RECORDS = 64  # launches that a first pass may be put together from
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the first pass: so many batches of this record had been seen."""
+
+    record: str
+    num_seen: int
+
+    def __str__(self) -> str:
+        return f"{self.record}:{self.num_seen}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position | None":
+        """The position that a checkpoint carries; None when it carries none."""
+        record, _, number = text.rpartition(":")
+        return cls(record, int(number)) if record and number.isdigit() else None
+
+
+class BatchRecord:
+    """The record of this launch and rank. Nothing is written before the first optimizer step."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._path: Path | None = None
+        self.record = ""
+        self.num_seen = 0
+        self._pending: list[tuple[int, int, int]] = []
+        self._urgent = NUM_URGENT
+        self._written_at = 0.0
+        self._first = 0  # index of the first batch that is kept in the file
+
+    def position_after(self, num_waiting: int) -> str:
+        """What a checkpoint saved now carries, with batches that are still to be added; "" when nothing is recorded."""
+        return "" if self._path is None else str(Position(self.record, self.num_seen + num_waiting))
+
+    def add(self, digest: int, step: int, place: int) -> None:
+        """One batch, which the optimizer step `step` will use."""
+        self.num_seen += 1
+        if self._directory is None:
+            return
+        if self._path is None and self.num_seen > MAX_UNBEGUN:
+            self._directory = None  # no optimizer step was ever seen
+            self._pending.clear()
+            return
+        self._pending.append((digest, step, place))
+        if self._path is not None and (
+            self._urgent or len(self._pending) >= NUM_AT_ONCE or time.monotonic() - self._written_at > MAX_SECONDS
+        ):
+            self._urgent = max(0, self._urgent - 1)
+            self.flush()
+
+    def saved(self) -> None:
+        """A checkpoint was saved: what follows it is written at once."""
+        self._urgent = NUM_URGENT
+        self.flush()
+
+    def begin(self, record: str, rank: int, *, start_step: int, parent: Position | None, launch: int | None) -> None:
+        """The first step is about to be taken from `start_step`; the launch went on from `parent`. `record`: the new id."""
+        if self._directory is None or self._path is not None:
+            return
+        self.record, self._path = record, self._directory / f"{record}.{rank}"
+        header = {"v": VERSION, "first": 0, "start_step": start_step, "parent": str(parent or ""), "launch": launch}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_bytes(_header(header))
+        self._header = header
+        self._pending = [(digest, step or start_step + 1, place) for digest, step, place in self._pending]
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand what is pending to the operating system."""
+        if self._path is None or not self._pending:
+            return
+        if self.num_seen - self._first > MAX_BATCHES:
+            self._drop_old(self._path)
+        with self._path.open("ab", buffering=0) as file:
+            file.write(b"".join(ENTRY.pack(*entry) for entry in self._pending))
+        self._pending.clear()
+        self._written_at = time.monotonic()
+
+    def _drop_old(self, path: Path) -> None:
+        """Keep the newer half."""
+        header, entries = _read(path)
+        self._first = header["first"] + len(entries) // 2
+        fresh = path.with_suffix(path.suffix + ".new")
+        fresh.write_bytes(_header({**self._header, "first": self._first}) + entries[len(entries) // 2 :].tobytes())
+        os.replace(fresh, path)
+
+
+def _header(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPass:
+    """The first pass as it was recorded. `entries[position]` followed the checkpoint; columns: `digest`, `step`, `place`.
+
+    `resumed`: indices where a launch went on from a checkpoint, so that `place` counts from there.
+    """
+
+    entries: Any
+    position: int
+    resumed: frozenset[int] = frozenset()
+
+    def find(self, digest: int) -> tuple[int, ...]:
+        """All indices of this batch."""
+        return tuple(int(index) for index in (self.entries["digest"] == digest).nonzero()[0])
+
+    def step(self, index: int) -> int:
+        """The optimizer step that used the batch."""
+        return int(self.entries["step"][index])
+
+    def place(self, index: int) -> int:
+        """Its place in the pass of its loader, from 1; 0 when not known."""
+        return int(self.entries["place"][index])
+
+    def begins_pass(self, index: int) -> bool:
+        """Whether the loader began a pass with this batch."""
+        return index < len(self.entries) and self.place(index) == 1 and index not in self.resumed
+
+    def pass_lengths(self) -> tuple[int, ...]:
+        """Batches of every pass that began and ended inside one launch."""
+        starts = [int(i) for i in (self.entries["place"] == 1).nonzero()[0]]
+        return tuple(b - a for a, b in pairwise(starts) if a not in self.resumed and b not in self.resumed)
+
+
+def read_batch(directory: Path, position: Position, rank: int) -> int | None:
+    """The digest of the batch that followed; None when the run stopped there, or the record is not there."""
+    try:
+        with (directory / f"{position.record}.{rank}").open("rb") as file:
+            header = json.loads(file.readline())
+            file.seek((position.num_seen - int(header["first"])) * ENTRY.size, os.SEEK_CUR)
+            entry = file.read(ENTRY.size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(ENTRY.unpack(entry)[0]) if len(entry) == ENTRY.size else None
+
+
+def read_first_pass(directory: Path, position: Position, rank: int) -> FirstPass | None:
+    """The whole first pass around a checkpoint, from the records of all launches that led to it; None without a record."""
+    import numpy
+
+    parts: list[Any] = []
+    num_before, at = 0, position
+    for number in range(MAX_RECORDS):
+        try:
+            header, entries = _read(directory / f"{at.record}.{rank}")
+        except (OSError, ValueError, KeyError):
+            break
+        kept = at.num_seen - int(header["first"])
+        if number == 0:
+            num_before = max(0, kept)
+            parts.append(entries)
+        else:
+            parts.insert(0, entries[: max(0, kept)])
+            num_before += len(parts[0])
+        parent = Position.parse(str(header.get("parent") or ""))
+        if parent is None or header["first"]:
+            break
+        at = parent
+    if not parts:
+        return None
+    begins = numpy.cumsum([0, *(len(part) for part in parts)])[:-1]
+    resumed = frozenset(int(index) for index in begins[1:])
+    return FirstPass(entries=numpy.concatenate(parts), position=num_before, resumed=resumed)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Any]:
+    import numpy
+
+    with path.open("rb") as file:
+        header = json.loads(file.readline())
+        if not isinstance(header, dict) or header.get("v") != VERSION:
+            raise ValueError(f"`{path}` is a record of version {header!r:.40}: expected {VERSION}")
+        rest = file.read()
+    whole = len(rest) - len(rest) % ENTRY.size
+    return header, numpy.frombuffer(rest[:whole], dtype=[("digest", "<u8"), ("step", "<u4"), ("place", "<u4")])
