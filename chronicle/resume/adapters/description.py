@@ -12,9 +12,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from chronicle.resume.faults import or_else, raised_by_script, reason_of, record_without_session, shield
+
 __all__ = ["STEPS_BETWEEN", "Description"]
 
 STEPS_BETWEEN = 50  # optimizer steps between two descriptions of states that are only held
+
+
+def _unknown(problem: Exception) -> dict[str, Any]:
+    return {"unknown": {"memory": f"the guard failed: {reason_of(problem)}"}}
+
+
+def _failed(problem: Exception, otherwise: Any) -> Any:
+    """The script's own save goes on, without a description."""
+    record_without_session("save", problem)
+    return otherwise
 
 
 class Description(Mapping[str, Any]):
@@ -42,14 +54,23 @@ class Description(Mapping[str, Any]):
         """Whether memory has been described, or can no longer be."""
         return self._record is not None
 
+    @or_else(lambda problem, *_: _failed(problem, _unknown(problem)))
     def made(self) -> Mapping[str, Any]:
         """The record, made now if it was not yet."""
         if self._record is None:
             if threading.get_ident() != self._thread:
                 self._record = self._missed("another thread wrote the state while training went on")
             else:
-                self._record = self._make()
+                self._record = self._made_now()
         return self._record
+
+    def _made_now(self) -> Mapping[str, Any]:
+        try:
+            return self._make()
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            return self._missed(f"the guard failed: {reason_of(problem)}")
 
     def expire(self) -> None:
         """Memory changes now, and nobody described this state before."""
@@ -60,7 +81,7 @@ class Description(Mapping[str, Any]):
         record = self.made()
         if not self._is_saved:
             self._is_saved = True
-            self._saved(record)
+            shield(self._saved, lambda problem: None)(record)
         return record
 
     def __getitem__(self, key: str) -> Any:
@@ -72,9 +93,11 @@ class Description(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._written())
 
+    @or_else(lambda problem, self, *_: _failed(problem, self))
     def __deepcopy__(self, memo: Any) -> "Description":
         self.made()
         return self
 
+    @or_else(lambda problem, *_: _failed(problem, (OrderedDict, (), None, None, iter(_unknown(problem).items()))))
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return (OrderedDict, (), None, None, iter(self._written().items()))
