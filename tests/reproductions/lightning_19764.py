@@ -68,5 +68,4 @@ CASE = Case(
     says=("next batch(?!.*not on record)",),
     bare=bare,
     guarded=guarded,
-    waits_for="Lightning's loader starts before the callback hears of the resume",
 )
