@@ -12,21 +12,20 @@ from chronicle.cli.options import (
     JsonOption,
     LogsOption,
     RunOption,
-    settings_with_checkpoints,
+    checkpoint_named,
+    settings_root,
 )
 from chronicle.errors import ChronicleError
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_state, refuse_strays, select_checkpoint
+from rollback.checkpoint.listing import read_state, refuse_strays
 from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
 from rollback.errors import UnreadableFile, one_line, visible
 
 __all__ = [
-    "checkpoint_named",
     "diff",
     "inspect",
     "manifest",
-    "settings_root",
 ]
 
 LABEL_WIDTH = 12
@@ -48,22 +47,6 @@ def inspect(
     chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints), count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
     return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
-
-
-def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
-    """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
-    if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
-        return None
-    return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
-
-
-def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> Checkpoint:
-    """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
-    step, _, launch = named.partition("@")
-    if root is not None and step.isdigit() and (not launch or launch.isdigit()):
-        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)
-    path = root / named if root is not None and (root / named).exists() else named
-    return open_checkpoint(path, count_steps=count_steps)
 
 
 def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:

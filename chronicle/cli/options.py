@@ -9,13 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rollback.checkpoint.layout import Checkpoint
 
 __all__ = [
     "CheckpointsOption",
@@ -26,10 +29,12 @@ __all__ = [
     "LogsOption",
     "RunOption",
     "YesOption",
+    "checkpoint_named",
     "given_flags",
     "nearest_runs",
     "need_run",
     "settings_from",
+    "settings_root",
     "settings_with_checkpoints",
 ]
 
@@ -183,3 +188,21 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
     except (ChronicleError, OSError):
         return []  # the command that reads the journal reports what is wrong with it
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
+
+
+def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
+    """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
+    if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
+        return None
+    return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
+
+
+def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> "Checkpoint":
+    """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
+    from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, select_checkpoint
+
+    step, _, launch = named.partition("@")
+    if root is not None and step.isdigit() and (not launch or launch.isdigit()):
+        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)
+    path = root / named if root is not None and (root / named).exists() else named
+    return open_checkpoint(path, count_steps=count_steps)

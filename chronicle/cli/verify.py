@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from chronicle.checkpoints import find_checkpoint_roots, find_verdict, verdict_event, with_launches
-from chronicle.cli.inspect import checkpoint_named, settings_root
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -21,6 +20,8 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     YesOption,
+    checkpoint_named,
+    settings_root,
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import agree, byte_progress, open_run, uninterrupted

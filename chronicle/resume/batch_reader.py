@@ -25,9 +25,9 @@ from chronicle.resume.first_batch import (
     format_batch,
     tell_batch,
 )
+from chronicle.resume.horizon import LrCurve, find_in_plan
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.learning_rate import forecast_lrs
-from chronicle.resume.lr_plan import LrCurve, find_in_plan
 
 __all__ = ["FirstBatch", "TrainerSays", "check_revisions", "heads_of", "read_rows", "read_words", "revisions_of"]
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NO_STEP", "BatchRecord", "FirstPass", "Position", "read_batch", "read_first_pass"]
+__all__ = ["NO_STEP", "BatchRecord", "FirstPass", "Position", "read_first_pass", "read_recorded_batch"]
 
 VERSION = 1
 ENTRY = struct.Struct("<QII")
@@ -158,7 +158,7 @@ class FirstPass:
         return tuple(b - a for a, b in pairwise(starts) if a not in self.resumed and b not in self.resumed)
 
 
-def read_batch(directory: Path, position: Position, rank: int) -> int | None:
+def read_recorded_batch(directory: Path, position: Position, rank: int) -> int | None:
     """The digest of the batch that followed; None when the run stopped there, or the record is not there."""
     try:
         with (directory / f"{position.record}.{rank}").open("rb") as file:

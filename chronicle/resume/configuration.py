@@ -29,7 +29,7 @@ from typing import Any
 __all__ = [
     "SKIPPED",
     "constructor_arguments",
-    "flatten",
+    "flat_values",
     "model_record",
     "moved_between",
     "pattern_of",
@@ -86,12 +86,12 @@ def model_record(models: Sequence[Any]) -> dict[str, Any]:
 
 def moved_between(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
     """Names (with `*` for places in a stack) of the values that differ between two records of one launch."""
-    before, after = flatten(first), flatten(second)
+    before, after = flat_values(first), flat_values(second)
     names = {name for name in before.keys() | after.keys() if before.get(name, SKIPPED) != after.get(name, SKIPPED)}
     return {pattern_of(name) for name in names}
 
 
-def flatten(record: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+def flat_values(record: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
     """Name of a value -> the value, and whether it is firm."""
     values: dict[str, tuple[Any, bool]] = {}
     rows = record.get("rows") or ()

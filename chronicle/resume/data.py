@@ -19,14 +19,14 @@ from typing import Any
 
 from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
-from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_batch, read_first_pass
+from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
 from chronicle.resume.batches import BatchWitness
 from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
 from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.verdict import Ranks, StartingPoint
 
-__all__ = ["DataWatch", "tell_batch"]
+__all__ = ["DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
 NOT_SEEN = "no batch was seen: the model is called inside a compiled function, or another model is trained"
@@ -193,13 +193,13 @@ class DataWatch:
             return not_compared(NAME, "M4", NOT_SEEN)
         if position is None or paths is None:
             return not_compared(NAME, "M4", NO_POSITION)
-        followed = read_batch(paths.batches_dir, position, rank)
+        followed = read_recorded_batch(paths.batches_dir, position, rank)
         if followed != self._first or followed is None:
             before = read_first_pass(paths.batches_dir, position, rank)
             if before is None:
                 return not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")
             self._full = max(before.pass_lengths(), default=0)
-            return tell_batch(before, self._first, exactly=self._options.same_data, continues=self.continues)
+            return compare_first_batch(before, self._first, exactly=self._options.same_data, continues=self.continues)
         before = read_first_pass(paths.batches_dir, position, rank)
         if before is not None:
             self._full = max(before.pass_lengths(), default=0)
@@ -242,7 +242,7 @@ class DataWatch:
 WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
 
 
-def tell_batch(before: FirstPass, first: int, *, exactly: bool, continues: bool) -> Check:
+def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continues: bool) -> Check:
     """What the first batch of a resume is, when it is not known to be the one that followed the save.
 
     `exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.

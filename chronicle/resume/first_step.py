@@ -12,7 +12,7 @@ After a resume, against the manifest of the checkpoint or the contract of a roll
 - training or evaluation mode of the models (`check_mode`);
 - what is trained: configuration of the modules, dataset, shape of the batches, scheduler states (`check_trained`);
 - buffers, frozen parameters and registered objects, as they were right after the load (`check_loaded`);
-- that the state was sound when it was saved (`check_sound`);
+- that the state was sound when it was saved (`check_unspoilt`);
 - that no newer checkpoint was skipped (`Loads.check_newest`);
 - the data position, and the first batch of every rank (`DataWatch.check`).
 
@@ -28,15 +28,15 @@ from typing import Any
 
 from chronicle.resume.checks.check import Check, Outcome, attempt
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
-from chronicle.resume.checks.run import check_identity, check_ranks, check_sound
-from chronicle.resume.checks.trained import check_trained
+from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import note_longer_schedule
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
+from chronicle.resume.trained import check_trained
 from chronicle.resume.verdict import StartingPoint
 
-__all__ = ["check_first_step", "settle"]
+__all__ = ["check_first_step", "settle_checks"]
 
 
 def check_first_step(
@@ -67,7 +67,7 @@ def check_first_step(
     if expectation is None:
         return
     if start.loaded_from is None:
-        yield from attempt("sound weights", "F11", lambda: check_sound(expectation.memory, None))
+        yield from attempt("sound weights", "F11", lambda: check_unspoilt(expectation.memory, None))
     yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
     yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
     trained = partial(check_trained, expectation, found, same_data=same_data)
@@ -96,7 +96,7 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
 GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
 
 
-def settle(loads: Loads, checks: Sequence[Check], live: LiveState) -> list[Check]:
+def settle_checks(loads: Loads, checks: Sequence[Check], live: LiveState) -> list[Check]:
     """The checks of a first step with what its load showed and was not compared again.
 
     A longer schedule is noted, and a reload lets some values go on.

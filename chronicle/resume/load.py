@@ -27,7 +27,7 @@ from chronicle.resume.checks.run import (
     check_fresh_start,
     check_newest,
     check_run_state,
-    check_sound,
+    check_unspoilt,
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
@@ -123,7 +123,7 @@ class Loads:
         known = None if opening.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
         if not any(check.code == "F11" for check in files):
-            files += check_sound(memory, root)
+            files += check_unspoilt(memory, root)
         sealed = memory is not None or bool(unknown)
         state = check_run_state(root, sealed, history)
         return [*files, *unknown, *check_contract(contract, root, memory, history), *state]

@@ -33,7 +33,7 @@ from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
-from chronicle.resume.first_step import check_first_step, settle
+from chronicle.resume.first_step import check_first_step, settle_checks
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
@@ -463,7 +463,7 @@ class GuardSession:
         )
         settled = list(checks)
         with self.contained("first step"):
-            settled = settle(self.loads, settled, live)
+            settled = settle_checks(self.loads, settled, live)
         yield from settled
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)

@@ -3,19 +3,36 @@
 It holds the configuration of the models (`configuration.py`), dataset, order and shape of the batches (`feed.py`), the full
 state of the schedulers, and gradients that were left over. `TrainedWatch` makes the record before the first step and again at
 every save, so that values which move while a launch trains (counters, caches, annealed factors) are known and not compared.
-Nothing is done at a step. `checks/trained.py` compares two records.
+Nothing is done at a step.
+
+`TABLE` says what may differ between a save and its resume, and what happens then. It is the only list of this: docs/guard.md
+shows it, and a test keeps both equal. A difference that is refused is named value by value
+(`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and can be accepted by the name of its row. Codes: M1 state, M3 topology, M6 what
+is trained.
 """
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.configuration import SKIPPED, model_record, moved_between, plain_value, unwrapped
+from chronicle.resume.checks.check import Check, Outcome, noted
+from chronicle.resume.configuration import (
+    SKIPPED,
+    flat_values,
+    model_record,
+    moved_between,
+    pattern_of,
+    plain_value,
+    unwrapped,
+)
+from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.memory import Memory
 
-__all__ = ["TrainedWatch", "feed_values", "is_near"]
+__all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
@@ -132,3 +149,322 @@ def is_near(a: Any, b: Any) -> bool:
     if isinstance(a, (int, float)) and isinstance(b, (int, float)) and not isinstance(a, bool) and not isinstance(b, bool):
         return a == b or math.isclose(a, b, rel_tol=1e-9, abs_tol=0.0)
     return bool(a == b)
+
+
+# ---- what may differ, and what happens ---------------------------------------------------------------------------------
+
+
+NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One row: what may differ, what happens then, and why."""
+
+    name: str  # how it is accepted; "" for what is never refused
+    what: str
+    happens: Outcome
+    why: str
+
+
+def _row(name: str, what: str, happens: Outcome, why: str) -> TableRow:
+    return TableRow(name=name, what=what, happens=happens, why=why)
+
+
+REFUSED, NOTED, UNCOMPARED = Outcome.DIFFERENT, Outcome.NOTED, Outcome.NOT_COMPARED
+WORDS = {REFUSED: "refused", NOTED: "noted", UNCOMPARED: "not compared"}
+
+TABLE = (
+    _row("model", "class or configuration of a module: dropout, activation, eps, scale, LoRA alpha, `config`", REFUSED,
+         "equal weights compute something else"),
+    _row("", "a number or flag that a module's constructor does not take", NOTED,
+         "a script may set it as it trains, from epoch to epoch"),
+    _row("", "a value that only one side has, or of a library in another version", NOTED,
+         "a new version adds and renames values"),
+    _row("", "a value that moved while the saved launch trained", UNCOMPARED, "counters, caches and annealed factors move"),
+    _row("module_mode", "a module in evaluation mode that was in training mode, or the reverse", REFUSED,
+         "dropout and running statistics of this part work otherwise"),
+    _row("dataset", "class, length, columns, constructor arguments or file sizes of the dataset", REFUSED,
+         "other samples are trained on"),
+    _row("dataset", "rows of the dataset, where the same next batch is promised", REFUSED, "`same_data=True` cannot be kept"),
+    _row("", "rows of the dataset otherwise", NOTED,
+         "an unseeded split and generated data look the same; the resume is not called verified"),
+    _row("", "fingerprint, modification times and other attributes of the dataset", NOTED,
+         "a copied file looks the same"),
+    _row("shuffle", "shuffling on or off", REFUSED, "the order of the data is another kind of order"),
+    _row("", "class and seed of the sampler, `drop_last`", NOTED, "the next batch itself is compared (M4)"),
+    _row("global_batch", "samples per optimizer step: batch size × accumulation × ranks", REFUSED,
+         "the learning rate was chosen for this batch"),
+    _row("", "another split of the same samples per optimizer step, also over other ranks if each holds the whole state", NOTED,
+         "each step still averages as many samples"),
+    _row("sequence_length", "length of token sequences, where no batch of either launch was padded", REFUSED,
+         "the model sees other contexts, and a step holds another number of tokens"),
+    _row("", "length of sequences, or rows of a first batch, where batches may vary", NOTED,
+         "the last batch and padded batches vary"),
+    _row("scheduler_state", "plain fields of a scheduler's state: Plateau's `best`, `num_bad_epochs`, …", REFUSED,
+         "the schedule would decide otherwise"),
+    _row("", "a field of a scheduler of another make, where its position was restored", NOTED,
+         "some recompute fields in their load"),
+    _row("", "gradients that existed before the first batch, or of an unfinished accumulation", NOTED,
+         "harmless if the script clears them, which the guard cannot see"),
+    _row("", "the run that saved the checkpoint", NOTED, "a fork is legitimate: `chronicle init --from` declares it"),
+    _row("", "another living launch that writes the same run", NOTED, "it may be about to end"),
+    _row("lr", "learning rates now and in the next 20 steps", REFUSED, "the most frequent accident of a resume"),
+    _row("schedule", "the far end of a schedule that ends earlier, warms up otherwise or has another shape", REFUSED,
+         "it takes effect when nobody looks"),
+    _row("", "weights, moments, buffers, averages, loss scaler, registered objects, step counts", REFUSED,
+         "this is the state that was saved; it cannot be accepted otherwise"),
+    _row("rng", "random generators, where the framework restores them", REFUSED, "dropout and data order would differ"),
+    _row("frozen_parameters", "which parameters take no gradient", REFUSED, "another part of the model is trained"),
+    _row("weight_decay", "options of the parameter groups; each is accepted by its own name", REFUSED,
+         "a script's arguments must not silently overrule the checkpoint"),
+    _row("world_size", "ranks, sharding, precision, dtype; each is accepted by its own name", REFUSED,
+         "the state is laid out for them"),
+    _row("checkpoint", "an older checkpoint than the newest", NOTED, "on purpose or a stale pointer: both steps are named"),
+    _row("", "a schedule that is longer and otherwise the same, where it is a function of the step", NOTED,
+         "the old number put back gives the recorded LRs: nothing else changed"),
+    _row("", "the loop's own counter, data position and next batch after a reload in one process", NOTED,
+         "the loop goes on from where it was"),
+    _row("data", "the data position that the trainer reports; the next batch, where it is promised", REFUSED,
+         "samples would be repeated or left out"),
+)  # fmt: skip
+
+
+def format_table() -> str:
+    """The table as Markdown, in the order refused, noted, not compared."""
+    lines = ["| what differs | what happens | accepted as | why |", "|---|---|---|---|"]
+    for outcome in (REFUSED, NOTED, UNCOMPARED):
+        rows = (matter for matter in TABLE if matter.happens is outcome)
+        lines += [f"| {m.what} | {WORDS[outcome]} | {f'`{m.name}`' if m.name else '–'} | {m.why} |" for m in rows]
+    return "\n".join(lines) + "\n"
+
+
+def check_trained(expected: Expectation, found: Memory, *, same_data: bool = False) -> Iterator[Check]:
+    """What is trained, against what was trained at the save. Nothing for a checkpoint that holds no such record."""
+    saved, own = (expected.memory.trained if expected.memory else {}), found.trained
+    if not saved or not own:
+        return
+    yield from _model_checks(expected, saved, own)
+    yield from _feed_checks(expected, saved, own, same_data)
+    yield from _shape_checks(expected, saved.get("shape") or {}, own.get("shape") or {})
+    yield from _scheduler_checks(expected, saved, own)
+    yield from _gradient_checks(saved, own)
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def _model_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    before, after = saved.get("model") or {}, own.get("model") or {}
+    if not before or not after:
+        return
+    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
+    updated = saved.get("versions") != own.get("versions")
+    firm: list[tuple[str, Any, Any]] = []
+    loose: list[tuple[str, Any, Any]] = []
+    for name, one, other in _differences(before, after):
+        if pattern_of(name) in moved:
+            continue
+        one_sided = SKIPPED in (one[0], other[0])
+        certain = one[1] and other[1] and not one_sided and not (updated and name.endswith("class"))
+        (firm if certain else loose).append((name, one[0], other[0]))
+    cause = "the model was built or changed with another configuration"
+    yield from _verdicts(expected, "model", "M6", firm, "configuration of the model", cause)
+    yield from _notes("M6", loose, "attributes of the model")
+    modes = [(name, "training", "evaluation") for name in _only(after, before)]
+    modes += [(name, "evaluation", "training") for name in _only(before, after)]
+    cause = "this part of the model was left in another mode: `model.train()`, or as the script had it"
+    yield from _verdicts(expected, "module_mode", "M6", modes, "mode of the modules at the first step", cause)
+    if not firm and not modes:
+        yield _equal("model configuration", "M6", f"{len(before.get('modules') or ())} kinds of modules")
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value before, value after) with their firmness; a whole stack is one name with `*`."""
+    one, other = flat_values(before), flat_values(after)
+    absent = (SKIPPED, True)
+    for name in sorted(one.keys() | other.keys(), key=lambda name: (pattern_of(name), name)):
+        pattern = pattern_of(name)
+        folded = [pattern != name and name not in values and pattern in values for values in (one, other)]
+        if any(folded):
+            a, b = one.get(name, one.get(pattern, absent)), other.get(name, other.get(pattern, absent))
+        elif "*" in name and (name in one) != (name in other) and _has_members(name, other if name in one else one):
+            continue  # the other side names the members of this stack one by one
+        else:
+            a, b = one.get(name, absent), other.get(name, absent)
+        if not is_near(a[0], b[0]):
+            yield name, a, b
+
+
+def _has_members(pattern: str, values: Mapping[str, Any]) -> bool:
+    return any(name != pattern and pattern_of(name) == pattern for name in values)
+
+
+def _only(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Modules in evaluation mode here and not there."""
+    known = set(there.get("eval") or ())
+    return [name for name in here.get("eval") or () if name not in known and pattern_of(name) not in known]
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def _feed_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], same_data: bool) -> Iterator[Check]:
+    before, after = feed_values(saved.get("feed") or {}), feed_values(own.get("feed") or {})
+    if not before or not after:
+        return
+    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
+    refused: list[tuple[str, Any, Any]] = []
+    loose: list[tuple[str, Any, Any]] = []
+    order: list[tuple[str, Any, Any]] = []
+    rows: list[tuple[str, Any, Any]] = []
+    for name in sorted(before.keys() | after.keys()):
+        (one, section), (other, section_now) = before.get(name, (SKIPPED, "")), after.get(name, (SKIPPED, ""))
+        if name in moved or is_near(one, other):
+            continue
+        if SKIPPED in (one, other):
+            loose.append((name, one, other))
+        elif name == "order.shuffle":
+            order.append((name, one, other))
+        elif section == "files":
+            sizes = [[file[:2] for file in files] for files in (one, other)]
+            (refused if sizes[0] != sizes[1] and _sizes(one) != _sizes(other) else loose).append((name, one, other))
+        elif section == "content" == section_now:
+            (refused if same_data else rows).append((name, one, other))
+        elif section == "firm" == section_now:
+            refused.append((name, one, other))
+        else:
+            loose.append((name, one, other))
+    cause = "another dataset, or another part of it, is trained on"
+    yield from _verdicts(expected, "dataset", "M6", refused, "dataset of the loader that is trained from", cause)
+    cause = "the loader was built with another `shuffle`"
+    yield from _verdicts(expected, "shuffle", "M6", order, "sampler of the loader", cause)
+    yield from _notes("M4", rows, "rows of the dataset")  # said, and the resume is not called verified
+    yield from _notes("M6", loose, "dataset and order")
+    if not refused and not order:
+        yield _equal("dataset", "M6", f"{len(before)} values")
+
+
+def _sizes(files: Iterable[Any]) -> list[Any]:
+    return sorted(file[1] for file in files if file[1] is not None)
+
+
+def _shape_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    """A length that three batches of the saved launch had in common, and the first batches of this one."""
+    long_enough = saved.get("batches", 0) >= 3
+    one, other = saved.get("length"), own.get("length")
+    if one is not None and other is not None and one != other:
+        change = [("sequence length", one, other)]
+        cause = "the sequences are cut at another length"
+        if long_enough:
+            yield from _verdicts(expected, "sequence_length", "M6", change, "tokens of the first batches", cause)
+        else:
+            yield from _notes("M6", change, "tokens of the first batches")
+    one, other = saved.get("rows"), own.get("rows")
+    if one is not None and other is not None and one != other and not _known_split(expected):
+        change = [("rows of a batch", one, other)]
+        if other > one and long_enough:  # a smaller one may be the last of its epoch
+            cause = "the batch size was changed; a smaller accumulation that makes up for it must be accepted"
+            yield from _verdicts(expected, "global_batch", "M3", change, "first batches of this rank", cause)
+        else:
+            yield from _notes("M6", change, "first batches of this rank")
+
+
+def _known_split(expected: Expectation) -> bool:
+    """Whether the adapter itself knows the samples per step, which is then compared as such."""
+    return bool(expected.memory and "global_batch" in expected.memory.topology)
+
+
+# ---- schedulers and gradients ----------------------------------------------------------------------------------------
+
+
+def _scheduler_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    before, after = saved.get("schedulers") or (), own.get("schedulers") or ()
+    if len(before) != len(after):
+        return  # the schedulers themselves are compared by `check_memory`
+    by_rollback = expected.contract is not None
+    for index, (one, other) in enumerate(zip(before, after, strict=True)):
+        prefix = f"scheduler {index}." if len(before) > 1 else "scheduler."
+        changes = [
+            (f"{prefix}{name}", one[name], other[name])
+            for name in one
+            if name in other
+            and not is_near(one[name], other[name])
+            and not (by_rollback and ("lr" in name or _is_scaled(expected, one[name], other[name])))
+        ]
+        state = [change for change in changes if "function " not in change[0]]
+        cause = "the scheduler's state was not restored, or changed after the load"
+        yield from _verdicts(expected, "scheduler_state", "M1", state, "state_dict() of the scheduler", cause)
+        if one and not state:
+            yield _equal("scheduler state", "M1", f"{len(one)} fields")
+
+
+def _is_scaled(expected: Expectation, before: Any, after: Any) -> bool:
+    """Whether a rollback scaled this value with the LR (`eta_min` is an LR by another name)."""
+    ratio = expected.contract.lr_ratio if expected.contract else None
+    return ratio is not None and isinstance(before, float) and is_near(before * ratio, after)
+
+
+def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    if left := own.get("gradients"):
+        yield noted(
+            "gradients left over",
+            "M1",
+            expected="no gradients before the first batch",
+            found=f"{left['held']} of {left['parameters']} parameters hold one",
+            where="model, before the first batch",
+            cause="unless the script clears them first, they are added to the first step: `optimizer.zero_grad()`",
+        )
+    if left := saved.get("gradients"):
+        yield noted(
+            "unfinished accumulation",
+            "M1",
+            expected=f"gradients of {left['held']} of {left['parameters']} parameters, accumulated before the save",
+            found="none: checkpoints do not hold them",
+            where="model, at the save",
+            cause="the samples of the unfinished step count for nothing",
+        )
+
+
+# ---- from differences to checks --------------------------------------------------------------------------------------
+
+
+def _verdicts(
+    expected: Expectation, row: str, code: str, changes: list[tuple[str, Any, Any]], where: str, cause: str
+) -> Iterator[Check]:
+    """One check for each difference: refused, or noted when the row or the value itself is accepted."""
+    for name, one, other in changes[:NUM_NAMED]:
+        accepted = expected.accepts(row) or expected.accepts(name)
+        allowed = f"{_text(one)} → {_text(other)}, accepted as `{row}`"
+        yield Check(
+            name=name,
+            code=code,
+            outcome=Outcome.NOTED if accepted else Outcome.DIFFERENT,
+            expected=_text(one),
+            found=_text(other),
+            where=where,
+            cause=allowed if accepted else f'{cause}; if that is intended, accept "{row}: why"',
+        )
+    if len(changes) > NUM_NAMED:
+        more = f"{len(changes) - NUM_NAMED} further values differ"
+        outcome = Outcome.NOTED if expected.accepts(row) else Outcome.DIFFERENT
+        yield Check(name=f"{row}, more", code=code, outcome=outcome, found=more, where=where)
+
+
+def _notes(code: str, changes: list[tuple[str, Any, Any]], where: str) -> Iterator[Check]:
+    """One check for all of them: they are said in one line."""
+    if changes:
+        texts = [f"{name}: {_text(one)} → {_text(other)}" for name, one, other in changes[:NUM_NAMED]]
+        more = [f"{len(changes) - NUM_NAMED} more"] if len(changes) > NUM_NAMED else []
+        yield noted(f"{where} (may differ)", code, where=where, cause="; ".join([*texts, *more]))
+
+
+def _equal(name: str, code: str, found: str) -> Check:
+    return Check(name=name, code=code, outcome=Outcome.EQUAL, expected="as at the save", found=f"equal, {found}")
+
+
+def _text(value: Any) -> str:
+    if value is SKIPPED:
+        return "absent"
+    text = str(value)
+    return text if len(text) <= 120 else text[:117] + "…"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bit_transformer.model.attention import (
+from bit_transformer.model.transformer import (
     CausalSelfAttention,
     attend_in_chunks,
     band_mask,

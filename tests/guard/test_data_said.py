@@ -12,9 +12,9 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_batch, read_first_pass
+from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.data import tell_batch
+from chronicle.resume.data import compare_first_batch
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
@@ -233,14 +233,14 @@ def recorded(directory: Path, digests: str, *, parent: Position | None = None, n
 def told(directory: Path, position: Position, letter: str, **promise: bool) -> tuple[Outcome, str]:
     before = read_first_pass(directory, position, 0)
     assert isinstance(before, FirstPass)
-    check = tell_batch(before, ord(letter), **{"exactly": False, "continues": False, **promise})
+    check = compare_first_batch(before, ord(letter), **{"exactly": False, "continues": False, **promise})
     return check.outcome, check.cause
 
 
 def test_words_for_every_kind_of_other_batch(tmp_path: Path) -> None:
     recorded(tmp_path, "abcdef ghijkl")
     inside = Position("one", 9)
-    assert read_batch(tmp_path, inside, 0) == ord("j")
+    assert read_recorded_batch(tmp_path, inside, 0) == ord("j")
     assert told(tmp_path, inside, "h")[1] == "the batch of step 8 of the first pass comes again: 2 batches repeat"
     assert told(tmp_path, inside, "g")[1].endswith("3 batches repeat; the pass of the loader starts again")
     assert told(tmp_path, inside, "a")[1].endswith("9 batches repeat; the data start again from their beginning")
@@ -277,7 +277,7 @@ def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path:
     path.write_bytes(path.read_bytes()[:-3])
     before = read_first_pass(tmp_path, Position("one", 1), 0)
     assert before is not None and len(before.entries) == 2
-    assert read_batch(tmp_path, Position("one", 2), 0) is None
+    assert read_recorded_batch(tmp_path, Position("one", 2), 0) is None
     assert ENTRY.size == 16
 
 
@@ -288,8 +288,8 @@ def test_old_batches_are_dropped_and_positions_stay(tmp_path: Path, monkeypatch:
     for number in range(450):
         record.add(number, number + 1, 0)
     record.flush()
-    assert read_batch(tmp_path, Position("one", 440), 0) == 440
-    assert read_batch(tmp_path, Position("one", 3), 0) is None
+    assert read_recorded_batch(tmp_path, Position("one", 440), 0) == 440
+    assert read_recorded_batch(tmp_path, Position("one", 3), 0) is None
     assert (tmp_path / "one.0").stat().st_size < 300 * ENTRY.size
 
 

@@ -19,8 +19,7 @@ from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import ResumeRefused
 from chronicle.resume.envelope import BreachKind
 from chronicle.resume.envelope.motion import _Life
-from chronicle.resume.envelope.replicas import are_replicas, differing_ranks
-from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, part_of
+from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
 from chronicle.resume.memory import Memory, RankDigest
 
 ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]

@@ -18,7 +18,7 @@ from chronicle.resume.first_batch import (
     format_batch,
     tell_batch,
 )
-from chronicle.resume.lr_plan import LrCurve, find_in_plan
+from chronicle.resume.horizon import LrCurve, find_in_plan
 
 BOS, EOS, PAD = 0, 1, 2
 WORDS = TokenizerFacts(bos=BOS, pad=PAD, ends=frozenset({EOS}), specials=frozenset({BOS, EOS, PAD}), adds_bos=True)

@@ -11,7 +11,7 @@ import chronicle
 from benchmarks.guard_faults import find_functions, inject, train_torch
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.adapters.description import Description
+from chronicle.resume.adapters.torch import Description
 
 
 class EpochScheduler:

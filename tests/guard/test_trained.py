@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import chronicle
 from chronicle import ResumeRefused
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.checks.trained import TABLE, check_trained, format_table
 from chronicle.resume.configuration import model_record
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, dataset_record, order_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.memory import Memory
-from chronicle.resume.trained import TrainedWatch
+from chronicle.resume.trained import TABLE, TrainedWatch, check_trained, format_table
 from tests.guard.architectures import ARCHITECTURES, Recurrent, Rotary, gpt2, train
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ __all__ = [
     "check_newest",
     "check_ranks",
     "check_run_state",
-    "check_sound",
+    "check_unspoilt",
     "drives",
     "shares_parameters",
 ]
@@ -57,7 +57,7 @@ def check_files(root: Path) -> list[Check]:
     ]
 
 
-def check_sound(memory: Memory | None, root: Path | None) -> list[Check]:
+def check_unspoilt(memory: Memory | None, root: Path | None) -> list[Check]:
     """F11: the guard saw nothing wrong with the weights when this state was saved."""
     if memory is None or not memory.spoilt:
         return []

@@ -11,12 +11,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind, BreachLog
-from chronicle.resume.envelope.forward import ForwardProbe, can_be_hooked
-from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, find_orphans
-from chronicle.resume.envelope.promises import Promises
-from chronicle.resume.envelope.replicas import Replicas, are_replicas, differing_ranks, say_difference
-from chronicle.resume.envelope.samples import Later, Snapshot, part_of
-from chronicle.resume.envelope.structure import LrPlan, Structure, broken_promises
+from chronicle.resume.envelope.motion import FULL_LOOKS, Motion, Promises, find_orphans
+from chronicle.resume.envelope.samples import (
+    DelayedReads,
+    Replicas,
+    Snapshot,
+    are_replicas,
+    differing_ranks,
+    part_of,
+    say_difference,
+)
+from chronicle.resume.envelope.structure import ForwardProbe, PlannedLr, Structure, broken_promises, can_be_hooked
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import RankDigest
@@ -74,11 +79,11 @@ class Envelope:
         self._share, self._contained, self._lr_is_ours, self._resumed = share, contained, lr_is_ours, resumed
         self._first_batches = first_batches
         self.log = BreachLog(journal, way_out)
-        self._later = Later()
+        self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned)
         self._promises.scaled = self._is_scaled
-        self._plan = LrPlan()
+        self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
         self._live: LiveState | None = None
@@ -134,7 +139,7 @@ class Envelope:
         self._promises.end()
         self._structure, self._live, self._replicas, self._counting = None, None, None, None
         self._paces.clear()
-        self._plan, self._pulse, self._sound = LrPlan(), None, None
+        self._plan, self._pulse, self._sound = PlannedLr(), None, None
         for kind in (BreachKind.POISONED, BreachKind.REPLICAS):
             self.log.healed(kind)
 
