@@ -173,8 +173,10 @@ class DataWatch:
         found = found or [(0, check) for check in self._compare()]  # a load that was found only now, by the journal
         if not found:
             return checks
-        worst = max(found, key=lambda one: WORSE.index(one[1].outcome))
-        return [*checks, worst[1]]
+        worst = max(found, key=lambda one: WORSE.index(one[1].outcome))[1]
+        if worst.outcome is Outcome.NOT_COMPARED and not checks and self._has_position():
+            return [compared("data position", "M4", True, expected="as saved", found="equal", where="data_state()")]
+        return [*checks, worst]
 
     def _compare(self) -> list[Check]:
         """This rank's first batch against the record; empty where nothing is to be compared."""
@@ -226,6 +228,11 @@ class DataWatch:
         if expectation.memory.data is None or self._may_differ(expectation):
             return True
         return _plain(expectation.memory.data) == _plain(data)
+
+    def _has_position(self) -> bool:
+        """Whether the trainer itself reported its position, at the save and now."""
+        memory = self._start.expectation.memory if self._start.expectation else None
+        return self._options.data_state is not None and memory is not None and memory.data is not None
 
     def _wrong_position(self, data: Any) -> Check:
         memory = self._start.expectation.memory if self._start.expectation else None

@@ -149,8 +149,7 @@ def test_first_launch_of_a_run_needs_no_permission(run_dir: Path) -> None:
             "moment": "before the first step",
             "mode": "enforce",
             "basis": "fresh",
-            "verified": True,
-            "checks": [],
+            "checks": [],  # and no `verified`: nothing was loaded
         }
     ]
 
@@ -257,6 +256,7 @@ def test_hand_set_lr_is_no_reason_to_refuse(run_dir: Path, checkpoint: Path) -> 
     checkpoint = checkpoint.with_name("opt_step-30")
     train(launch, 30)
     launch.save(checkpoint)
+    train(launch, 1)  # so that the batch after the save is on record
     resumed = start(run_dir, seed=1, scheduler=None)
     resumed.accelerator.load_state(str(checkpoint))
     resumed.steps = 30
