@@ -26,6 +26,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from rollback.channels import Role, role_of
+
 __all__ = [
     "SKIPPED",
     "constructor_arguments",
@@ -57,7 +59,7 @@ VOLATILE = {
     "max_seq_len_cached", "use_reentrant", "auto_mapping", "revision", "mask_check", "compile_config", "quantization_config",
     "gradient_checkpointing_kwargs", "process_group", "backend", "inplace", "flash", "loss_type", "trainer", "logger",
 }  # fmt: skip
-OF_A_RUN = {"lr", "learning_rate", "epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
+OF_A_RUN = {"epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
             "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
             "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
 PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
@@ -295,7 +297,7 @@ def _config(name: str, thing: Any, seen: dict[int, Any]) -> dict[str, Any]:
     if values is None:
         return {}
     flat = dict(_flat(values))
-    firm = not (OF_A_RUN & {key.rpartition(".")[2] for key in flat})
+    firm = not any(name in OF_A_RUN or role_of(name) is Role.LR for name in (key.rpartition(".")[2] for key in flat))
     return {name: [flat, firm]} if flat else {}
 
 
