@@ -16,9 +16,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["compiled_part", "outside_graphs", "see_compiled_calls", "see_own_compilation"]
+__all__ = ["compiled_part", "outside_graphs", "see_compiled_calls", "see_own_compilation", "when_compiled"]
 
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
+_ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _known: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # OptimizedModule -> reference to the model
 _patched: list[Any] = []
 
@@ -51,6 +52,11 @@ def see_compiled_calls(model: Any, see: Callable[[Any, Any], None]) -> None:
     see_own_compilation(model)
 
 
+def when_compiled(model: Any, act: Callable[[], None]) -> None:
+    """`act()` is called once, before the first call of a compiled form of a model that is watched."""
+    _ACTS[model] = act
+
+
 def see_own_compilation(module: Any) -> None:
     """After `module.compile()`: look at its calls, if it is or contains a model that is watched."""
     compiled = module.__dict__.get("_compiled_call_impl")
@@ -81,6 +87,9 @@ def _before_call(module: Any, args: Any, kwargs: Any) -> None:
     if held is None:
         held = _watched_in(module)
         _known[module] = held = (lambda: None) if held is None else weakref.ref(held)
+    act = _ACTS.pop(held(), None) if held() is not None else None
+    if act is not None:
+        act()
     see = _SEES.get(held()) if held() is not None else None
     if see is not None:
         see(args, kwargs)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.resume.compiled import outside_graphs
+from chronicle.resume.compiled import outside_graphs, when_compiled
 from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
 
@@ -206,6 +206,7 @@ class ForwardProbe:
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, always_call=True),
         ]
+        when_compiled(model, self.remove)  # dynamo would trace what the probe does to a pass
 
     def remove(self) -> None:
         """Take every hook away."""
