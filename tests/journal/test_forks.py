@@ -93,8 +93,8 @@ def test_an_unguarded_child_that_started_afresh_after_all_owns_its_first_steps(f
 
 
 def test_a_fork_names_the_launch_that_holds_the_step(family: Family) -> None:
-    """A later launch was refused: it holds no step."""
-    family.parent.launch("opt_step-5", 3)
+    """A later launch was refused, because it loaded nothing: it holds no step."""
+    assert not family.parent.launch(None, 3)
     family.parent.fork()
     shown = json.loads(family.parent.command("log", "--json", "--kind", "run.fork")[1])
     assert shown[0]["title"] == f"fork of run {RUN}, step 18 of launch 1"
