@@ -19,9 +19,14 @@ def init(home: Path, *words: str) -> int:
     return run(["init", *words, *logs])
 
 
-@pytest.fixture
-def copy(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init` writes a `chronicle.toml` where it is called."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path) -> Path:
     shutil.copytree(project, tmp_path / "b")
     return tmp_path / "b"
 
