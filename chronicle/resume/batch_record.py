@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rollback.disk.durable import write_atomic
+
 __all__ = ["NO_STEP", "BatchRecord", "FirstPass", "Position", "read_first_pass", "read_recorded_batch"]
 
 VERSION = 1
@@ -113,9 +115,8 @@ class BatchRecord:
         """Keep the newer half."""
         header, entries = _read(path)
         self._first = header["first"] + len(entries) // 2
-        fresh = path.with_suffix(path.suffix + ".new")
-        fresh.write_bytes(_header({**self._header, "first": self._first}) + entries[len(entries) // 2 :].tobytes())
-        os.replace(fresh, path)
+        header = _header({**self._header, "first": self._first})
+        write_atomic(path, header + entries[len(entries) // 2 :].tobytes(), durable=False)
 
 
 def _header(values: dict[str, Any]) -> bytes:

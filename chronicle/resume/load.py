@@ -214,7 +214,9 @@ class Loads:
             (Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step and path), None
         )
         memory = None if root is None else _memory_of(root)[0]
-        unknown = root is None or memory is None
+        # an optimizer without state beside one that has steps: part of the state was not loaded
+        whole = all(group.num_states or not group.num_params for group in found.groups)
+        unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self.start.state_loaded = True
             self.start.no_basis = f"the guard saw no load, but the optimizer is at step {step}"

@@ -13,13 +13,12 @@ the link is made again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rollback.disk.content import sha256_of
-from rollback.disk.durable import is_there
+from rollback.disk.durable import is_there, link_over
 from rollback.errors import StoppedPartWay
 from rollback.transaction.change import Prepared, hidden_root
 from rollback.transaction.moves import Move, MoveKind, inode_of
@@ -88,10 +87,7 @@ class _Here:
         for file in self._prepared.patched if twin != Path(self._prepared.place) and is_there(twin) else ():
             one, other = (base / file.path if file.path else base for base in (place, twin))
             if one.is_file() and other.is_file() and not one.samefile(other):
-                part = other.with_name(f"{other.name}.part")
-                part.unlink(missing_ok=True)
-                os.link(one, part)
-                os.replace(part, other)
+                link_over(one, other)
 
     def _with(self, move: Move, inode: int | None, displaced: int | None) -> Move:
         if inode is None or (move.hidden is not None and displaced is None):

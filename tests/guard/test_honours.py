@@ -73,7 +73,9 @@ def test_warm_up_and_skip_are_carried_out_once_and_go_on_after_a_crash(run_dir: 
     expected = [scheduled(5 + k) * min(1.0, (k + 1) / 4) for k in range(21)]
     assert lrs([*told, *later, *last]) == pytest.approx(expected, rel=1e-12)
     assert ids([*told, *later, *last]) == stream[7:28]
-    assert [v["verdict"] for v in verdicts(run_dir)] == ["passed"] * 5
+    # two launches stopped right at their save: the batch that would have followed is not on record
+    assert [v["verdict"] for v in verdicts(run_dir)] == ["passed"] * 3 + ["unverified"] * 2
+    assert {one["name"] for v in verdicts(run_dir) for one in v.get("not_compared", ())} == {"next batch"}
     carried = [[(c["warmup"], c["skip"]) for c in v.get("carried", ())] for v in verdicts(run_dir)]
     assert carried == [[], [(4, 2)], [(4, 2)], [(4, 2)], [(4, 2)]]
 
