@@ -115,8 +115,8 @@ class BatchRecord:
         """Keep the newer half."""
         header, entries = _read(path)
         self._first = header["first"] + len(entries) // 2
-        header = _header({**self._header, "first": self._first})
-        write_atomic(path, header + entries[len(entries) // 2 :].tobytes(), durable=False)
+        first_line = _header({**self._header, "first": self._first})
+        write_atomic(path, first_line + entries[len(entries) // 2 :].tobytes(), durable=False)
 
 
 def _header(values: dict[str, Any]) -> bytes:
