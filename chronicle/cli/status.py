@@ -63,10 +63,12 @@ def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict |
 
 def _newest_on_disk(root: Path | None) -> str:
     """The checkpoint with the highest step in the run's directory, for a run whose saves nobody recorded; "" for none."""
-    from rollback.checkpoint.listing import list_checkpoints
-
     try:
-        found = [] if root is None else list_checkpoints(root, include_abandoned=False)
+        if root is None or not any(root.iterdir()):
+            return ""
+        from rollback.checkpoint.listing import list_checkpoints  # imports every format: only where something lies
+
+        found = list_checkpoints(root, include_abandoned=False)
     except (RollbackError, OSError):
         return ""  # `verify` says what is wrong with it
     newest = max((one for one in found if one.step is not None), key=lambda one: one.step or 0, default=None)
