@@ -345,7 +345,7 @@ def play(names: list[str], only: str, every: int) -> Iterator[tuple[str, Outcome
 
 
 def main() -> int:
-    """Print one line for every run that ended or was not recorded, and the totals."""
+    """Print one line for every run that ended or was not recorded, and the totals; 1 if there was one, else 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("frameworks", nargs="*", default=[])
     parser.add_argument("--only", default="", help="a part of the function's name or the moment")
@@ -366,7 +366,7 @@ def main() -> int:
         f"injected {totals['injected']} (into {len(functions)} functions)  "
         f"runs ended {totals['ended']}  recorded {totals['recorded']}"
     )
-    return 1 if totals["ended"] else 0
+    return 1 if totals["ended"] or totals["recorded"] < totals["injected"] else 0
 
 
 if __name__ == "__main__":

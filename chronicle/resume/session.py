@@ -309,9 +309,13 @@ class GuardSession:
         checked again.
         """
         self.faults.record(where, problem)
+        self._forget(where, f"the guard failed at its {where} ({reason_of(problem)})")
+
+    def _forget(self, where: str, why: str) -> None:
+        """Drop every expectation: what is pending is not judged, and the launch is unverified."""
         self._loading, self._tripwire = False, None
-        self.start.state_loaded, self.start.expectation = True, None
-        self.start.no_basis = f"the guard failed at its {where} ({reason_of(problem)})"
+        self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
+        self.loads.pending = []
         if where == "step" and not self._stepped and not self.off:
             self._stepped = True  # a later step would compare what training has changed
             with self.contained("verdict"):
@@ -366,10 +370,13 @@ class GuardSession:
         if self._loading or self._retired or (self._stepped and not self.verdicts.refusal and not self._counts(optimizer)):
             return
         if not self._stepped or self.verdicts.refusal:
-            concerned = True
+            concerned = None
             with self.contained("first step"):
                 concerned = self._concerns(optimizer)
-            if not concerned:
+            if concerned is None and not self.verdicts.refusal:
+                self._cannot_judge(optimizer)
+                return
+            if not (self._did_concern(optimizer) if concerned is None else concerned):
                 return
             if self.verdicts.refusal:
                 raise self.verdicts.refusal  # the script caught the first one
@@ -414,6 +421,19 @@ class GuardSession:
         if not live.optimizers and not live.models and self.start.loaded_from is not None and self.verdicts.refusal is None:
             return True  # the load came before anything was prepared, and loaded nothing
         return any(optimizer is known for known in live.optimizers) or shares_parameters(optimizer, live.models)
+
+    def _did_concern(self, optimizer: Any) -> bool:
+        """Whether this optimizer was guarded when the launch was refused; for a moment at which nobody can look."""
+        return optimizer is None or not self._known or any(optimizer is known for known in self._known)
+
+    def _cannot_judge(self, optimizer: Any) -> None:
+        """The guard failed to find out whether a step is the first of its training: nothing pending is judged on it."""
+        if self.ranks.world_size > 1:  # the other ranks ask for this one's report, and a refusal of theirs is one
+            with self.contained("first step"):
+                self.data.gather()
+            self.verdicts.decide((), "before the first step", self.start.loaded_from)
+        where, error = self.faults.found[-1] if self.faults.found else ("first step", "it is not known why")
+        self._forget("step", f"the guard failed at its {where} ({error})")
 
     def _first_step(self, optimizer: Any) -> None:
         moment = "before the first step"

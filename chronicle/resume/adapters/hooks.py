@@ -4,6 +4,7 @@ Torch's global pre-step hook does not see a DeepSpeed step as a whole, so `engin
 fifty steps are over, the hook costs one identity test per step.
 """
 
+import functools
 import os
 import sys
 import weakref
@@ -14,7 +15,7 @@ from typing import Any
 from chronicle.metrics.log import MetricsWriter
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import last_resort, record_without_session, shield
+from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
 from chronicle.resume.session import GuardSession
 
 __all__ = ["GuardedCallback", "StepLog", "hook_engine_steps", "hook_optimizer_steps"]
@@ -36,10 +37,16 @@ def hook_optimizer_steps(session: GuardSession) -> None:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Every session for itself: an error in one is no reason to give up another."""
     for session in tuple(_sessions):
-        if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
-            session.before_step(optimizer)
-            session.envelope.before_step(optimizer)
+        try:
+            if not session.engine_steps and not (session.waits_for_first_step and _is_allocation_step()):
+                session.before_step(optimizer)
+                session.envelope.before_step(optimizer)
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            last_resort(functools.partial(session.lost, "step"), problem)
 
 
 def _lost(problem: Exception) -> None:
