@@ -18,9 +18,8 @@ A message says what was found, where, and what was expected. `remedy` is the way
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 def visible(text: str) -> str:
@@ -112,8 +111,7 @@ class Severity(Enum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One observation of one check.
 
     `check` is its code ("F1" … "F11"); `path` is relative to the checkpoint, or the checkpoint itself;

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,7 +100,7 @@ def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
             yield _warn("manifest", str(checkpoint.path), str(problem))
             continue
         for finding in compare_manifest(checkpoint.folder, manifest, full=full) if manifest is not None else ():
-            yield replace(finding, path=f"{checkpoint.path}/{finding.path}")
+            yield finding._replace(path=f"{checkpoint.path}/{finding.path}")
 
 
 def _clocks(journal: Journal) -> Iterator[Finding]:

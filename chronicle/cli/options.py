@@ -6,10 +6,10 @@
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -90,14 +90,13 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
+class CommandResult(NamedTuple):
     """What a command returns: `text` for stdout, `talk` for stderr, `data` for `--json` (one object, or a list)."""
 
     text: str = ""
     data: Mapping[str, Any] | Sequence[Any] | None = None
     exit_code: int = ExitCode.DONE
-    talk: tuple[str, ...] = field(default=())
+    talk: tuple[str, ...] = ()
 
 
 # --- The run that a command reads

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,13 +164,13 @@ def _against_layout(known: CheckpointFormat, checkpoint: Checkpoint) -> list[Fin
     absent = known.usual(checkpoint.files)
     if checkpoint.written is not None:
         said = "is usual here, and this checkpoint's own save wrote none: the script saves it under another name, or not at all"
-        return [replace(f, severity=Severity.INFO, message=f"`{f.path}` {said}", remedy=None) for f in absent]
+        return [f._replace(severity=Severity.INFO, message=f"`{f.path}` {said}", remedy=None) for f in absent]
     others = [f.path for f in checkpoint.files if f.path.endswith(STATE_SUFFIXES) and known.role_of(f.path) is None]
     if not others:
         return absent
     maybe = f"; `{others[0]}` may hold it, which {known.name} does not write"
     return [
-        replace(f, severity=Severity.WARN, message=f.message + maybe, remedy=None) if f.path in HELD_ELSEWHERE else f
+        f._replace(severity=Severity.WARN, message=f.message + maybe, remedy=None) if f.path in HELD_ELSEWHERE else f
         for f in absent
     ]
 
@@ -229,7 +229,7 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
         manifest = read_manifest(checkpoint.path)
     except OtherVersion as problem:  # intact, and not for this program: unknown, so the files are not compared with it
         unknown = _from_error("F1", problem, "chronicle-manifest.json")
-        return None, [replace(unknown, severity=Severity.WARN, message=f"not compared: {problem.message}")]
+        return None, [unknown._replace(severity=Severity.WARN, message=f"not compared: {problem.message}")]
     except UnreadableFile as problem:
         return None, [_from_error("F1", problem, "chronicle-manifest.json")]
     if manifest is None:
@@ -239,7 +239,7 @@ def _manifest_of(checkpoint: Checkpoint) -> tuple[Manifest | None, list[Finding]
         message = f"the manifest is for step {manifest.step}, {own}"
         other = _from_error("F4", RollbackError(message), "chronicle-manifest.json")
         # a script may count epochs or micro-steps in its names; a manifest made by hand knows no more than the name
-        return manifest, [other if manifest.written is None else replace(other, severity=Severity.WARN)]
+        return manifest, [other if manifest.written is None else other._replace(severity=Severity.WARN)]
     return manifest, []
 
 
