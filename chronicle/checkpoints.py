@@ -2,26 +2,33 @@
 
 An entry of kind `verified` carries the checkpoint's stamp (`rollback.checkpoint.layout`): names, sizes, times and inodes of
 its files. A verdict is valid while a checkpoint has that stamp, wherever a rollback moves it.
+
+A checkpoint that was saved without a guard carries no identity. `chronicle run` compares the stamps below the checkpoint roots
+before and after a launch: what is new was saved by this launch, and the entry `checkpoint.seen` says so. It also names the id
+in a manifest that was left behind when its checkpoint was overwritten. A copy has another stamp, so it has no such identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chronicle.journal import Entry
 from chronicle.journal.events import (
-    CheckpointSaved as CheckpointSaved,
-)
-from chronicle.journal.events import (
+    NOTHING,
+    CheckpointSeen,
     EntryKind,
     RollbackReceipt,
     UndoReceipt,
     Verified,
     events_of,
     read,
+)
+from chronicle.journal.events import (
+    CheckpointSaved as CheckpointSaved,
 )
 from chronicle.story.plain import format_when
 from rollback.errors import RollbackError
@@ -31,14 +38,23 @@ if TYPE_CHECKING:
     from rollback.errors import Finding
 
 __all__ = [
+    "NO_STATES",
     "CheckpointVerdict",
+    "KnownStates",
+    "Stamped",
+    "checkpoints_left",
     "describe_verdict",
     "find_checkpoint_roots",
     "find_verdict",
+    "is_by_stamp",
+    "known_states",
+    "stamp_or_none",
+    "stamps_below",
     "verdict_event",
     "with_launches",
 ]
 
+BY_STAMP = "stamp:"  # how the id of such an identity begins
 MAX_ERRORS = 5  # kept in the entry; `chronicle verify` prints all of them again
 
 
@@ -86,10 +102,15 @@ def find_verdict(path: Path, entries: Iterable[Entry]) -> CheckpointVerdict | No
             verdicts[found.stamp] = _stronger(verdicts.get(found.stamp), _verdict(entry, found))
     if not verdicts:
         return None
+    return verdicts.get(stamp_or_none(path) or "")
+
+
+def stamp_or_none(path: Path) -> str | None:
+    """The stamp of a checkpoint, None where its files cannot be listed: then nothing is recorded of it."""
     from rollback.checkpoint.layout import stamp_of  # most commands have no checkpoint to look at
 
     try:
-        return verdicts.get(stamp_of(path))
+        return stamp_of(path)
     except (RollbackError, OSError, ValueError):
         return None
 
@@ -140,6 +161,7 @@ def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -
     """The checkpoints with the launch that saved each, taken from the journal where the manifest does not name it."""
     present: dict[str, int] = {}  # name in the root -> launch that saved it last
     abandoned: dict[tuple[str, str], int] = {}
+    entries = tuple(entries)
     kinds = frozenset((EntryKind.CHECKPOINT, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT))
     for entry in entries:
         if entry.kind not in kinds:
@@ -156,10 +178,19 @@ def with_launches(checkpoints: Iterable[Checkpoint], entries: Iterable[Entry]) -
                 launch = abandoned.get((event.undoes_intent, name))
                 if launch is not None:
                     present[name] = launch
-    return [_with_launch(checkpoint, present, abandoned) for checkpoint in checkpoints]
+    states = known_states(entries)
+    return [_with_launch(checkpoint, present, abandoned, states) for checkpoint in checkpoints]
 
 
-def _with_launch(checkpoint: Checkpoint, present: dict[str, int], abandoned: dict[tuple[str, str], int]) -> Checkpoint:
+def _with_launch(
+    checkpoint: Checkpoint,
+    present: dict[str, int],
+    abandoned: dict[tuple[str, str], int],
+    states: KnownStates,
+) -> Checkpoint:
+    seen = states.identity_of(checkpoint.path, {})
+    if seen:
+        return replace(checkpoint, launch=seen["launch"])
     if checkpoint.launch is not None:
         return checkpoint
     name = checkpoint.path.name
@@ -171,3 +202,110 @@ def _name_in_root(path: str) -> str:
     """`…/opt_step-500/accelerator_state` and `…/opt_step-500` are the same checkpoint."""
     pure = PurePath(path)
     return pure.parent.name if pure.name == "accelerator_state" else pure.name
+
+
+# --- checkpoints that were saved without a guard
+
+
+class KnownStates(NamedTuple):
+    """What the journal knows of states that were saved without a guard."""
+
+    stamps: Mapping[str, Mapping[str, Any]] = NOTHING  # stamp -> identity: id, run_id, run, launch, step
+    stale: frozenset[str] = frozenset()  # ids in manifests that were left behind when their checkpoint was overwritten
+
+    def identity_of(self, path: Path, carried: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The identity of the checkpoint at `path`, which carries this one; empty where neither names its launch."""
+        seen = self.stamps.get(stamp_or_none(path) or "") if self.stamps else None
+        return seen or ({} if carried.get("id") in self.stale else carried)
+
+
+NO_STATES = KnownStates()
+
+
+def known_states(entries: Iterable[Entry]) -> KnownStates:
+    """Fold the entries about checkpoints that a launch left without an identity of their own. Pure."""
+    found: dict[str, Mapping[str, Any]] = {}
+    stale: set[str] = set()
+    for entry in entries:
+        if entry.kind == EntryKind.CHECKPOINT_SEEN:
+            seen = CheckpointSeen.of(entry)
+            stale.add(seen.replaces)
+            if seen.stamp and entry.launch is not None and entry.step is not None:
+                named = {"id": BY_STAMP + seen.stamp, "run_id": seen.run_id, "run": entry.run}
+                found[seen.stamp] = named | {"launch": entry.launch, "step": entry.step}
+        elif entry.kind in (EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT):
+            event = read(entry)
+            if isinstance(event, RollbackReceipt | UndoReceipt) and event.stamp and is_by_stamp(event.identity):
+                found[event.stamp] = dict(event.identity) | {"id": BY_STAMP + event.stamp}
+    return KnownStates(found, frozenset(stale - {""}))
+
+
+def is_by_stamp(identity: Mapping[str, Any]) -> bool:
+    """Whether an identity is known by the checkpoint's stamp alone."""
+    return str(identity.get("id") or "").startswith(BY_STAMP)
+
+
+class Stamped(NamedTuple):
+    """A checkpoint on disk at one moment."""
+
+    stamp: str
+    manifest: str | None  # stamp of its manifest alone; None without one
+
+
+def stamps_below(roots: Iterable[str]) -> dict[Path, Stamped]:
+    """What lies in the checkpoint roots and among their abandoned checkpoints; what cannot be read is left out."""
+    from rollback.checkpoint.manifest import MANIFEST_NAME
+
+    found: dict[Path, Stamped] = {}
+    for root in map(Path, roots):
+        folders = [root, *_folders(root.parent / "abandoned")]
+        for path in [root, *(child for folder in folders for child in _children(folder))]:
+            with contextlib.suppress(RollbackError, OSError, ValueError):
+                stamp = stamp_or_none(path) if _may_be_checkpoint(path) else None
+                if stamp is not None:
+                    found[path] = Stamped(stamp, stamp_or_none(path / MANIFEST_NAME))
+    return found
+
+
+def checkpoints_left(
+    roots: Iterable[str], before: Mapping[Path, Stamped], entries: Iterable[Entry], run_id: str
+) -> Iterator[tuple[int, CheckpointSeen]]:
+    """(step, event) for each checkpoint in the roots that the launch which has just ended left without an identity.
+
+    `before` is what lay there before the launch. A manifest that is older than the files beside it was left behind by an
+    earlier save. Left out are checkpoints whose step is unknown, and what `chronicle` itself wrote since then.
+    """
+    known = {found.stamp for found in before.values()} | known_states(entries).stamps.keys()
+    for path, found in sorted(stamps_below(roots).items()):
+        if found.stamp in known:
+            continue
+        from rollback.checkpoint.listing import open_checkpoint, read_identity
+
+        with contextlib.suppress(RollbackError, OSError, ValueError):
+            checkpoint = open_checkpoint(path)
+            carried = str(read_identity(checkpoint).get("id") or "")
+            left_behind = found.manifest is not None and path in before and before[path].manifest == found.manifest
+            if checkpoint.step is not None and checkpoint.abandoned is None and (left_behind or not carried):
+                seen = CheckpointSeen(path=str(path), stamp=found.stamp, run_id=run_id, replaces=carried)
+                yield checkpoint.step, seen
+
+
+def _may_be_checkpoint(path: Path) -> bool:
+    """Whether a format claims the name and the first entries: a data set beside the checkpoints is not walked."""
+    from rollback.checkpoint.layout import DirectoryEntry, FileType, scan_entries
+    from rollback.checkpoint.listing import find_format
+
+    if path.is_dir():
+        return find_format(path.name, scan_entries(path, levels=2)) is not None
+    return find_format(path.name, (DirectoryEntry(path.name, FileType.FILE, path.stat().st_size),)) is not None
+
+
+def _folders(path: Path) -> list[Path]:
+    return [child for child in _children(path) if child.is_dir()]
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError:
+        return []

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chronicle.checkpoints import checkpoints_left, stamps_below
 from chronicle.cli.main import run as chronicle
-from chronicle.journal import JournalWriter
+from chronicle.journal import JournalWriter, read_journal
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
 
@@ -126,6 +127,7 @@ class World:
             argv = ["python", "train.py", str(start), str(start + steps)]
             data = {"argv": argv, "cwd": str(self.home), "host": "node-1", "pid": 1, "token": f"{number:032d}"}
             writer.append("launch.start", launch=number, title=f"launch {number}", data=data)
+            before = stamps_below([str(self.root)])
             log = _SparseLog(MetricsWriter(directory / "metrics.jsonl"), log_every)
             ancestry = list(() if source is None else source.ancestry)
             code, last = 0, start
@@ -147,6 +149,9 @@ class World:
                 logged = last if code == 0 or not logs_first else last + 1
                 end = {"host": "node-1", "exit_code": code, "signal": None, "last_step": logged if logged else None}
                 writer.append("launch.end", launch=number, step=logged or None, title=f"launch {number} ended", data=end)
+                entries = read_journal(self.paths).entries
+                for saved, seen in checkpoints_left([str(self.root)], before, entries, writer.place.run_id):
+                    writer.write(seen, launch=number, step=saved)
         if code:
             self.told.append("  refused")
         return code == 0

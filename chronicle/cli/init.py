@@ -2,11 +2,13 @@
 
 import json as json_module
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from chronicle.checkpoints import known_states
 from chronicle.cli.options import CheckpointsOption, CommandResult, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
@@ -148,6 +150,8 @@ def _parent_at(source: Path, settings: Settings) -> Parent:
 
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
     identity = read_identity(checkpoint)
+    logs_dirs = (settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))
+    identity = identity or _identity_in_journals(checkpoint.path, logs_dirs)
     if not identity:
         return Parent(run_id="", run="", step=checkpoint.step, path=str(checkpoint.path))
     run_id = str(identity.get("run_id") or "")
@@ -156,8 +160,18 @@ def _parent_at(source: Path, settings: Settings) -> Parent:
         run=str(identity.get("run") or ""),
         step=checkpoint.step,
         launch=identity.get("launch"),
-        path=find_run(run_id, (settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))),
+        path=find_run(run_id, logs_dirs),
     )
+
+
+def _identity_in_journals(path: Path, logs_dirs: Iterable[Path]) -> Mapping[str, Any]:
+    """The identity of a checkpoint that carries none, by its stamp in the journal of the run that saved it."""
+    for logs in dict.fromkeys(logs_dirs):
+        for journal_dir in sorted(logs.glob("*/journal")) if logs.is_dir() else ():
+            found = known_states(read_journal(RunPaths(journal_dir.parent)).entries).identity_of(path, {})
+            if found:
+                return found
+    return {}
 
 
 def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:

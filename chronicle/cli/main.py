@@ -189,21 +189,29 @@ def run(argv: Sequence[str]) -> int:
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
     except RunCopied as problem:
-        return run(argv) if _declare(problem) else _explain(problem)
+        try:
+            return run(argv) if _declare(problem) else _explain(problem)
+        except Declined as answer:
+            return _explain(answer)
     except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
         return _explain(problem)
     return _render(outcome, as_json=_wants_json(argv))
 
 
 def _declare(problem: RunCopied) -> bool:
-    """Ask on a terminal whether a copied run directory is the run or a fork, and record the answer; True to go on."""
+    """Ask on a terminal whether a copied run directory is the run or a fork, and record the answer; True to go on.
+
+    Raises `Declined` when the answer is neither.
+    """
     if not sys.stdin.isatty():
         return False
     print(problem.message, file=sys.stderr)
     answer = str(typer.prompt("the same run, (m)oved, a (f)ork of its own, or (n)othing?", default="n", err=True)).lower()
     logs, name = os.path.split(problem.run_dir)
     declared = {"m": ["--moved"], "f": ["--fork-of", problem.origin]}.get(answer[:1])
-    return declared is not None and run(["init", *declared, "--run", name, "--logs", logs]) == ExitCode.DONE
+    if declared is None:
+        raise Declined
+    return run(["init", *declared, "--run", name, "--logs", logs]) == ExitCode.DONE
 
 
 def _group() -> VerbGroup:

@@ -70,7 +70,8 @@ def run_launcher(
 
     Example: chronicle run --run demo -- torchrun --nproc_per_node 2 train.py
 
-    Returns the launcher's exit code, 128+n for a signal, 125 when nothing was started.
+    Returns the launcher's exit code, 128+n for a signal, 125 when it could not be started, 3 when the run directory is a
+    copy or its journal is damaged.
     """
     from chronicle.launch.launching import LaunchRequest, launch
 
@@ -173,13 +174,18 @@ def _check_before(
 ) -> tuple[float, dict[str, Any]]:
     """The grace in seconds and the results of the quick preflight.
 
-    Raises `LaunchRefused` when a check failed, or when the journal is damaged and no reason to go on is given.
+    Raises `LaunchRefused` when a check failed, `Refusal` when the directory is a copy, or when the journal is damaged and no
+    reason to go on is given.
     """
     from chronicle.journal import read_journal
+    from chronicle.journal.place import look, refuse_copy
     from chronicle.launch.admission import LaunchRefused, refuse_damaged
     from chronicle.preflight.host import Host, check_host, measured_save_seconds
     from chronicle.preflight.results import CheckVerdict
 
+    place, standing = look(settings.paths)
+    if place is not None:
+        refuse_copy(place, standing, settings.paths)
     journal = read_journal(settings.paths)
     if force is None:
         refuse_damaged(settings.paths, journal)

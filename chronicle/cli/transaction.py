@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from chronicle.checkpoints import is_by_stamp, known_states, stamp_or_none
 from chronicle.cli.options import CommandResult
 from chronicle.errors import ChronicleError, Declined, JournalError, Refusal, UsageProblem
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
@@ -84,7 +85,7 @@ class OpenedRun:
     is_new: bool  # the journal did not exist before
     overrode: tuple[str, ...] = ()  # the damage of the journal that was known when a reason was given
     place: Place | None = None  # as recorded before this command; None: never written to
-    identity: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint that is worked on, as it carries it
+    identity: Mapping[str, Any] = field(default_factory=dict)  # of the checkpoint that is worked on
 
     @property
     def anchors(self) -> Anchors:
@@ -96,7 +97,7 @@ class OpenedRun:
 
         Its intent recorded them (`anchors`); a copy would otherwise finish or tidy up what lies in the original.
         """
-        entry = next((entry for entry in self.journal.entries if entry.id == intent), None)
+        entry = self._entry(intent)
         recorded = None if entry is None else entry.data.get("anchors")
         if not isinstance(recorded, Mapping):
             return value
@@ -144,7 +145,8 @@ class OpenedRun:
     def contract_form(self, contract: dict[str, Any]) -> dict[str, Any]:
         """The contract with the target's identity, and its place relative to the run, which holds after a move."""
         stored = self.anchors.store(contract["checkpoint"])
-        return contract | {"stored": stored, "identity": self.identity.get("id")}
+        carried = None if is_by_stamp(self.identity) else self.identity.get("id")
+        return contract | {"stored": stored, "identity": carried}
 
     def refuse_unknown_place(self, intent: Entry) -> None:
         """Raise `Refusal` when it is not known where an open transaction worked: `run.json` is gone."""
@@ -166,8 +168,23 @@ class OpenedRun:
             )
 
     def naming(self, checkpoint: Path) -> "OpenedRun":
-        """The run, whose entries name this checkpoint by the identity that it carries."""
-        return replace(self, identity=read_identity(open_checkpoint(checkpoint, count_steps=False)))
+        """The run, whose entries name this checkpoint by the identity that it carries, else by its stamp."""
+        carried = read_identity(open_checkpoint(checkpoint, count_steps=False))
+        return replace(self, identity=known_states(self.journal.entries).identity_of(checkpoint, carried))
+
+    def finishing(self, entry: Entry) -> "OpenedRun":
+        """The run, whose receipt names the checkpoint of an earlier entry: an intent that is recovered, or what is undone."""
+        named = self._entry(entry.data.get("undoes")) or entry
+        return replace(self, identity=RollbackReceipt.view(named.data).identity)
+
+    def _entry(self, wanted: object) -> Entry | None:
+        return next((entry for entry in self.journal.entries if entry.id == wanted), None)
+
+    def _place_of(self, kind: str, data: Mapping[str, Any]) -> Path:
+        """Where the target of a rollback lies when it is done; an undo puts it back where it lay before."""
+        undone = self._entry(data.get("undoes")) if kind == EntryKind.UNDO_RECEIPT else None
+        source = "" if undone is None else RollbackReceipt.of(undone).source
+        return Path(source or os.path.join(data["root"], data["entry"]))
 
     def record(self, kind: str, data: dict[str, Any]) -> str:
         """Write an entry of the transaction durably; returns its id. Raises `RollbackError` when it is not on disk.
@@ -180,6 +197,8 @@ class OpenedRun:
             data = data | {"force": self.force, "overrode": list(self.overrode)}
         if self.identity and kind in (EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT):
             data = data | {"identity": dict(self.identity)}
+        if is_by_stamp(self.identity) and kind in (EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT):
+            data = data | {"identity": dict(self.identity), "stamp": stamp_or_none(self._place_of(kind, data))}
         event = EVENTS[EntryKind(kind)].from_json(data | {"anchors": self.anchors.to_json()})
         try:
             fresh = not self.paths.journal_dir.is_dir()

@@ -55,6 +55,7 @@ def undo_rollback(
         newer = newer_checkpoints(entry.data)
         text = _describe(entry, RollbackReceipt.of(entry), newer)
         agree("Undo it?", text, yes=yes)
+        opened = opened.finishing(entry)
         with uninterrupted():
             receipt = undo_change(
                 Receipt(id=entry.id, data=entry.data),
@@ -99,6 +100,7 @@ def recover_transaction(
             return CommandResult(text="nothing to recover", data={"recovered": None})
         opened.refuse_unknown_place(intent)
         opened.refuse_shared(intent)
+        opened = opened.finishing(intent)
         with uninterrupted():
             receipt = recover_change(intent.id, intent.data, record=opened.record, moved=partial(opened.prepared_here, intent))
     outcome = "reverted: nothing was changed" if receipt is None else f"finished ({receipt.id})"

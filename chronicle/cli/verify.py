@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.checkpoints import find_checkpoint_roots, find_verdict, verdict_event, with_launches
+from chronicle.checkpoints import find_checkpoint_roots, find_verdict, stamp_or_none, verdict_event, with_launches
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -29,7 +29,7 @@ from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import Quarantined, QuarantineUndone, Verified, events_of
 from chronicle.settings import Settings
-from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint, stamp_of
+from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.checks.verify import (
     check_retention,
@@ -38,7 +38,7 @@ from rollback.checks.verify import (
     verify_checkpoint,
 )
 from rollback.disk.content import ByteProgress
-from rollback.errors import Finding, RollbackError, Severity, one_line
+from rollback.errors import Finding, Severity, one_line
 from rollback.transaction.cleanup import (
     apply_quarantine,
     moves_from_json,
@@ -52,7 +52,6 @@ __all__ = [
     "bring_back",
     "move_strays",
     "remember",
-    "stamp_or_none",
     "verify_checkpoints",
 ]
 
@@ -216,14 +215,6 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
 # --- Recording what was found
 
 Looked = tuple[Checkpoint, str | None, Sequence[Finding]]  # the stamp is the one from before it was read
-
-
-def stamp_or_none(path: Path) -> str | None:
-    """The stamp of a checkpoint, None where its files cannot be listed: then no verdict is recorded."""
-    try:
-        return stamp_of(path)
-    except (RollbackError, OSError, ValueError):
-        return None
 
 
 def remember(settings: Settings, looked: Sequence[Looked], *, full: bool) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ class EntryKind(StrEnum):
     GUARD_FIRST_BATCH = "guard.first_batch"
     LR_MISMATCH = "lr.mismatch"
     CHECKPOINT = "checkpoint"
+    CHECKPOINT_SEEN = "checkpoint.seen"
     VERIFIED = "verified"
     QUARANTINE = "quarantine"
     QUARANTINE_UNDONE = "quarantine.undone"
@@ -515,6 +516,15 @@ class CheckpointSaved(JournalEvent, kind=EntryKind.CHECKPOINT):
     spoilt: str = ""  # why it is no target of a rollback: NaN in the weights, replicas that differ
 
 
+class CheckpointSeen(JournalEvent, kind=EntryKind.CHECKPOINT_SEEN):
+    """A launch left a checkpoint without an identity: while it has this stamp, the entry names its run, launch and step."""
+
+    path: str
+    stamp: str
+    run_id: str
+    replaces: str = ""  # the id in its manifest, which an earlier save left behind
+
+
 class Verified(JournalEvent, kind=EntryKind.VERIFIED):
     """What `chronicle verify` found; valid while the checkpoint has this stamp."""
 
@@ -622,7 +632,7 @@ class RollbackFacts(JournalEvent):
     step: int | None = None
     launch: int | None = None
     parent_launch: int | None = None  # named by the person: beats inference
-    identity: Mapping[str, Any] = NOTHING  # of the target, as it carries it: id, run_id, run, launch, step
+    identity: Mapping[str, Any] = NOTHING  # of the target, as it carries it or by its stamp: id, run_id, run, launch, step
     plan: str | None = None  # digest of the plan
     lr_ratio: float | None = None
     lr_scale: float | None = None  # the ratio, as earlier versions wrote it
@@ -678,6 +688,7 @@ class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
     contract: Mapping[str, Any] | None = None
     remaining: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = NOTHING
+    stamp: str = ""  # of the target from now on, where its identity is known by its stamp alone
 
 
 class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
@@ -708,6 +719,8 @@ class UndoReceipt(JournalEvent, kind=EntryKind.UNDO_RECEIPT):
     abandoned: tuple[str, ...] = ()
     abandoned_dir: str = ""
     restored: tuple[str, ...] = ()
+    identity: Mapping[str, Any] = NOTHING  # of the checkpoint whose bytes were restored
+    stamp: str = ""
 
 
 class RecoverReceipt(JournalEvent, kind=EntryKind.RECOVER_RECEIPT):

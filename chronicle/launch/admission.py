@@ -231,7 +231,7 @@ def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
 
 
 class LaunchRefused(Refusal):
-    """`chronicle run` started nothing."""
+    """`chronicle run` could not start its launcher: not found, already alive, a failed check, an open transaction."""
 
     exit_code = 125
 
@@ -262,6 +262,7 @@ def ensure_startable(
 ) -> None:
     """Raise `LaunchRefused` when a launch may not start; `force` (a reason) overrides a launch that seems alive elsewhere.
 
+    A damaged journal is a plain `Refusal`, as everywhere, unless there is such a reason.
     `own` is the number of a launch over several nodes that this process joins.
     """
     if force is None:
@@ -279,10 +280,10 @@ def ensure_startable(
 
 
 def refuse_damaged(paths: RunPaths, journal: Journal) -> None:
-    """Raise `LaunchRefused` when the journal is damaged: a lost entry may be an open rollback."""
+    """Raise `Refusal` when the journal is damaged: a lost entry may be an open rollback."""
     damage = find_damage(paths, journal)
     if damage:
-        raise LaunchRefused(describe_damage(paths, damage), DAMAGED_HINT)
+        raise Refusal(describe_damage(paths, damage), DAMAGED_HINT)
 
 
 def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import JournalError, Refusal
+from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
+from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EntryKind, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
@@ -116,6 +117,7 @@ class Launch:
         self._group: ControlGroup | None = None
         self._containment = ""
         self._start_step: int | None = None
+        self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
@@ -159,6 +161,7 @@ class Launch:
         """Supervise the launch to its end. Raises `LaunchRefused` when the command cannot be started."""
         request, number = self._request, self._number
         self._say_start(self._containment)
+        self._contained("checkpoints", self._note_stamps)
         supervisor = self._make_supervisor()
         try:
             outcome = supervisor.run()
@@ -238,10 +241,36 @@ class Launch:
         data["sealed"] = self._seals.seal_all(self._is_ours)
         title = title_of_end(self._number, data)
         self._record.write(LaunchEnd.from_json(data), title=title, step=data["last_step"])
+        self._contained("checkpoints", self._record_checkpoints)
         if self._record.waiting:
             self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
         self._close()
         return LaunchResult(launch=self._number, exit_code=outcome.exit_code, data=data)
+
+    def _note_stamps(self) -> None:
+        """Note which checkpoints lie there before the launch; on the first node only."""
+        if self._request.node is None or self._request.node[1] == 0:
+            self._stamps = stamps_below(self._roots())
+
+    def _record_checkpoints(self) -> None:
+        """Record the checkpoints that the launch left without an identity: no guard said who saved them."""
+        if self._stamps is None:
+            return
+        entries, run_id = read_journal(self._request.paths).entries, self._record.writer.place.run_id
+        for step, seen in checkpoints_left(self._roots(), self._stamps, entries, run_id):
+            self._record.write(seen, title=f"checkpoint {Path(seen.path).name} of launch {self._number}", step=step)
+
+    def _roots(self) -> tuple[str, ...]:
+        return self._record.writer.place.anchors(self._request.paths.run_dir).roots
+
+    def _contained(self, what: str, work: Callable[[], None]) -> None:
+        """Do something that a launch can do without: an error is said and ends nothing."""
+        try:
+            work()
+        except JournalError:
+            pass  # reported with the entries of the launch
+        except Exception as error:  # noqa: BLE001 the launch matters more than this record
+            self._complain(f"{what} were not looked at: {type(error).__name__}: {error}")
 
     def _rank_tails(self, outcome: LaunchOutcome) -> dict[int, list[str]]:
         """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""
@@ -368,7 +397,7 @@ def launch(
     live_watch: Callable[..., LiveDetector] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> LaunchResult:
-    """Run one launch to its end. Raises `LaunchRefused` when nothing was started."""
+    """Run one launch to its end. Raises `LaunchRefused` when nothing was started, `Refusal` for a copied run."""
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
         raise LaunchRefused(f"`{request.command[0]}` is not an executable on the PATH", "activate its environment first")
@@ -383,10 +412,7 @@ def launch(
 def _refuse_copied(paths: RunPaths) -> None:
     place, standing = look(paths)
     if place is not None:
-        try:
-            refuse_copy(place, standing, paths)
-        except Refusal as problem:
-            raise LaunchRefused(problem.message, problem.remedy) from problem
+        refuse_copy(place, standing, paths)
 
 
 def _admit(

@@ -45,10 +45,11 @@ MARKS: dict[str, str] = {
     EntryKind.GUARD_VERDICT: "g",
     EntryKind.RUN_FORK: "Y",
 }
-SILENT = BOOKKEEPING | {EntryKind.LAUNCH_START, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT}
+SAVES = frozenset((EntryKind.CHECKPOINT, EntryKind.CHECKPOINT_SEEN))
+SILENT = BOOKKEEPING | SAVES | {EntryKind.LAUNCH_START, EntryKind.LAUNCH_END}
 # Entries that belong to the end of a launch
 LAST_PART = frozenset((EntryKind.LAUNCH_END, EntryKind.ROLLBACK_INTENT, EntryKind.ROLLBACK_RECEIPT))
-AT_A_STEP = frozenset((EntryKind.CHECKPOINT, EntryKind.INCIDENT, EntryKind.PROPOSAL))
+AT_A_STEP = SAVES | {EntryKind.INCIDENT, EntryKind.PROPOSAL}
 
 
 # --- the run as a tree of stretches -------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
         text = _headline(stretch, loss_at, "inferred" if guess else "")
         yield GraphLine(lanes=lanes.row(column, mark), text=text, style=style)
         yield from (_event_line(entry, lanes, column, first) for entry in _told(stretch.entries))
-        saved = sorted({e.step for e in stretch.entries if e.kind == EntryKind.CHECKPOINT and e.step is not None})
+        saved = sorted({e.step for e in stretch.entries if e.kind in SAVES and e.step is not None})
         if saved:
             yield GraphLine(lanes=lanes.row(column, "o"), text=_checkpoints(saved), style="checkpoint")
         yield from lanes.join(stretch)

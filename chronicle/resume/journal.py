@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chronicle.checkpoints import NO_STATES, KnownStates, known_states
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import (
@@ -43,6 +44,7 @@ class GuardHistory:
     digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
     copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
     parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
+    states: KnownStates = NO_STATES  # of checkpoints that were saved without a guard
 
     @property
     def last_step(self) -> int | None:
@@ -172,6 +174,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         digests=digests,
         copied_from=frozenset(copied_from),
         parents=frozenset(parents),
+        states=known_states(entries),
     )
 
 

@@ -119,6 +119,7 @@ class Loads:
         if self._ranks.rank != 0:
             return []  # one rank reads files and journal, all hear the verdict
         history = self._journal.read()
+        opening.identity = history.states.identity_of(root, opening.identity)
         # a rollback edits the file: then its digest in the journal is out of date
         known = None if opening.expectation.contract else history.digests.get(str(root))
         files = [*check_files(root), *check_digest(root, known)]
@@ -144,7 +145,7 @@ class Loads:
         if root is not None and expectation is not None and expectation.memory is None and root.is_dir():
             memory, _ = _memory_of(root)
             if memory is not None:
-                self.start.identity = memory.identity
+                self.start.identity = memory.identity or self.start.identity
                 self.start.expectation = self._expect(root, memory, self.contract())
 
     def check_after(self, live: LiveState) -> list[Check]:

@@ -1,11 +1,11 @@
 """An unfinished transaction whose directories were copied: which of its moves were made before the copy was taken.
 
 A move knows the inode that it moves (`moves`). A copy has other inodes, so nothing of it would be recognised. Here the inodes
-are replaced by those of the copy. What was made is read from names: moves are made in order, each durable before the next,
-so all moves before one that was made were made, and none after one that was not.
+are replaced by those of the copy. What was made is read from names: moves are made in a known order, each durable before the
+next, so all moves before one that was made were made, and none after one that was not.
 
-Names do not show whether two entries were exchanged. Then the digests of the edited files decide. Where no file of either was
-edited, it cannot be decided and `StoppedPartWay` is raised: nothing is guessed.
+Names do not show whether two entries were exchanged. Then the digests of the edited files decide, or the size of a further copy
+that the rollback wrote. Where neither tells, it cannot be decided and `StoppedPartWay` is raised: nothing is guessed.
 
 A very large file that is patched in place has two names, in the checkpoint and in its twin. `cp -r` makes two files of it, so
 the link is made again.
@@ -33,10 +33,10 @@ def in_this_copy(prepared: Prepared) -> Prepared:
     """
     here = _Here(prepared)
     num_made = here.count_made()
-    moves = [here.made(move) for move in prepared.moves[:num_made]]
-    moves += [here.waiting(move) for move in prepared.moves[num_made:]]
+    found = {index: here.made(prepared.moves[index]) for index in here.order[:num_made]}
+    found |= {index: here.waiting(prepared.moves[index]) for index in here.order[num_made:]}
     here.link_patched()
-    return replace(prepared, moves=tuple(moves))
+    return replace(prepared, moves=tuple(found[index] for index in range(len(prepared.moves))))
 
 
 class _Here:
@@ -48,10 +48,12 @@ class _Here:
         hidden = hidden_root(self._root, prepared.intent)
         self._hidden = hidden if is_there(hidden) else None
         self._inodes: dict[Path, int | None] = {}
+        first = MoveKind.HIDDEN if prepared.hides_root else None  # `run_moves` makes these first while the root is renamed
+        self.order = sorted(range(len(prepared.moves)), key=lambda index: prepared.moves[index].kind is not first)
 
     def count_made(self) -> int:
-        """How many moves, from the first one on, were made."""
-        moves = self._prepared.moves
+        """How many moves, in the order in which they are made, were made."""
+        moves = [self._prepared.moves[index] for index in self.order]
         seen = [self._evidence(move) for move in moves]
         least = max((index + 1 for index, made in enumerate(seen) if made), default=0)
         most = min((index for index, made in enumerate(seen) if made is False), default=len(moves))
@@ -129,7 +131,16 @@ class _Here:
             return True
         if pairs and _holds(one, pairs):
             return False
+        sizes = [path.stat().st_size if path.is_file() else None for path in (one, other)]
+        if sizes[0] != sizes[1] and (size := self._size_of_copy(move.target)) in sizes:
+            return size == sizes[1]
         raise self._unclear(move)
+
+    def _size_of_copy(self, target: Path) -> int | None:
+        """Size of the new file that a rollback puts there, if it is a further copy of the checkpoint."""
+        copies = self._prepared.receipt.get("copies") or ()
+        stamps = [copy["stamp"] for copy in copies if self._root / copy["name"] == target and "stamp" in copy]
+        return int(stamps[0][0]) if stamps and stamps[0] else None
 
     def _unclear(self, move: Move) -> StoppedPartWay:
         return StoppedPartWay(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.errors import JournalError
+from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.reader import find_damage
-from chronicle.launch.admission import LaunchRefused, ensure_startable
+from chronicle.launch.admission import ensure_startable
 from chronicle.paths import RunPaths
 from chronicle.watch.autopilot import run_autopilot
 from tests.builders.story_runs import toy_run
@@ -185,8 +185,8 @@ def test_damage_is_said_and_nothing_is_decided(tmp_path: Path, chronicle: Cli, s
         (("prune", "--yes"), 3),
         (("propose",), 3),
         (("rollback", "--to", "5", "--dry-run"), 3),
-        (("run", "--", "true"), 125),
-        (("run", "--autopilot", "--", "true"), 125),
+        (("run", "--", "true"), 3),
+        (("run", "--autopilot", "--", "true"), 3),
     ],
 )
 def test_every_command_that_decides_refuses(tmp_path: Path, chronicle: Cli, words: tuple[str, ...], code: int) -> None:
@@ -210,7 +210,7 @@ def test_admission_of_a_launch_refuses_and_a_reason_starts_it(tmp_path: Path) ->
     """Under the run's lock, again: the journal may have been damaged since the command began."""
     paths = sound_run(tmp_path)
     min(paths.journal_dir.glob("*.jsonl")).unlink()
-    with pytest.raises(LaunchRefused, match="is damaged"):
+    with pytest.raises(Refusal, match="is damaged"):
         ensure_startable(paths, read_journal(paths), now=0.0)
     ensure_startable(paths, read_journal(paths), now=0.0, force="known")
 
@@ -275,7 +275,7 @@ def test_a_journal_without_its_only_file_is_damage(tmp_path: Path, chronicle: Cl
     """`run.json` and the logged steps show that there was one."""
     paths = toy_run(tmp_path).paths
     next(paths.journal_dir.glob("*.jsonl")).unlink()
-    assert chronicle("run", "--", "true").code == 125
+    assert chronicle("run", "--", "true").code == 3
     assert chronicle("status").out.startswith("DAMAGED: ")
 
 

@@ -94,3 +94,16 @@ def test_a_run_that_has_a_journal_does_not_begin_elsewhere(project: Path, capsys
     with writer(project):
         assert init(project, "--from", str(source)) == 2
     assert "has a journal already" in capsys.readouterr().err and contents(paths(project).run_dir) == before
+
+
+@pytest.mark.parametrize("words", [["undo", "--yes"], ["run"], ["run", "--autopilot"], ["recover"], ["note", "hello"]])
+def test_every_writing_command_in_a_copy_ends_with_3_and_both_ways(
+    project: Path, copy: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also `run`: nothing is started, and not even the lock is written."""
+    before = contents(project), contents(copy)
+    command = ["--", "touch", str(copy / "started")] if words[0] == "run" else []
+    assert run([*words, "--run", "u", "--logs", str(copy / "logs"), *command]) == 3
+    said = capsys.readouterr().err
+    assert "init --moved" in said and f"init --fork-of {paths(project).run_dir}" in said
+    assert (contents(project), contents(copy)) == before

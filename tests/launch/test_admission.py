@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chronicle.errors import Refusal
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.launch.admission import LaunchRefused, ensure_startable, hold_admission
@@ -20,7 +21,7 @@ def test_a_journal_that_cannot_be_read_whole_could_hide_an_open_rollback(tmp_pat
     writer.close()
     ensure_startable(paths, read_journal(paths), now=0.0)
     (paths.journal_dir / "20260101T000000-other-1-abcd.jsonl").mkdir()  # reading it fails, as on a sick disk
-    with pytest.raises(LaunchRefused, match=r"abcd.*cannot be read"):
+    with pytest.raises(Refusal, match=r"abcd.*cannot be read"):
         ensure_startable(paths, read_journal(paths), now=0.0)
     ensure_startable(paths, read_journal(paths), now=0.0, force="the disk is being copied")
 
