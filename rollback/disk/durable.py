@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ _RENAME_EXCHANGE = 2
 _MISSING_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF})
 _CHUNK_BYTES = 1 << 20
+# Namespaces of extended attributes that describe the file. Others (`trusted`, `lustre`, `ceph`, `btrfs`) describe how its
+# bytes are stored, and the filesystem sets them.
+_KEPT = ("user.", "security.", "system.posix_acl_", "system.nfs4_acl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Attributes:
     gid: int
     atime_ns: int
     mtime_ns: int
+    extended: Mapping[str, bytes] | None = None  # extended attributes, ACLs among them; None: not known, left alone
 
     @classmethod
     def of(cls, path: Path) -> Attributes:
@@ -49,17 +53,20 @@ class Attributes:
             gid=found.st_gid,
             atime_ns=found.st_atime_ns,
             mtime_ns=found.st_mtime_ns,
+            extended=None if stat.S_ISLNK(found.st_mode) else _read_extended(path),
         )
 
-    def to_json(self) -> list[int]:
-        """A JSON list, in the order of the fields."""
-        return [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns]
+    def to_json(self) -> list[Any]:
+        """A JSON list, in the order of the fields; the values of extended attributes as hex."""
+        known = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns]
+        return known if self.extended is None else [*known, {name: value.hex() for name, value in self.extended.items()}]
 
     @classmethod
     def from_json(cls, values: Any) -> Attributes:
-        """Read what `to_json` wrote."""
-        mode, uid, gid, atime_ns, mtime_ns = values
-        return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns)
+        """Read what `to_json` wrote, also before extended attributes were kept."""
+        mode, uid, gid, atime_ns, mtime_ns, *rest = values
+        extended = {name: bytes.fromhex(value) for name, value in rest[0].items()} if rest else None
+        return cls(mode=mode, uid=uid, gid=gid, atime_ns=atime_ns, mtime_ns=mtime_ns, extended=extended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +263,7 @@ class Disk:
             other.unlink()
 
     def set_attributes(self, path: Path, attributes: Attributes) -> None:
-        """Set mode, times and, where permitted, owner."""
+        """Set mode, times, extended attributes (ACLs among them) and, where permitted, owner."""
         self.point("attributes", path)
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):
@@ -264,6 +271,8 @@ class Disk:
             return
         if (found.st_uid, found.st_gid) != (attributes.uid, attributes.gid):
             _chown_if_permitted(path, attributes)
+        if attributes.extended is not None:
+            _write_extended(path, attributes.extended)
         os.chmod(path, attributes.mode)
         os.utime(path, ns=(attributes.atime_ns, attributes.mtime_ns))
 
@@ -291,7 +300,6 @@ REAL_DISK = Disk()
 write_atomic = REAL_DISK.write_atomic
 
 
-@functools.cache
 def link_over(source: Path, target: Path) -> None:
     """Make `target` another name of the file `source`, in one step; what `target` was before is gone."""
     part = target.with_name(f"{target.name}.part")
@@ -300,6 +308,7 @@ def link_over(source: Path, target: Path) -> None:
     os.replace(part, target)
 
 
+@functools.cache
 def _libc_renameat2() -> Callable[..., int] | None:
     import ctypes
 
@@ -332,6 +341,28 @@ def _chown_if_permitted(path: Path, attributes: Attributes) -> None:
     # only root may change the owner; the bytes matter more
     with contextlib.suppress(PermissionError):
         os.chown(path, attributes.uid, attributes.gid, follow_symlinks=False)
+
+
+def _read_extended(path: Path) -> Mapping[str, bytes] | None:
+    """The extended attributes that a person or a program has set; None where the filesystem has none."""
+    try:
+        names = [name for name in os.listxattr(path) if name.startswith(_KEPT)]
+        return {name: os.getxattr(path, name) for name in names}
+    except (OSError, AttributeError):  # not supported here, or not readable by this user; not on this system
+        return None
+
+
+def _write_extended(path: Path, wanted: Mapping[str, bytes]) -> None:
+    """Make the extended attributes equal to `wanted`: a new file may have inherited others from its directory."""
+    found = _read_extended(path) or {}
+    with contextlib.suppress(AttributeError):
+        for name in found.keys() - wanted.keys():
+            with contextlib.suppress(OSError):
+                os.removexattr(path, name)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                with contextlib.suppress(OSError):  # `security` may be root's alone; the bytes matter more
+                    os.setxattr(path, name, value)
 
 
 def reflink(source: int, target: int) -> bool:

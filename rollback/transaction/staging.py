@@ -1,6 +1,6 @@
 """Builds the edited copy of a checkpoint: unchanged files are hard links, edited files are new inodes.
 
-The twin is built where no loader looks. It has the modes, owners and times of the original.
+The twin is built where no loader looks. It has the modes, owners, times and ACLs of the original.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,7 @@ def _write(
     disk.point("open", twin)
     writer(source, twin, changed)
     made = Attributes.of(twin)
-    kept = Attributes(
-        mode=attributes.mode, uid=attributes.uid, gid=attributes.gid, atime_ns=made.atime_ns, mtime_ns=made.mtime_ns
-    )
-    disk.set_attributes(twin, kept)
+    disk.set_attributes(twin, replace(attributes, atime_ns=made.atime_ns, mtime_ns=made.mtime_ns))
     disk.sync_file(twin)
     return StagedFile(path=relative, before=sha256_of(source), after=sha256_of(twin), attributes=attributes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollback.disk.durable import BytePatch, Disk
+from rollback.disk.durable import Attributes, BytePatch, Disk
 from rollback.errors import Refused, RollbackError, StoppedPartWay
 from rollback.transaction.protocol import Change, Receipt, apply_change, recover_change, undo_change
 from rollback.transaction.staging import StagedFile
@@ -599,3 +600,70 @@ def test_undo_refuses_a_receipt_of_another_version(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="version 2: expected version 1"):
         take_back(root, replace(receipt, data={**receipt.data, "v": 2}), journal)
     assert picture(tmp_path / "work") == after
+
+
+# ---- extended attributes and ACLs ---------------------------------------------------------------------------------------
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+
+
+def acl(user: int) -> bytes:
+    """An ACL in the kernel's form (linux/posix_acl_xattr.h): the owner and `user` read and write, the group reads."""
+    nobody = 0xFFFFFFFF
+    entries = ((1, 6, nobody), (2, 6, user), (4, 4, nobody), (0x10, 6, nobody), (0x20, 0, nobody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def extended(top: Path) -> dict[str, dict[str, bytes]]:
+    """What every file and directory holds besides its bytes."""
+    found = (path for path in sorted(top.rglob("*")) if not path.is_symlink())
+    return {str(path.relative_to(top)): {name: os.getxattr(path, name) for name in os.listxattr(path)} for path in found}
+
+
+def with_extended(root: Path) -> None:
+    state = root / "opt_step-500" / "accelerator_state"
+    try:
+        os.setxattr(root.parent, DEFAULT, acl(4001))  # whatever is made here later inherits this one
+    except OSError as problem:
+        pytest.skip(f"no ACLs on this filesystem: {problem}")
+    os.setxattr(state, DEFAULT, acl(4002))
+    os.setxattr(state / "scheduler.bin", ACCESS, acl(4003))
+    for path in (state, state / "optimizer.bin", state / "model.safetensors", root / "latest"):
+        os.setxattr(path, "user.origin", b"cluster \x00 a")
+    age(root.parent)
+
+
+def test_extended_attributes_and_acls_are_kept_and_come_back(tmp_path: Path) -> None:
+    """An edited file is a new inode in a directory with another default ACL: it has the ACL of the old one, no other."""
+    root, journal = make_world(tmp_path), Journal()
+    with_extended(root)
+    before, seen = extended(root), picture(root)
+    receipt = apply(root, change_to(root, 500), journal)
+    after = extended(root)
+    assert after == {path: values for path, values in before.items() if path in after}
+    assert after["opt_step-500/accelerator_state/scheduler.bin"].keys() == {ACCESS}
+    assert after["opt_step-500/accelerator_state/optimizer.bin"] == {"user.origin": b"cluster \x00 a"}
+    take_back(root, receipt, journal)
+    assert extended(root) == before and picture(root) == seen
+
+
+def test_attribute_set_between_a_rollback_and_its_undo_is_taken_back(tmp_path: Path) -> None:
+    root, journal = make_world(tmp_path), Journal()
+    with_extended(root)
+    before = extended(root)
+    receipt = apply(root, change_to(root, 500), journal)
+    state = root / "opt_step-500" / "accelerator_state"
+    os.setxattr(state / "scheduler.bin", "user.later", b"1")
+    os.removexattr(state / "scheduler.bin", ACCESS)
+    take_back(root, receipt, journal)
+    assert extended(root) == before
+
+
+def test_receipt_without_extended_attributes_leaves_them_alone(tmp_path: Path) -> None:
+    """Receipts of older versions hold five numbers: nothing is known of what was set besides them."""
+    path = tmp_path / "state"
+    path.write_bytes(b"x")
+    os.setxattr(path, "user.origin", b"a")
+    old = Attributes.from_json([0o600, os.getuid(), os.getgid(), OLD_NS, OLD_NS])
+    Disk().set_attributes(path, old)
+    assert os.getxattr(path, "user.origin") == b"a" and old.to_json() == [0o600, os.getuid(), os.getgid(), OLD_NS, OLD_NS]
