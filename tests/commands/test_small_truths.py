@@ -109,7 +109,7 @@ def test_no_at_the_prompt_changes_nothing_and_is_no_error(
     assert (answered.code, answered.err) == (0, "nothing was changed\n")
 
 
-@pytest.mark.parametrize(("answer", "code", "kind"), [("m", 0, "run.place"), ("f", 0, "run.fork"), ("n", 3, None)])
+@pytest.mark.parametrize(("answer", "code", "kind"), [("m", 0, "run.place"), ("f", 0, "run.fork"), ("n", 0, None)])
 def test_a_copy_is_asked_about_on_a_terminal(
     tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, kind: str | None
 ) -> None:

@@ -319,6 +319,20 @@ def test_a_writer_whose_first_entry_failed_notes_no_end(tmp_path: Path, monkeypa
     assert find_damage(paths, read_journal(paths)) == ()
 
 
+def test_an_interrupted_first_entry_notes_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before the file has its name: the writer is closed, and no note may speak of a file that nobody will find."""
+    paths = toy_run(tmp_path).paths
+    before = paths.ends_path.read_bytes() if paths.ends_path.exists() else b""
+    with JournalWriter(paths) as writer:
+        writer.place  # noqa: B018 settled before the interruption
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                writer.append("note", title="lost")
+    assert (paths.ends_path.read_bytes() if paths.ends_path.exists() else b"") == before
+    assert find_damage(paths, read_journal(paths)) == ()
+
+
 def test_a_process_that_ends_without_closing_its_journal_notes_its_end(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from chronicle.journal import JournalWriter;"
