@@ -19,7 +19,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
 TEXT_KEYS = ("run", "mlflow_uri", "on_notice", "on_warn", "on_propose")
 SWITCHES = ("utc", "batch_text")
-KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES
+TABLES = ("formats",)
+KEYS = PATH_KEYS + TEXT_KEYS + SWITCHES + TABLES
 VARIABLES = {
     "logs": "CHRONICLE_LOGS",
     "run": "CHRONICLE_RUN",
@@ -41,6 +42,7 @@ class Settings:
     deepspeed_config: Path | None = None  # config of the next launch; a rollback edits its LRs too
     utc: bool = False  # times are shown in UTC, not in the local time zone
     batch_text: bool = True  # text of the first batch may stand in the journal
+    formats: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression of a printed line
     hooks: Mapping[str, str] = field(default_factory=dict)  # on_notice, on_warn, on_propose -> shell command
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ def load_settings(
         deepspeed_config=values.get("deepspeed_config"),
         utc=values.get("utc") in (True, "1", "true", "yes"),
         batch_text=str(values.get("batch_text", "")).lower() not in ("0", "false", "no", "off"),
+        formats=values.get("formats", {}),
         hooks=hooks,
         origin=origin,
     )
@@ -153,6 +156,11 @@ def _checked(table: Any, path: Path) -> dict[str, Any]:
         if key not in KEYS:
             raise SettingsError(f"unknown setting `{key}` in `{path}`: expected one of {', '.join(KEYS)}")
         if key in SWITCHES and isinstance(value, bool):
+            values[key] = value
+            continue
+        if key in TABLES:
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                raise SettingsError(f"table `{key}` in `{path}`: expected a text for each name")
             values[key] = value
             continue
         if key in SWITCHES:

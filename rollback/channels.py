@@ -20,10 +20,17 @@ from typing import NamedTuple
 
 
 class Role(StrEnum):
-    """LOSS decides; SOURCE is the loss of one data source; NORM, OTHER, SPEED and LOSS_SCALE never propose alone."""
+    """LOSS decides; SOURCE is a part of it (a data source, a term); NORM, OTHER, SPEED and LOSS_SCALE never propose alone.
+
+    OBJECTIVE is what does not fall by nature (a policy's or a GAN's loss), REWARD what should rise. SKIPPED counts steps
+    that the optimizer left out.
+    """
 
     LOSS = "loss"
     SOURCE = "source"
+    OBJECTIVE = "objective"
+    REWARD = "reward"
+    SKIPPED = "skipped"
     NORM = "norm"
     OTHER = "other"
     SPEED = "speed"
@@ -32,6 +39,14 @@ class Role(StrEnum):
     LOSS_SCALE = "loss-scale"
     WEIGHT = "weight"
     IGNORED = "ignored"
+
+
+class LossKind(StrEnum):
+    """How the loss of a run behaves: it falls, it is a reward, or two networks play against each other."""
+
+    LOSS = "loss"
+    REWARD = "reward"
+    ADVERSARIAL = "adversarial"
 
 
 NEVER = r"(?!)"  # matches nothing
@@ -52,64 +67,109 @@ class RoleNames(NamedTuple):
     parts: str = NEVER
 
 
-EVAL_WORDS = r"val|eval|test"  # a loss whose name begins so is measured on held-out data: no training loss
+EVAL_WORDS = r"val|valid|validation|eval|evaluation|test"  # a loss whose name begins so is measured on held-out data
+EVAL = rf"(.*[^a-z])?({EVAL_WORDS}|dev|best|ema|hella|ppl|perplexity)([^a-z].*)?"
 EXPECTED_LR = "lr/expected"  # the LR that a rollback promised, beside the one that was logged
+TRAIN = r"(?:train(?:ing|er)?[/_. ])?"
+LOSS_WORDS = r"loss|losses|nll|xent|cross[_ ]?entropy|logloss|mlogloss"
 
-# The first row that knows a name decides.
+# The first row that knows a name decides. `_words` has split the name: `LossPi` is `loss_pi`.
 TABLE: tuple[RoleNames, ...] = (
     RoleNames(role=Role.LR_EXPECTED, canonical=EXPECTED_LR),
     RoleNames(
         role=Role.LOSS, canonical="loss",
-        aliases=("per_token_loss", "lm_loss", "train_loss", "training_loss", "train/loss", "trl"),
-        pattern=r"(train[/_. ])?(lm[ _]|global[_ ]?avg[_ ]?|total[_ ])?loss"
-        r"|(train[/_. ])?(loss_metrics/)?(global_avg_loss|lm loss|train_loss|reduced_train_loss)",
+        aliases=("per_token_loss", "lm_loss", "train_loss", "training_loss", "trl"),
+        pattern=rf"{TRAIN}(loss_metrics/)?(lm[ _]|global[_ ]?avg[_ ]?|total[_ ]|tot[_ ]|avg[_ ]|avr[_ ]|mean[_ ]|"
+        r"running[_ ]|"
+        r"train[_ ]|step[_ ]|iter[_ ]|"
+        r"batch[_ ]|model[_ ]|reduced[_ ]train[_ ]|ce[_ ]|cross[_ ]?entropy[_ ]|lm[_ ]head[_ ])?loss"
+        r"([_ ](step|epoch|avg|mean|train))?"
+        rf"|{TRAIN}(loss|losses)([_/ .](train|total))+|{TRAIN}loss/total_loss"
+        r"|(?:train(?:ing)?[-/_. ])?(cost|xent|logloss|mlogloss)",
+    ),
+    RoleNames(role=Role.OTHER, canonical="z_loss", aliases=("z-loss",), pattern=r"(.*[/_. ])?z[_ -]?loss"),
+    RoleNames(role=Role.LOSS_SCALE, canonical="loss_scale", pattern=r"(.*[/_. ])?((loss|grad)[_ /]?scale|scaler?/scale)"),
+    RoleNames(
+        role=Role.OBJECTIVE,
+        pattern=r"(.*[/_. ])?(pg|ppo|grpo|policy|policy[_ ]gradient|actor|critic|value|value[_ ]function|vf|baseline|"
+        r"entropy|q|qf|"
+        r"qf?\d|alpha|temperature|surrogate|reinforce|gen|generator|disc|discriminator|[dg]|[dg]_?[ab]|adv|adversarial|gan|"
+        r"err_?[dg])[_ /.]?(loss|losses)([_/. ].*)?|(.*[/_. ])?loss(es)?[_ /.](pi|v|q|vf|actor|critic|policy|value|"
+        r"entropy|[dg]|"
+        r"[dg]_?[ab]|gen|generator|disc|discriminator|adv|gan)([_/. ].*)?|err_?[dg]",
     ),
     RoleNames(
-        role=Role.SOURCE,
-        pattern=rf"(train/)?loss[/.](?!scale)[\w .-]+|(?!z_|{EVAL_WORDS}|dev_|best_)\w+_loss",
+        role=Role.REWARD,
+        pattern=r"(.*[/_. ])?(ep(isode)?[_ ]?)?(rew|reward|rewards|return|returns|ret)([_/. ]"
+        r"(mean|avg|average|total|sum))?"
+        r"|(.*[/_. ])?(mean|avg|average|ave)[_ ](ep(isode)?[_ ]?)?(rew|reward|return|ret|score)"
+        r"|(.*[/_. ])?(rew|reward|score)s?/mean",
     ),
     RoleNames(
-        role=Role.NORM, canonical="grad_norm", aliases=("gradient_norm", "norm"),
-        pattern=r"(train/)?(total_)?(grad|gradient)s?[_ ]?(norm|l2)|gnorm",
+        role=Role.SOURCE, pattern=rf"(?!{EVAL}$)(.*[^a-z])?({LOSS_WORDS})([^a-z].*)?",
+    ),
+    RoleNames(
+        role=Role.NORM, canonical="grad_norm", aliases=("gradient_norm", "norm", "gnorm", "g_norm"),
+        pattern=r"(.*[/_. ])?(total[_ ]|global[_ ]|l2[_ ])?"
+        r"(grad|gradient)s?[_ ]?(global[_ ])?(norm|l2)(/total|[_ ](avg|mean|total))?|gnorm",
         parts=r"(train/)?(grad|update|param)[_ ]norm([/.][\w.-]+)?",
     ),
-    RoleNames(role=Role.OTHER, canonical="z_loss", aliases=("z-loss",), pattern=r"z[_-]?loss|(train/)?z_loss"),
     RoleNames(
-        role=Role.LR, canonical="lr", aliases=("learning_rate",), pattern=r"(train/)?(lr|learning[_ ]rate)",
-        parts=r"(train/)?(lr|learning[_ ]rate)[-/_].*",
+        role=Role.LR, canonical="lr", aliases=("learning_rate", "l.r."),
+        pattern=r"(train/|trainer/|optim/|optimizer/|optimization/)?(lr|learning[_ ]rate|base[_ ]lr|train[_ ]lr)",
+        parts=r"(?!.*(scale|mult|factor|decay|warm))(.*[/_. ])?(lr|learning[_ ]rate)([-/_. ].*|\d*)?",
     ),
-    RoleNames(role=Role.LOSS_SCALE, canonical="loss_scale", pattern=r"(loss|grad)[_ /]?scale"),
+    RoleNames(
+        role=Role.SKIPPED, pattern=r"(.*[/_. ])?(num(ber)?[_ ](of[_ ])?)?(skipped|nan|overflow|non[_ ]finite)[_ ]?"
+        r"(iterations|iters|steps|updates|batches|count)?",
+    ),
     RoleNames(role=Role.WEIGHT, pattern=r"(weight|mix|ratio|share)s?/[\w.-]+"),
     RoleNames(
         role=Role.SPEED, canonical="tokens_per_second", aliases=("tok/sec", "tps"),
-        pattern=r"(tokens|samples)[_ ]?(per|/)[_ ]?s(ec(ond)?)?([_ ]per[_ ]gpu)?|tok/s|throughput",
+        pattern=r"(.*/)?(tokens|samples)[_ ]?(per|/)[_ ]?s(ec(ond)?)?([_ ]per[_ ]gpu)?|tok/s|throughput",
     ),
 )  # fmt: skip
 
 # Columns and fields that place a point; the trainer's own step first, because W&B's `_step` counts log calls.
 STEP_NAMES = (
     "train/global_step", "trainer/global_step", "global_step", "step", "iteration", "iter", "_step", "train/step", "steps",
-    "iterations", "train_step", "training_step", "num_updates", "update",
+    "iterations", "train_step", "training_step", "num_updates", "update", "current_steps",
+    "opt_step", "optimizer_step", "batch",
+    "time/total_timesteps", "total_timesteps", "misc/total_timesteps", "timesteps_total", "num_env_steps_sampled", "timesteps",
+    "totalenvinteracts", "num_timesteps", "env_steps", "total_steps", "training_iteration", "epoch",
 )  # fmt: skip
+EPOCH_NAMES = ("epoch", "ep", "train/epoch", "trainer/epoch")
 TIME_NAMES = ("t", "time", "wall_time", "_timestamp", "timestamp", "wall time", "created_at")
 LAUNCH_NAMES = ("launch", "event_file", "session", "segment")
 
-TELLING = (Role.LOSS, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
-HINTS = ("loss", "Loss", "trl", "lr", "LR", "norm")  # a printed line without any of these holds none of them
+JUDGED = (Role.LOSS, Role.OBJECTIVE, Role.SOURCE, Role.REWARD)  # without one of these a log cannot be watched
+TELLING = (*JUDGED, Role.NORM, Role.LR)  # a printed line that holds one of these is a logged step
+HINTS = (  # a printed line without any of these holds none of them
+    "loss", "Loss", "LOSS", "trl", "lr", "LR", "norm", "Norm", "rew", "Rew", "Cost", "xent", "L.r.",
+)  # fmt: skip
 HEALTH_WORDS = ("grad", "norm", "z_loss", "loss_scale", "update", "adam", "variance", "clip")
 
 
 @lru_cache(maxsize=4096)
 def role_of(name: str) -> Role:
     """Return the role of a channel by its name; what is not recognised is IGNORED and not scanned."""
-    row = _row_of(name.lower())
-    return Role.IGNORED if row is None else row.role
+    row = _row_of(_words(name))
+    return Role.IGNORED if row is None or (row.role in JUDGED and re.fullmatch(EVAL, _words(name))) else row.role
+
+
+def totality_of(name: str) -> tuple[int, int]:
+    """Order several losses of one run: the total first, then a step's, then what is averaged over more, a sub-folder's last."""
+    words = _words(name)
+    averaged = any(word in words for word in ("epoch", "avg", "mean", "smooth"))
+    total = 0 if "total" in words or "tot_" in words else 1
+    return (2 if averaged else total, words.count("/"))
 
 
 def canonical_name(name: str) -> str:
     """Return the name that we use for what a trainer calls so: `lm loss` and `train_loss` are `loss`."""
     lowered = name.lower().replace(" ", "_")
-    return CANONICAL.get(lowered, lowered)
+    known = CANONICAL.get(lowered, lowered)
+    return known if known in CANONICAL_OF.values() else name
 
 
 def canonical_of(role: Role) -> str:
@@ -120,15 +180,17 @@ def canonical_of(role: Role) -> str:
 def find_channel(names: Iterable[str], role: Role) -> str | None:
     """Return the first of these names that has the role, one of a part only where there is no other.
 
-    Of several losses the first one logged leads, in the detector as in every view.
+    Of several losses the total leads (`totality_of`), else the first one logged, in the detector as in every view. A run
+    without a loss has a part of it, an objective or a reward in its place.
     """
-    part = None
-    for name in names:
-        if role_of(name) is role:
-            if not _is_part(name):
-                return name
-            part = part or name
-    return part
+    names = list(names)
+    whole = [name for name in names if role_of(name) is role]
+    if role is Role.LOSS:
+        for stand_in in JUDGED:
+            if whole := [name for name in names if role_of(name) is stand_in]:
+                return min(whole, key=totality_of)
+        return None
+    return next((name for name in whole if not _is_part(name)), whole[0] if whole else None)
 
 
 def value_of(values: Mapping[str, float], role: Role) -> float | None:
@@ -145,6 +207,7 @@ def is_health(name: str) -> bool:
 def printed_names() -> str:
     """Return a regular expression for the names that trainers print, a loss of one data source among them."""
     names = {name for row in TABLE if row.role is not Role.LR_EXPECTED for name in (row.canonical, *row.aliases) if name}
+    names |= {"reward", "total_loss", "cost"}
     longest_first = sorted(names, key=lambda name: (-len(name), name))
     return "|".join([*(re.escape(name).replace("_", "[ _]") for name in longest_first), r"loss[/.][\w-]+"])
 
@@ -160,9 +223,14 @@ def _row_of(lowered: str) -> RoleNames | None:
 
 
 def _is_part(name: str) -> bool:
-    lowered = name.lower()
+    lowered = _words(name)
     row = _row_of(lowered)
     return row is not None and re.fullmatch(row.parts, lowered) is not None and re.fullmatch(row.pattern, lowered) is None
+
+
+def _words(name: str) -> str:
+    """Return a name in lower case with its words apart: `CrossEntropyLoss` is `cross_entropy_loss`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z]$)", "_", name).lower()
 
 
 CANONICAL_OF: Mapping[Role, str] = {row.role: row.canonical for row in TABLE if row.canonical}

@@ -12,16 +12,23 @@ from chronicle.cli.options import (
     CommandResult,
     ExitCode,
     ForceOption,
+    FormatOption,
+    IgnoreOption,
     JsonOption,
+    KindOption,
     LogsOption,
+    LossOption,
+    LrOption,
     RunOption,
+    StepOption,
     given_flags,
     need_run,
+    reading_of,
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import read_sound_journal
 from chronicle.errors import UsageProblem
-from chronicle.metrics.readers import UnknownLog
+from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
 from rollback.detect import Tier
 from rollback.propose import Proposal
@@ -41,13 +48,22 @@ def spikes(
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
+    loss: LossOption = None,
+    step: StepOption = None,
+    lr: LrOption = None,
+    ignore: IgnoreOption = None,
+    kind: KindOption = None,
+    form: FormatOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """List spikes and divergences in training logs.
 
+    It begins with what was read: the form of the log, points, steps, and which series is the loss. A log without a loss
+    that is known ends with 2; name the loss with --loss.
+
     Example: chronicle spikes train.log --fail
     """
-    scans = _scan(files or [], run, logs, checkpoints)
+    scans = _scan(files or [], run, logs, checkpoints, reading_of(loss, step, lr, ignore, kind, form))
     if plot is not None:
         from chronicle.watch.scan import draw_scans
 
@@ -63,38 +79,40 @@ def spikes(
 
 def _exit_code(scans: Sequence[Scan], *, fail: bool) -> ExitCode:
     if any(scan.problem is not None for scan in scans):
-        return ExitCode.ERROR
+        return ExitCode.ERROR if any(scan.problem is not None and not scan.blind for scan in scans) else ExitCode.USAGE
     loud = any(event.tier is not Tier.NOTICE for scan in scans for event in scan.events)
     return ExitCode.FINDINGS if fail and loud else ExitCode.DONE
 
 
-def _scan(names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None) -> list[Scan]:
+def _scan(
+    names: Sequence[str], run: str | None, logs: Path | None, checkpoints: Path | None, reading: LogReading
+) -> list[Scan]:
     """Scan each name: an existing file, else a run. Without a name, scan the run of this directory."""
     if not names:
         settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
-        return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints))]
+        return [scan_run(settings.paths, settings.checkpoints_dir, options=given_flags(logs, checkpoints), reading=reading)]
     scans = []
     for name in names:
         try:
-            scans.append(_scan_one(name, logs, checkpoints))
-        except (UnknownLog, OSError) as problem:
+            scans.append(_scan_one(name, logs, checkpoints, reading))
+        except (UnknownLog, NothingToWatch, OSError) as problem:
             if len(names) == 1:
                 raise
-            scans.append(unread(name, str(problem)))  # the other logs are still read
+            scans.append(unread(name, str(problem), blind=isinstance(problem, NothingToWatch)))  # the others are still read
     return scans
 
 
-def _scan_one(name: str, logs: Path | None, checkpoints: Path | None) -> Scan:
+def _scan_one(name: str, logs: Path | None, checkpoints: Path | None, reading: LogReading) -> Scan:
     path = Path(name)
     if path.exists() or Path(name.partition("#")[0]).is_file():  # `mlflow.db#RUN`
         with progress_bar(path) as progress:
-            return scan_file(path, checkpoints_dir=checkpoints, progress=progress)
+            return scan_file(path, checkpoints_dir=checkpoints, progress=progress, reading=reading)
     if "/" in name:
         raise UsageProblem(f"no file `{name}`", "chronicle spikes FILE")
     named = settings_with_checkpoints(name, logs, checkpoints)
     if not named.paths.run_dir.is_dir():
         raise UsageProblem(f"`{name}` is neither a file nor a run", "chronicle spikes FILE, or --logs DIR")
-    return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints))
+    return scan_run(named.paths, named.checkpoints_dir, options=given_flags(logs, checkpoints), reading=reading)
 
 
 def describe_scan(scan: Scan) -> str:
@@ -104,6 +122,8 @@ def describe_scan(scan: Scan) -> str:
     lines = [
         f"{scan.source}: {scan.rows} points to step {scan.last_step}, {len(scan.events)} event{'s' * (len(scan.events) != 1)}"
     ]
+    if scan.contents is not None:
+        lines += [f"  {line}" for line in scan.contents.lines()]
     if scan.spark:
         lines += ["  " + sparkline([value for _, value in scan.spark]), "  " + marks(scan)]
     lines += [f"  {describe_event(event)}" for event in scan.events]

@@ -11,13 +11,21 @@ import typer
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
+    FormatOption,
+    IgnoreOption,
     JsonOption,
+    KindOption,
     LogsOption,
+    LossOption,
+    LrOption,
+    StepOption,
+    reading_of,
     settings_from,
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
+from chronicle.metrics.readers import LogReading
 from chronicle.watch.follow import Follower, follow_file, follow_run
 from chronicle.watch.live import Hooks, say_on_stderr
 from chronicle.watch.restart import describe_trip
@@ -25,6 +33,8 @@ from chronicle.watch.scan import describe_event
 from rollback.detect import Event
 
 __all__ = ["watch"]
+
+ENOUGH_ROWS = 8  # of a growing log, before it is said to hold no loss
 
 
 def watch(
@@ -39,19 +49,45 @@ def watch(
     interval: Annotated[float, typer.Option(help="Seconds between two reads.")] = 2.0,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
+    loss: LossOption = None,
+    step: StepOption = None,
+    lr: LrOption = None,
+    ignore: IgnoreOption = None,
+    kind: KindOption = None,
+    form: FormatOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
     """Follow a run or a log file and report what the detector finds.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
-    variables.
+    variables. Ctrl-C ends it with a summary.
 
     Example: chronicle watch tr-190-80b
     """
-    follower, commands = _follower(target, logs, checkpoints, once=once)
+    reading = reading_of(loss, step, lr, ignore, kind, form)
+    follower, commands = _follower(target, logs, checkpoints, once=once, reading=reading)
     given = {"on_notice": on_notice, "on_warn": on_warn, "on_propose": on_propose}
     hooks = Hooks({**commands, **{name: command for name, command in given.items() if command}}, say_on_stderr)
     events: dict[int, Event] = {}
+    try:
+        _look(follower, hooks, events, target or "the run", interval=interval, once=once)
+    except KeyboardInterrupt:  # the person has seen enough: what was found is the result
+        print(file=sys.stderr)
+    hooks.finish()
+    trips = [describe_trip(step, check) for step, check in follower.trips]
+    told = follower.contents.lines() if follower.contents.points else []
+    text = "\n".join([*told, follower.status_line(), *trips, *(describe_event(event) for event in events.values())])
+    data = {
+        "rows": follower.rows,
+        "read": follower.contents.to_json(),
+        "restarts": [{"step": step, **check.to_json()} for step, check in follower.trips],
+        "events": [event.to_json() for event in events.values()],
+    }
+    return CommandResult(text=text, data=data)
+
+
+def _look(follower: Follower, hooks: Hooks, events: dict[int, Event], name: str, *, interval: float, once: bool) -> None:
+    """Read the log until it is interrupted, or once; raises NothingToWatch where it holds no loss that is known."""
     told, said = 0, False
     live = sys.stderr.isatty() and not once
     while True:
@@ -62,27 +98,23 @@ def watch(
                 hooks.call(event)
                 if not once:
                     print(("\r\033[K" if live else "") + describe_event(event), file=sys.stderr, flush=True)
+        if once or follower.rows >= ENOUGH_ROWS:
+            follower.contents.need_loss(name)
         for step, check in follower.trips[told:] if not once else ():
             print(("\r\033[K" if live else "") + describe_trip(step, check), file=sys.stderr, flush=True)
         told = len(follower.trips)
-        if not once and not live and not said:
-            print(f"watching {target or 'the run'}: {follower.status_line()}", file=sys.stderr, flush=True)
-            said = True  # without a terminal, the status line is printed once
+        if not once and not said and (follower.rows or not live):
+            contents = follower.contents.lines() if follower.rows else ["no points yet"]
+            print(f"watching {name}: {contents[0]}", file=sys.stderr, flush=True)
+            if not live:
+                print(f"watching {name}: {follower.status_line()}", file=sys.stderr, flush=True)
+            said = True  # once; without a terminal, so is the status line
         if once:
-            break
+            return
         if live:
             print(f"\r\033[K{follower.status_line()}", end="", file=sys.stderr, flush=True)
         hooks.reap()
         time.sleep(max(0.1, interval))
-    hooks.finish()
-    trips = [describe_trip(step, check) for step, check in follower.trips]
-    text = "\n".join([follower.status_line(), *trips, *(describe_event(event) for event in events.values())])
-    data = {
-        "rows": follower.rows,
-        "restarts": [{"step": step, **check.to_json()} for step, check in follower.trips],
-        "events": [event.to_json() for event in events.values()],
-    }
-    return CommandResult(text=text, data=data)
 
 
 def _is_log(path: Path) -> bool:
@@ -93,11 +125,11 @@ def _is_log(path: Path) -> bool:
 
 
 def _follower(
-    target: str | None, logs: Path | None, checkpoints: Path | None, *, once: bool
+    target: str | None, logs: Path | None, checkpoints: Path | None, *, once: bool, reading: LogReading
 ) -> tuple[Follower, Mapping[str, str]]:
     if target is not None and _is_log(Path(target)):
-        return follow_file(Path(target), once=once), settings_from("file", logs).hooks
+        return follow_file(Path(target), once=once, reading=reading), settings_from("file", logs).hooks
     settings = settings_with_checkpoints(target, logs, checkpoints)
     if not settings.paths.run_dir.is_dir():
         raise UsageProblem(f"`{target or settings.run}` is neither a file nor a run", "chronicle watch FILE, or --logs DIR")
-    return follow_run(settings.paths), settings.hooks
+    return follow_run(settings.paths, reading), settings.hooks

@@ -27,7 +27,7 @@ from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchStart, eve
 from chronicle.metrics import Point
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import read_log
-from chronicle.metrics.records import read_trainer_state
+from chronicle.metrics.records import read_document
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
@@ -158,7 +158,7 @@ FORMATS: Mapping[str, Callable[[Path], Import]] = {
     "chronicle": read_chronicle,
     "events": read_events,
     "tensorboard": _launches("tensorboard", read_event_files),
-    "trainer-state": _launches("trainer-state", read_trainer_state),
+    "trainer-state": _launches("trainer-state", read_document),
     "log": _launches("log", read_log),
 }
 

@@ -1,17 +1,16 @@
 """Text logs: open them (gzip, UTF-16), and parse the lines that trainers print.
 
-Read are the lines of Megatron(-DeepSpeed), m4, nanoGPT, nanochat, torchtitan, llm.c, DeepSpeed, Trainer and `key=value`.
-One line is one point when it names a step and a loss, gradient norm or learning rate. Prefixes of ranks, time stamps,
-ANSI colours and commas in numbers are accepted; validation losses and the summary at the end are left out.
+One general reader: a line is taken apart into `name: value`, `name=value` and (for names of the table) `name value`; the
+table of `rollback.channels` says what each name is, and the step is the counter that the line names. So the lines of
+Megatron, GPT-NeoX, nanotron, fairseq, mmengine, timm, Composer, litgpt, OLMo, verl, ESPnet, torchtitan, Marian and most
+scripts are read by the same rules. Special rules exist where the general one cannot see the step:
 
-    Megatron     iteration      609/  500000 | … | learning rate: 6.0E-05 | lm loss: 6.16E+00 | grad norm: 1.095 |
-    m4           iteration: 4875/500000 1% | per_token_loss: 1.7109 | lr: 3.7E-05 |
-    nanoGPT      iter 100: loss 3.1234, time 123.45ms, mfu 12.34%
-    nanochat     step 00012/21400 (0.06%) | loss: 8.12 | grad norm: 0.12 | lrm: 1.00 |
-    torchtitan   step: 10  loss:  7.12  grad_norm:  1.23  memory: 12.3GiB(13%)  tps: 1,234
-    llm.c        step    1/19560 | loss 11.009 (+nanz)| norm 15.37 (+nanz)| lr 8.57e-07 |      s:1 trl:10.96 lr:… norm:…
-    DeepSpeed    step=10, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]
-    Trainer      {'loss': 2.1, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}
+    Epoch: [3][  10/5005]   Epoch(train) [1][50/1567]   Train: 0 [  50/1251 …]   |  200/ 2983 batches   a bar of tqdm
+    a header line and a block below it (Composer, OLMo), a framed table (Stable-Baselines3, ADM), Keras' two lines,
+    MLPerf's records, `0 train 10.95` of build-nanogpt; each has its form in `tests/metrics/dialects.py`, with its source
+
+Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
+accepted; where several ranks print, the first one counts. A number that touches the end of a cut line is not trusted.
 """
 
 from __future__ import annotations
@@ -19,86 +18,365 @@ from __future__ import annotations
 import ast
 import datetime
 import gzip
+import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from chronicle.metrics.log import Point
-from rollback.channels import EVAL_WORDS, HINTS, TELLING, canonical_name, canonical_of, printed_names
+from chronicle.metrics.log import NON_FINITE, Point
+from rollback.channels import EVAL_WORDS, HINTS, TELLING, Role, canonical_name, printed_names, role_of
 
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
-STEP = re.compile(
-    r"(?<![\w/.])(?:global[_ ]?step|iteration|iter|train[_ ]step|step|s)\s*[:=]?\s*(\d[\d,]*)(?![\w.])(?:\s*/\s*\d+)?",
-    re.IGNORECASE,
-)
-FIELD = re.compile(
-    rf"(?<![\w/])(?P<name>{printed_names()})(?![\w/-])\s*[:=]?\s*\[?\s*(?P<value>{NUMBER})(?!\w)",
-    re.IGNORECASE,
-)
-TELLING_NAMES = frozenset(canonical_of(role) for role in TELLING)
-OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /]*loss\b|\bvl:|\btel:", re.IGNORECASE)
+UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+VALUE = rf"[\[(]?\s*(?:np\.float(?:32|64)\(|tensor\()?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?![\w.])"
+NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})\s*[:=]\s*{VALUE}", re.IGNORECASE)
+SPACED = re.compile(rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+{VALUE}", re.IGNORECASE)
+OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
+EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+PREFIX = re.compile(  # time, host and stream that a collector writes before each line
+    r"^\[?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\]?[ \t]"
+    r"(?:std(?:out|err) [FP] )?(?:(?=[^ \t,;={]*[\d.-])[A-Za-z][\w.-]*:?[ \t](?:[\w./-]+\[\d+\]:[ \t])?)?"
+)
+RANK_FIRST = re.compile(r"^(?:\[default(\d+)\]:?|\[?rank[ _:=]?(\d+)\]?:?|(\d+):|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE)
+RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
+
+# Counters, the most telling first, each with the number of its first epoch. `at` is the step; with `epoch` and `of` it
+# counts within an epoch of that length, with `epoch` alone within one of unknown length.
+COUNT = r"(?P<at>\d[\d,]*)(?![\w.])(?!-\d\d-)"
+COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), first)
+    for pattern, first in (
+        (rf"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps)\s*[:=]?\s*{COUNT}", 0),
+        (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
+        (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*,?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)\S*\s*:.*?\|\s*{COUNT}\s*/\s*(?P<of>\d+)\s*\[", 0),
+        (r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<at>\d+)batch", 0),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?[,:|\s]+(?:batch|step|iter|iteration)s?(?:[ _]idx)?\s*[:=]?\s*{COUNT}", 0),
+        (
+            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s)\s*(?::\s*|=\s*|\s+)?" + COUNT,
+            0,
+        ),
+        (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
+        (rf"(?:^|\s)\[{COUNT}(?:/\d+)?\]\s+\S+[=:]", 0),
+        (rf"^{COUNT}\s+(?=train\s)", 0),
+        (rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", 0),
+    )
+)
+BLOCK = re.compile(
+    r"^(?:.*\s)?\[(?:step|batch|iter|iteration)\s*=\s*(\d[\d,]*)(?:/\d+)?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$", re.IGNORECASE
+)
+STEP_BEFORE = re.compile(r"\b(?:step|batch|iter|iteration)\s*[=:]\s*(\d[\d,]*)", re.IGNORECASE)
+FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
+CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
+KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
+KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
+COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
+STEP_ROWS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
+RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Point]:
     """Yield the points of printed lines; lines of one step with different channels become one point."""
-    row, counted = 0, 0
-    pending: Point | None = None
+    log = PrintedLines()
     for line in lines:
-        found = parse_log_line(line, counted)
+        yield from log.feed(line)
+    yield from log.flush()
+
+
+class PrintedLines:
+    """The reader of a printed log, line by line; `feed` returns the points that a line completed, `flush` the last one."""
+
+    def __init__(self, names: dict[str, None] | None = None) -> None:
+        self.names: dict[str, None] = {} if names is None else names  # all seen, for the message when none is known
+        self._row = self._counted = 0
+        self._pending: Point | None = None
+        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._rank: str | None = None
+        self._block: int | None = None  # the step of the header whose block is open
+        self._frame: dict[str, float] | None = None
+        self._folder = ""
+        self._keras = 0
+        self._epochs = EpochSteps()
+        self._owners: dict[str, str] = {}
+        self._ranks: dict[str, PrintedLines] = {}  # where each line begins with its rank: a reader for each
+        self._heard: str | None = None  # the rank that is read: the first one with a point
+
+    def feed(self, line: str) -> list[Point]:
+        """Read one line; `\\r` inside it was made a line end by the caller."""
+        found = self.parse(line)
+        return [] if found is None else self._join(found)
+
+    def flush(self) -> list[Point]:
+        """Return the point that waits for further lines of its step."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return []
+        self._row += 1
+        return [pending._replace(row=self._row - 1)]
+
+    def _join(self, found: Point) -> list[Point]:
+        self._counted = max(self._counted, found.step) + 1
+        pending = self._pending
+        if pending is not None and pending.step == found.step:
+            if not pending.values.keys() & found.values.keys():
+                self._pending = pending._replace(values={**pending.values, **found.values})
+                return []
+            if found.values.items() <= pending.values.items():
+                return []  # a bar that was drawn again
+        elif found.step in self._recent and pending is not None and found.step < pending.step:
+            return []  # a rank that lags behind
+        done = self.flush()
+        self._recent.append(found.step)
+        self._pending = found
+        return done
+
+    def parse(self, line: str) -> Point | None:
+        """Return what one line adds: a point, or the part of one."""
+        cut = not line.endswith(("\n", "\r"))
+        if "\x1b" in line:
+            line = ANSI.sub("", line)
+        line = line.rstrip("\r\n")
+        ranked = RANK_FIRST.match(line)
+        if ranked is not None:
+            return self._parse_ranked(next(part for part in ranked.groups() if part), line[ranked.end() :] + "\n" * (not cut))
+        whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
+        if self._frame is not None or FRAME.match(line):
+            return self._feed_frame(line)
+        if self._block is not None:
+            values = self._fields(line, cut=cut) if line[:1] in " \t" else {}
+            if values or (line.strip() in ("{", "}") or (line[:1] in " \t" and line.strip())):
+                return Point(0, self._block, None, self._named(values)) if _tells(values) else None
+            self._block = None
+        header = BLOCK.match(line)
+        if header is not None:
+            self._block = _whole(header[1])
+            return None
+        keras = KERAS_EPOCH.match(line)
+        if keras is not None:
+            self._keras = int(keras[1])
+            return None
+        plain, line = line, whole
+        if not any(hint in line for hint in HINTS):
+            column = None if cut else COLUMN.match(plain)
+            return None if column is None else Point(0, int(column["at"]), None, {"loss": float(column["value"])})
+        if self._is_other_rank(line):
+            return None
+        if self._keras and KERAS_END.match(plain):
+            values = self._fields(line, cut=cut)
+            return Point(0, self._keras, None, self._named(values)) if _tells(values) else None
+        return self._parse_plain(line, cut=cut)
+
+    def _parse_ranked(self, rank: str, line: str) -> Point | None:
+        """Read a line that began with its rank; what other ranks print of the same steps is left out."""
+        if self._heard is not None and rank != self._heard:
+            return None
+        found = self._ranks.setdefault(rank, PrintedLines(self.names)).parse(line)
+        if found is not None:
+            self._heard = rank
+        return found
+
+    def _parse_plain(self, line: str, *, cut: bool) -> Point | None:
+        if "{" in line:
+            point = _parse_braces(line, self._counted, self._epochs)
+            if point is not None:
+                return point
+        if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain", line, re.IGNORECASE):
+            return None
+        if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
+            return None
+        found = _find_step(line, self._epochs, cut=cut)
         if found is None:
-            continue
-        counted = max(counted, found.step) + 1
-        if pending is not None and pending.step == found.step and not pending.values.keys() & found.values.keys():
-            pending = pending._replace(values={**pending.values, **found.values})
-            continue
-        if pending is not None:
-            yield pending._replace(row=row)
-            row += 1
-        pending = found
-    if pending is not None:
-        yield pending._replace(row=row)
+            for field in NAMED.finditer(line) if len(self.names) < 40 else ():
+                self.names.setdefault(field["name"])
+            return None
+        values = self._fields(line, cut=cut)
+        if not _tells(values):
+            return None
+        return Point(0, found, _time(line), self._named(values))
+
+    def _fields(self, line: str, *, cut: bool) -> dict[str, float]:
+        values: dict[str, float] = {}
+        end = len(line) if cut else -1
+        for field in _fields_of(line):
+            if field.end("value") == end:
+                continue  # the number may go on behind the cut
+            name = _known_part(field["name"])
+            if len(self.names) < 40:
+                self.names.setdefault(field["name"])
+            if name is not None and name not in values:
+                values[name] = _number(field["value"], field["unit"])
+        return values
+
+    def _named(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Give each name one channel: `lm loss` is `loss`, unless another name of this log is."""
+        named: dict[str, float] = {}
+        for tag, value in values.items():
+            channel = canonical_name(tag)
+            owner = self._owners.setdefault(channel, tag)
+            named[channel if owner == tag else tag if self._owners.setdefault(tag, tag) == tag else f"{tag} (2)"] = value
+        return named
+
+    def _is_other_rank(self, line: str) -> bool:
+        """Whether another rank than the first one seen printed this line."""
+        found = RANK.search(line)
+        if found is None:
+            return False
+        rank = next(part for part in found.groups() if part is not None)
+        if self._rank is None and _find_step(line, EpochSteps(), cut=False) is not None:
+            self._rank = rank if _tells(self._fields(line, cut=False)) else None
+        return self._rank is not None and rank != self._rank
+
+    def _feed_frame(self, line: str) -> Point | None:
+        """Read a table between two lines of dashes: Stable-Baselines3 and ADM print names and numbers in cells."""
+        if FRAME.match(line):
+            cells, self._frame, self._folder = self._frame, {}, ""
+            if not cells:
+                return None
+            step = next((cells[name] for known in STEP_ROWS for name in cells if name.rpartition("/")[2] == known), None)
+            values = {name: value for name, value in cells.items() if role_of(name) is not Role.IGNORED}
+            return Point(0, int(step), None, self._named(values)) if step is not None and _tells(values) else None
+        cell = CELL.match(line)
+        if cell is None:
+            self._frame = None
+            return None
+        assert self._frame is not None
+        if cell["value"] is None:
+            self._folder = cell["name"] if cell["name"].endswith("/") else self._folder
+        else:
+            self._frame[f"{self._folder}{cell['name']}"] = _number(cell["value"], cell["unit"])
+        return None
+
+
+class EpochSteps:
+    """Make one count of steps that begin again with each epoch and whose number in an epoch is not printed."""
+
+    def __init__(self) -> None:
+        self.epoch: float | None = None
+        self.last = self.offset = 0
+
+    def step(self, epoch: float, at: int) -> int:
+        """Return the step since the log began."""
+        if self.epoch is not None and epoch > self.epoch and at <= self.last:
+            self.offset += self.last
+        self.epoch, self.last = epoch, at
+        return self.offset + at
 
 
 def parse_log_line(line: str, counted: int = 0) -> Point | None:
-    """Parse one printed line; `counted` is the step of a line that names none (Trainer's dictionaries)."""
-    if not any(hint in line for hint in HINTS):
-        return None
-    if "\x1b" in line:
-        line = ANSI.sub("", line)
-    if "{" in line and "'loss'" in line:
-        return _parse_dictionary(line, counted)
-    step = STEP.search(line)
-    if step is None or OTHER_LOSS.search(line):
-        return None
-    values: dict[str, float] = {}
-    for field in FIELD.finditer(line):
-        name = canonical_name(field["name"])
-        if name not in values:
-            values[name] = float(field["value"].replace(",", ""))
-    if not TELLING_NAMES & values.keys():
-        return None
-    return Point(0, int(step[1].replace(",", "")), _time(line), values)
+    """Parse one printed line by itself; `counted` is the step of a line that names none (Trainer's dictionaries)."""
+    log = PrintedLines()
+    log._counted = counted
+    return log.parse(line if line.endswith("\n") else f"{line}\n")
 
 
-def _parse_dictionary(line: str, counted: int) -> Point | None:
+def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
+    for pattern, first in COUNTERS:
+        found = pattern.search(line)
+        if found is None or (cut and found.end("at") == len(line)):
+            continue
+        at = _whole(found["at"])
+        groups = found.groupdict()
+        if groups.get("of"):
+            return max(0, int(groups["epoch"]) - first) * int(groups["of"]) + at
+        return epochs.step(float(groups["epoch"]), at) if groups.get("epoch") else at
+    return None
+
+
+def _fields_of(line: str) -> Iterator[re.Match[str]]:
+    """Yield `name: value` and `name=value`, then `name value` of the table's names outside of those."""
+    taken: list[tuple[int, int]] = []
+    for field in NAMED.finditer(line):
+        taken.append(field.span())
+        yield field
+    for field in SPACED.finditer(line):
+        if not any(begin <= field.start("value") < end for begin, end in taken):
+            yield field
+
+
+def _known_part(phrase: str) -> str | None:
+    """Return the longest end of a phrase that is a known name: `INFO loss` is `loss`; None for what is not known."""
+    words = phrase.strip("()").split(" ")
+    if re.fullmatch(rf"(?:{EVAL_WORDS})\w*", words[0], re.IGNORECASE):
+        return None
+    for start in range(len(words)):
+        name = " ".join(words[start:])
+        if role_of(name) is not Role.IGNORED and not (start and name.lower() == "norm"):  # `params norm` is another one
+            return name
+    return None
+
+
+def _tells(values: Mapping[str, float]) -> bool:
+    return any(role_of(name) in TELLING for name in values)
+
+
+def _number(text: str, unit: str | None) -> float:
+    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0)
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
+    """Parse a record inside a line: Trainer's dictionaries, JSON behind a prefix (fairseq), MLPerf's records."""
     start, end = line.find("{"), line.rfind("}")
+    text = line[start : end + 1]
+    record: Any = None
     try:
-        record = ast.literal_eval(line[start : end + 1].replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            record = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
     if not isinstance(record, dict):
         return None
-    values: dict[str, float] = {}
-    for name, value in record.items():
-        try:
-            values[canonical_name(str(name))] = float(value)
-        except (TypeError, ValueError):
-            continue
-    step = values.pop("step", values.pop("global_step", float(counted)))
-    return Point(0, int(step), _time(line), values) if "loss" in values else None
+    if "event_type" in record and "key" in record:
+        return _parse_mlperf(record)
+    before = STEP_BEFORE.search(line[:start])
+    counted = counted if before is None else _whole(before[1])
+    from chronicle.metrics.records import point_of_record  # the reader of records needs this module's files
+
+    point = point_of_record(record, epochs, counted=counted, texts=True)
+    if point is None or not _tells(point.values) or "train_runtime" in record:
+        return None
+    return point._replace(time=_time(line), values={canonical_name(name): value for name, value in point.values.items()})
+
+
+def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
+    meta = record.get("metadata") or {}
+    found = next((meta[name] for name in ("step", "step_num", "iteration", "samples_count", "epoch_num") if name in meta), None)
+    value = record.get("value")
+    fields = value if isinstance(value, dict) else {str(record["key"]): value}
+    values = {
+        str(name): float(number) for name, number in {**fields, **meta}.items()
+        if isinstance(number, int | float) and role_of(str(name)) is not Role.IGNORED
+    }  # fmt: skip
+    if not isinstance(found, int | float) or not _tells(values):
+        return None
+    stamp = record.get("time_ms")
+    return Point(0, int(found), stamp / 1000 if isinstance(stamp, int | float) else None, values)
+
+
+def number_in(value: object) -> float | None:
+    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and value in NON_FINITE:
+        return NON_FINITE[value]
+    try:
+        return value if isinstance(value, int) else float(value)
+    except ValueError:
+        return None
 
 
 def _time(line: str) -> float | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from chronicle.errors import ChronicleError
 from chronicle.metrics.log import Point
-from rollback.channels import canonical_name
 
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
@@ -102,6 +101,6 @@ def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
                 yield Point(row, step, time, values)
                 row += 1
             step, time, values = at, when, {}
-        values[canonical_name(name.removeprefix("train/"))] = value
+        values[name] = value
     if values and step is not None:
         yield Point(row, step, time, values)

@@ -1,66 +1,179 @@
-"""Open any training log: decide its format by its first bytes and hand it to its reader.
+"""Open any training log: decide its format by its first bytes, hand it to its reader, and say what was read.
 
 Encoding errors, half lines and other text do not stop a reader: they are skipped. A log without any point is an error
-that names the known formats. A new format is one function here that recognises it, and one reader.
+that names the known formats. A new format is one function here that recognises it, and one reader; a new dialect of
+printed lines that the general reader does not know is one regular expression in `chronicle.toml`:
+
+    [formats]
+    mine = 'it (?P<step>\\d+) L=(?P<loss>\\S+)'
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from chronicle.errors import ChronicleError
-from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, log_lines, read_head, read_lines
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, number_in, read_head
 from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
-from chronicle.metrics.records import find_header, read_csv, read_json_lines, read_trainer_state
+from chronicle.metrics.records import (
+    JsonLines,
+    TableLines,
+    find_header,
+    join_steps,
+    read_csv,
+    read_document,
+    read_json_lines,
+)
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
+from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of
+
+SHOWN_NAMES = 24  # names that a message lists
 
 
 class UnknownLog(ChronicleError):
     """No reader found a point in this file."""
 
 
-def read_log(path: Path) -> Iterator[Point]:
+class NothingToWatch(UsageProblem):
+    """A log was read and holds no loss, objective or reward: to report "0 events" of it would be false."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReading:
+    """What a person said about a log: the names of its loss, step and LR, what to leave out, and a line format.
+
+    `ignore` holds shell patterns of channel names. `pattern` is a regular expression with named groups, `step` among them.
+    """
+
+    loss: str | None = None
+    step: str | None = None
+    lr: str | None = None
+    ignore: tuple[str, ...] = ()
+    kind: LossKind | None = None
+    pattern: re.Pattern[str] | None = None
+
+    def role_of(self, name: str) -> Role:
+        """Return the role of a channel: what was said about it, else what the table says."""
+        if any(fnmatchcase(name, pattern) for pattern in self.ignore):
+            return Role.IGNORED
+        if name == self.loss:
+            return {None: Role.LOSS, LossKind.LOSS: Role.LOSS, LossKind.REWARD: Role.REWARD}.get(self.kind, Role.OBJECTIVE)
+        if name == self.lr:
+            return Role.LR
+        role = role_of(name)
+        if role is Role.LOSS and self.loss is not None:
+            return Role.SOURCE
+        if role is Role.LR and self.lr is not None:
+            return Role.IGNORED
+        if role in (Role.LOSS, Role.SOURCE) and self.kind in (LossKind.REWARD, LossKind.ADVERSARIAL):
+            return Role.OBJECTIVE
+        return role
+
+
+PLAIN = LogReading()
+
+
+def line_format(name: str, formats: Mapping[str, str]) -> re.Pattern[str]:
+    """Return the line format of this name, or `name` itself as one; raises UsageProblem where it has no group `step`."""
+    text = formats.get(name, name)
+    try:
+        pattern = re.compile(text)
+    except re.error as problem:
+        raise UsageProblem(f"format `{text}` is no regular expression: {problem}") from problem
+    if "step" not in pattern.groupindex or len(pattern.groupindex) < 2:
+        known = ", ".join(formats) or "none in chronicle.toml"
+        raise UsageProblem(
+            f"format `{text}` names no step and value: expected named groups",
+            f"(?P<step>\\d+) … (?P<loss>\\S+); known: {known}",
+        )
+    return pattern
+
+
+def read_log(path: Path, reading: LogReading = PLAIN) -> Iterator[Point]:
     """Yield the points of a log in file order; raises UnknownLog when there is none, OSError when it cannot be read.
 
     `path` may be a file, a directory of TensorBoard event files or of an MLflow run, or `mlflow.db#RUN`.
     """
     found = False
-    for point in _open(path):
+    seen: dict[str, None] = {}
+    for point in _open(path, reading, seen):
         found = True
         yield point
     if not found and not (path.is_file() and _is_table(read_head(path))):  # a table may have no rows yet
+        names = f"; names seen: {', '.join(list(seen)[:SHOWN_NAMES])}" if seen else ""
         raise UnknownLog(
-            f"no step with a loss, gradient norm or learning rate was found in `{path}`",
-            "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports",
+            f"no step with a loss, gradient norm or learning rate was found in `{path}`{names}",
+            "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports; "
+            "name them with --loss and --step, or teach a line format with --format",
         )
 
 
-def _open(path: Path) -> Iterator[Point]:
-    name, _, run = str(path).partition("#")
+def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Point]:
+    form = form_of(path)
+    if reading.pattern is not None and form not in ("TensorBoard", "MLflow"):
+        return _read_taught(path, reading.pattern)
+    if form == "MLflow":
+        name, _, run = str(path).partition("#")
+        if path.is_dir():
+            return read_file_store(path)
+        return read_database(path, None) if path.exists() else read_database(Path(name), run)
+    if form == "TensorBoard":
+        return read_event_files(path)
+    if form == "JSON":
+        return read_document(path, reading.step)
+    if form == "metrics.jsonl":
+        return read_metrics(path)
+    if form == "JSONL":
+        return read_json_lines(path, reading.step)
+    if form == "table":
+        return read_csv(path, reading.step)
+    return _read_text(path, seen)
+
+
+def form_of(path: Path) -> str:
+    """Return the form of a log: `TensorBoard`, `MLflow`, `JSON`, `metrics.jsonl`, `JSONL`, `table` or `printed lines`."""
+    _, _, run = str(path).partition("#")
     if run and not path.exists():
-        return read_database(Path(name), run)
+        return "MLflow"
     if path.is_dir():
-        return read_file_store(path) if is_file_store_run(path) else read_event_files(path)
+        return "MLflow" if is_file_store_run(path) else "TensorBoard"
     head = read_head(path)
     if head.startswith(SQLITE_HEAD):
-        return read_database(path, None)
+        return "MLflow"
     if is_event_file(path):
-        return read_event_files(path)
+        return "TensorBoard"
     if _is_one_document(path, head):
-        return read_trainer_state(path)
+        return "JSON"
     if head.lstrip().startswith(b"{") and _is_json_line(head):
-        return read_metrics(path) if _is_ours(head) and not is_gzip(path) else read_json_lines(path)
+        return "metrics.jsonl" if _is_ours(head) and not is_gzip(path) else "JSONL"
     if _is_table(head):
-        return read_csv(path)
-    return _read_text(path)
+        return "table"
+    return "printed lines"
 
 
 def _is_one_document(path: Path, head: bytes) -> bool:
     """Whether a `.json` file is one object or list over many lines, not one object per line."""
-    return path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[") and not _is_json_line(head)
+    if path.suffix != ".json" or head.lstrip()[:1] not in (b"{", b"["):
+        return False
+    lines = head.splitlines()
+    if len(lines) == 1 and b'"log_history"' not in head:
+        return not _is_step_record(lines[0]) or len(head) >= 1 << 16
+    return not _is_json_line(head)
+
+
+def _is_step_record(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and any(number_in(record.get(name)) is not None for name in STEP_NAMES)
 
 
 def _is_json_line(head: bytes) -> bool:
@@ -85,6 +198,121 @@ def _is_table(head: bytes) -> bool:
     return find_header(head.decode(encoding, errors="replace").splitlines()) is not None
 
 
-def _read_text(path: Path) -> Iterator[Point]:
+def _read_text(path: Path, seen: dict[str, None]) -> Iterator[Point]:
     """Yield the points of printed lines; carriage returns end lines too, because progress bars overwrite themselves."""
-    yield from read_lines(log_lines(path))
+    log = PrintedLines(seen)
+    for line in log_lines(path):
+        yield from log.feed(line)
+    yield from log.flush()
+
+
+def _read_taught(path: Path, pattern: re.Pattern[str]) -> Iterator[Point]:
+    """Yield the points of the lines that a taught format matches."""
+    points = (point for line in log_lines(path) if (point := parse_taught(line, pattern)) is not None)
+    for row, point in enumerate(join_steps(points)):
+        yield point._replace(row=row)
+
+
+def parse_taught(line: str, pattern: re.Pattern[str]) -> Point | None:
+    """Return the point of a line by a taught format: its groups are the channels, `step` and `time` place it."""
+    found = pattern.search(ANSI.sub("", line))
+    if found is None or (not line.endswith("\n") and found.end() == len(line)):
+        return None
+    groups = {name: number_in(text.replace(",", "")) for name, text in found.groupdict().items() if text is not None}
+    step = groups.pop("step", None)
+    time = next((groups.pop(name) for name in TIME_NAMES if name in groups), None)
+    values = {name: value for name, value in groups.items() if value is not None}
+    return Point(0, int(step), time, values) if step is not None and step == step and values else None
+
+
+class AnyLine:
+    """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format."""
+
+    def __init__(self, reading: LogReading = PLAIN) -> None:
+        self._table, self._json = TableLines(reading.step), JsonLines(reading.step)
+        self._pattern = reading.pattern
+        self._printed = PrintedLines()
+
+    def __call__(self, line: bytes, row: int) -> Point | None:
+        text = line.decode("utf-8", errors="replace") + "\n"
+        if self._pattern is not None:
+            return _with_row(parse_taught(text, self._pattern), row)
+        if line.lstrip()[:1] == b"{":
+            point = parse_line(line, row) or self._json(line, row)
+            if point is not None:
+                return point
+        point = self._table(line, row)
+        if point is not None and point.values:
+            return point
+        return _with_row(self._printed.parse(text), row)
+
+
+def _with_row(point: Point | None, row: int) -> Point | None:
+    return None if point is None else point._replace(row=row)
+
+
+# --- What was read
+
+
+class Contents:
+    """What a log held: its form, the number of points, the steps, and each channel with its role."""
+
+    def __init__(self, form: str, reading: LogReading = PLAIN) -> None:
+        self.form, self.points = form, 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.channels: dict[str, int] = {}
+        self._reading = reading
+
+    def note(self, point: Point) -> None:
+        """Count one point."""
+        self.points += 1
+        if self.first_step is None:
+            self.first_step = point.step
+        self.last_step = point.step
+        for name in point.values:
+            self.channels[name] = self.channels.get(name, 0) + 1
+
+    def named(self, *roles: Role) -> list[str]:
+        """The channels of these roles, the one that leads first."""
+        return sorted((name for name in self.channels if self._reading.role_of(name) in roles), key=totality_of)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The channels that decide, the total first; a part of the loss decides only where there is no total."""
+        return next((tuple(found) for role in JUDGED if (found := self.named(role))), ())
+
+    def lines(self) -> list[str]:
+        """The sentences that begin every report."""
+        steps = "no step" if self.first_step is None else f"steps {self.first_step}–{self.last_step}"
+        judged = self.named(*JUDGED)
+        roles: Iterable[tuple[str, Sequence[str]]] = (
+            ("loss", self.named(Role.LOSS)), ("parts", self.named(Role.SOURCE)), ("objective", self.named(Role.OBJECTIVE)),
+            ("reward", self.named(Role.REWARD)), ("grad norm", self.named(Role.NORM)[:4]), ("lr", self.named(Role.LR)[:1]),
+        )  # fmt: skip
+        told = [f"{role} ← {_some(names)}" for role, names in roles if names]
+        ignored = len(self.channels) - sum(self._reading.role_of(name) is not Role.IGNORED for name in self.channels)
+        told += [f"{ignored} not watched"] * bool(ignored)
+        return [f"read: {self.form}, {self.points} points, {steps}; {'; '.join(told) if judged or told else 'no channel'}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values: `channels` maps each name to its role and number of values."""
+        roles = {name: {"role": self._reading.role_of(name).value, "points": count} for name, count in self.channels.items()}
+        return {
+            "form": self.form, "points": self.points, "first_step": self.first_step, "last_step": self.last_step,
+            "loss": list(self.judged), "channels": roles,
+        }  # fmt: skip
+
+    def need_loss(self, source: str) -> None:
+        """Raise NothingToWatch where points were read and none holds a loss, objective or reward."""
+        if self.channels and not self.judged:
+            raise NothingToWatch(
+                f"`{source}` holds no loss that is known: {self.points} points ({self.form}) with the columns "
+                f"{_some(list(self.channels))}",
+                "name one with --loss NAME (and --step, --lr, --ignore, --kind loss|reward|adversarial)",
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NAMES])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > SHOWN_NAMES else shown

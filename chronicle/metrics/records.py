@@ -15,9 +15,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.lines import log_lines
-from chronicle.metrics.log import NON_FINITE, Point
-from rollback.channels import LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, canonical_name
+from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, number_in
+from chronicle.metrics.log import Point
+from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
 HEAD_LINES = 50  # blank lines and comments that may precede the header
@@ -26,23 +26,42 @@ GAPS, GAP_SHARE, LONGER = 3, 0.3, 4  # least gaps and least share of NaN in a co
 
 
 class Table:
-    """The columns of one table: step, time, launch, channels. `parse` makes a point of a row's cells."""
+    """The columns of one table: step, time, launch, channels. `parse` makes a point of a row's cells.
 
-    def __init__(self, head: str) -> None:
+    Each column keeps its own name. `step` names the step column where the table of names does not know it.
+    """
+
+    def __init__(self, head: str, step: str | None = None) -> None:
+        head = ANSI.sub("", head)
         self.delimiter = max("\t;,", key=head.count)
         names = [name.strip().strip('\ufeff"#').strip() for name in next(csv.reader([head], delimiter=self.delimiter), [])]
         lowered = [name.lower() for name in names]
+        self._prefix = PREFIX.match(names[0]) if names else None  # of a program that prints a table behind time and host
+        if self._prefix is not None:
+            names[0] = names[0][self._prefix.end() :].strip()
+            lowered[0] = names[0].lower()
         self._step_at, self._time_at, self._launch_at = (
-            _column(lowered, known) for known in (STEP_NAMES, TIME_NAMES, LAUNCH_NAMES)
+            _column(lowered, known)
+            for known in (STEP_NAMES if step is None else (step.lower(),), TIME_NAMES, LAUNCH_NAMES)
         )
-        taken = {self._step_at, self._time_at, self._launch_at}
-        self.channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
+        epoch_at = _column(lowered, EPOCH_NAMES)
+        self._epoch_at = None if epoch_at == self._step_at else epoch_at
+        self._epochs = EpochSteps()
+        taken = {self._step_at, self._time_at, self._launch_at, self._epoch_at}
+        channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
+        twice = {name for _, name in channels if sum(name == other for _, other in channels) > 1}
+        self.channels = [(at, f"{names[at]} ({at})" if name in twice else name) for at, name in channels]
 
     def parse(self, cells: Sequence[str], row: int) -> Point | None:
         """Return the point of one row; None where its step is no number."""
+        if self._prefix is not None and cells:
+            cells = [PREFIX.sub("", cells[0]), *cells[1:]]
         step = row if self._step_at is None else self._step(cells, self._step_at)
         if step is None:
             return None
+        epoch = None if self._epoch_at is None else self._number(cells, self._epoch_at)
+        if epoch is not None:
+            step = self._epochs.step(epoch, step)
         try:
             values = {name: float(cells[at]) for at, name in self.channels}
         except (ValueError, IndexError):
@@ -77,15 +96,16 @@ class Table:
 class TableLines:
     """Parse a growing table line by line; the header comes first, and again where the file was rewritten."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: str | None = None) -> None:
         self._table: Table | None = None
+        self._step = step
 
     def __call__(self, line: bytes, row: int) -> Point | None:
-        text = line.decode("utf-8", errors="replace").replace("\0", "").strip()
+        text = ANSI.sub("", line.decode("utf-8", errors="replace")).replace("\0", "").strip()
         if not text or (self._table is not None and text.startswith("#")):
             return None
         if is_header(text):
-            self._table = Table(text)
+            self._table = Table(text, self._step)
             return None
         if self._table is None:
             return None
@@ -97,9 +117,14 @@ class TableLines:
 
 
 def is_header(line: str) -> bool:
-    """Whether a line is a header: a line of names, a step or a loss among them."""
-    names = {name.strip().strip('"\ufeff# \r').lower() for name in line.replace(";", ",").replace("\t", ",").split(",")}
-    return bool(names & {*STEP_NAMES, "loss"}) and (len(names) > 1 or names == {"loss"})
+    """Whether a line is a header: a line of names and no number, a step or a channel of a known role among them."""
+    plain = PREFIX.sub("", ANSI.sub("", line))
+    names = {name.strip().strip('"\ufeff# \r').lower() for name in plain.replace(";", ",").replace("\t", ",").split(",")}
+    if len(names) < 2:
+        return bool(names) and role_of(next(iter(names))) is Role.LOSS and next(iter(names)).isidentifier()
+    if any(any(mark in name for mark in ":={}|") or number_in(name) is not None for name in names):
+        return bool(names & {*STEP_NAMES, "loss"}) and not any("{" in name or "=" in name or ": " in name for name in names)
+    return any(name in STEP_NAMES or role_of(name) is not Role.IGNORED for name in names)
 
 
 def find_header(lines: Iterable[str]) -> str | None:
@@ -112,7 +137,7 @@ def find_header(lines: Iterable[str]) -> str | None:
     return None
 
 
-def read_csv(path: Path) -> Iterator[Point]:
+def read_csv(path: Path, step: str | None = None) -> Iterator[Point]:
     """Yield the points of a CSV or TSV. `row` is the row of the file: rows without a step are counted, too.
 
     In a table without a step column the row is the step. `NaN` and `inf` are values, an empty cell is not. In a column
@@ -121,14 +146,37 @@ def read_csv(path: Path) -> Iterator[Point]:
     lines = log_lines(path, newline="")
     head = find_header(lines)
     if head is not None:
-        table = Table(head)
-        yield from _drop_unrecorded(_points(table, csv.reader(_rows(lines), delimiter=table.delimiter)))
+        table = Table(head, step)
+        rows = csv.reader(_rows(lines), delimiter=table.delimiter)
+        yield from join_steps(_drop_unrecorded(_points(table, rows)))
 
 
 def _rows(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
-        if line[:1] != "#":
-            yield line.replace("\0", "") if "\0" in line else line
+        if line[:1] == "#":
+            continue
+        if line[-1:] not in "\r\n" and len(line) > 1:  # the file is cut here: its last number may go on
+            line = line[: max(line.rfind(mark) for mark in ",;\t") + 1]
+        if "\x1b" in line:
+            line = ANSI.sub("", line)
+        yield line.replace("\0", "") if "\0" in line else line
+
+
+def join_steps(points: Iterable[Point]) -> Iterator[Point]:
+    """Make one point of neighbours with the same step that measured different channels."""
+    pending: Point | None = None
+    for point in points:
+        if (
+            pending is not None and pending.step == point.step and pending.launch == point.launch
+            and not pending.values.keys() & point.values.keys()
+        ):  # fmt: skip
+            pending = pending._replace(values={**pending.values, **point.values})
+            continue
+        if pending is not None:
+            yield pending
+        pending = point
+    if pending is not None:
+        yield pending
 
 
 def _points(table: Table, rows: Iterator[list[str]]) -> Iterator[Point]:
@@ -195,7 +243,7 @@ def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
 def _channel(name: str) -> str:
     """Return the channel of a column: W&B's download has `run name - train/loss`, TensorBoard's has `Value`."""
     tail = name.rsplit(" - ", 1)[-1]
-    return "loss" if tail.lower() == VALUE_NAME else canonical_name(tail)
+    return "loss" if tail.lower() == VALUE_NAME else tail
 
 
 def _is_band(name: str) -> bool:
@@ -211,63 +259,131 @@ def _column(names: Sequence[str], known: Sequence[str]) -> int | None:
 SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean of the run, not a point of it
 
 
-def read_json_lines(path: Path) -> Iterator[Point]:
+def read_json_lines(path: Path, step: str | None = None) -> Iterator[Point]:
     """Yield the points of a JSONL file; lines that are no object or have no step are skipped."""
-    yield from _points_of_records(_records(log_lines(path)))
+    yield from join_steps(_points_of_records(_records(log_lines(path)), step))
 
 
-def parse_json_line(line: str | bytes, row: int = 0) -> Point | None:
-    """Return the point of one line; None where it is no object with a step."""
-    text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
-    point = next(_points_of_records(_records([text])), None)
-    return None if point is None else point._replace(row=row)
+class JsonLines:
+    """Parse JSON lines one by one; None where a line is no object with a step."""
+
+    def __init__(self, step: str | None = None) -> None:
+        self._epochs, self._step = EpochSteps(), step
+
+    def __call__(self, line: str | bytes, row: int = 0) -> Point | None:
+        text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
+        record = next(_records([text]), None)
+        point = None if record is None else point_of_record(record, self._epochs, step=self._step)
+        return None if point is None else point._replace(row=row)
 
 
-def read_trainer_state(path: Path) -> Iterator[Point]:
-    """Yield the points of `log_history` or of a list of records; none where the file has neither."""
+def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
+    """Yield the points of one JSON document; none where its form is unknown.
+
+    Known: Trainer's `log_history`, a list of records, columns of equal length (Keras' history), and Megatron's golden
+    values: {name: {"start_step": 1, "step_interval": 5, "values": [...] or {"1": ...}}}.
+    """
     try:
         state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return
-    history = state.get("log_history") if isinstance(state, dict) else state
+    history = state.get("log_history") if isinstance(state, dict) and "log_history" in state else state
+    if isinstance(history, dict):
+        history = _records_of_columns(history)
     if isinstance(history, list):
-        yield from _points_of_records(record for record in history if isinstance(record, dict) and SUMMARY not in record)
+        records = (record for record in history if isinstance(record, dict) and SUMMARY not in record)
+        yield from join_steps(_points_of_records(records, step))
+
+
+def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Make records of columns: one list each, or golden values with their steps. NaN there means "not recorded"."""
+    rows: dict[int, dict[str, Any]] = {}
+    given = next((columns[name] for name in STEP_NAMES if isinstance(columns.get(name), list)), None)
+    for name, column in columns.items():
+        values = column.get("values") if isinstance(column, dict) else column
+        first = int(number_in(column.get("start_step")) or 0) if isinstance(column, dict) else 0
+        stride = int(number_in(column.get("step_interval")) or 1) if isinstance(column, dict) else 1
+        if isinstance(values, list):
+            counted = range(first, first + stride * len(values), stride)
+            steps = given if given is not None and len(given) == len(values) else counted
+            pairs = list(zip(steps, values, strict=True))
+        elif isinstance(values, dict):
+            pairs = list(values.items())
+        else:
+            continue
+        for at, value in pairs:
+            step, number = number_in(at), number_in(value)
+            if step is not None and number is not None and math.isfinite(step) and (number == number or given is not None):
+                rows.setdefault(int(step), {"step": int(step)})[name] = number
+    return [rows[step] for step in sorted(rows)]
 
 
 def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
+        text = line if line[:1] == "{" else ANSI.sub("", line)
+        start = text.find("{")  # behind the time and the host of a collector
         try:
-            record = json.loads(line)
+            record = json.loads(text if start <= 0 else text[start:])
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record
 
 
-def _points_of_records(records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
-    row = 0
+def _points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = None) -> Iterator[Point]:
+    row, epochs = 0, EpochSteps()
     for record in records:
-        flat = dict(_flatten(record))
-        step = next((flat[name] for name in STEP_NAMES if name in flat), None)
-        if step is None or not math.isfinite(step) or step != int(step):
-            continue
-        time = next((flat[name] for name in TIME_NAMES if name in flat), None)
-        launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
-        skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, "epoch"}
-        values = {canonical_name(name): value for name, value in flat.items() if name not in skip}
-        if values:
-            yield Point(row, int(step), time, values, launch)
+        point = point_of_record(record, epochs, step=step)
+        if point is not None:
+            yield point._replace(row=row)
             row += 1
 
 
-def _flatten(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
+def point_of_record(
+    record: Mapping[str, Any], epochs: EpochSteps, *, step: str | None = None, counted: int | None = None, texts: bool = False
+) -> Point | None:
+    """Return the point of one record; None where it has no whole step or no value.
+
+    `step` names its counter where the table of names does not know it; `counted` is the step of a record without one.
+    `texts`: numbers may be texts, as fairseq writes them.
+    """
+    if record.get("mode") in ("val", "valid", "test", "eval"):
+        return None
+    flat = dict(_flatten(record, texts=texts))
+    known = STEP_NAMES if step is None else (step,)
+    lowered = {name.lower(): name for name in flat}
+    counter = next((lowered[name] for name in (n.lower() for n in known) if name in lowered), None)
+    if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] != int(flat[counter])):
+        counter = None
+    at = flat[counter] if counter is not None else counted
+    if at is None or not math.isfinite(at) or at != int(at):
+        return None
+    epoch = next((flat[name] for name in EPOCH_NAMES if name in flat and name != counter), None)
+    whole = int(at)
+    if epoch is not None and counter is not None and math.isfinite(epoch):
+        whole = epochs.step(epoch, whole)
+    time = next((flat[name] for name in TIME_NAMES if name in flat), None)
+    launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
+    skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, counter} | (set() if counted is not None else {"epoch"})
+    if counted is not None and "epoch" in flat:
+        skip.discard("epoch")
+    values = {name: value for name, value in flat.items() if name not in skip}
+    return Point(0, whole, time, values, launch) if values else None
+
+
+def _flatten(
+    record: Mapping[str, Any], prefix: str = "", depth: int = 0, *, texts: bool = False
+) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         full = f"{prefix}{name}"
-        if isinstance(value, bool):
-            continue
-        if isinstance(value, int | float):
-            yield full, float(value) if isinstance(value, float) else value
-        elif isinstance(value, str) and value in NON_FINITE:
-            yield full, NON_FINITE[value]
-        elif isinstance(value, dict) and depth < 3:
-            yield from _flatten(value, f"{full}/", depth + 1)
+        if isinstance(value, dict) and depth < 3:
+            yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
+        elif not isinstance(value, str) or texts or _is_measured(full):
+            number = number_in(value)
+            if number is not None:
+                yield full, number
+
+
+def _is_measured(name: str) -> bool:
+    """Whether a text under this name may be a number: a counter, or a channel of a known role."""
+    return name.lower() in STEP_NAMES or role_of(name) is not Role.IGNORED

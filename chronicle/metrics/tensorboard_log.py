@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.metrics.log import Point
-from rollback.channels import canonical_name
 
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
 MAX_FRAME_BYTES = 1 << 28
@@ -159,7 +158,7 @@ def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
             elif inner == 8 and isinstance(content, bytes):
                 scalar = _tensor_scalar(content)
         if tag and scalar is not None:
-            yield canonical_name(tag.removeprefix("train/")), scalar
+            yield tag, scalar
 
 
 def _tensor_scalar(tensor: bytes) -> float | None:

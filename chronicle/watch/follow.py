@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, parse_log_line, read_head
+from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.mlflow_log import SQLITE_HEAD
-from chronicle.metrics.readers import UnknownLog, read_log
-from chronicle.metrics.records import TableLines, parse_json_line
+from chronicle.metrics.readers import PLAIN, AnyLine, Contents, LogReading, UnknownLog, form_of, read_log
 from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
@@ -26,9 +25,10 @@ from rollback.detect import Detector, Event
 class Follower:
     """`look()` folds the new points and returns the events that they opened or changed."""
 
-    def __init__(self, read: Callable[[], list[Point]]) -> None:
+    def __init__(self, read: Callable[[], list[Point]], form: str = "metrics.jsonl", reading: LogReading = PLAIN) -> None:
         self._read = read
-        self.detector = Detector()
+        self.detector = Detector(role_of=reading.role_of)
+        self.contents = Contents(form, reading)
         self._restarts = LogRestart()
         self.trips: list[tuple[int, Check]] = []  # (step of the restart, failed check)
         self.last: Point | None = None
@@ -43,6 +43,7 @@ class Follower:
         changed: dict[int, Event] = {}
         for point in self._read():
             self.last = point
+            self.contents.note(point)
             self.trips += self._restarts.feed(point)
             for event in self.detector.feed(point.step, point.values, time=point.time, launch=point.launch):
                 changed[event.id] = event
@@ -58,11 +59,11 @@ class Follower:
         return f"step {self.last.step}  {'  '.join(shown)}"
 
 
-def follow_file(path: Path, *, once: bool = False) -> Follower:
+def follow_file(path: Path, *, once: bool = False, reading: LogReading = PLAIN) -> Follower:
     """Follow a log of any known format. `once`: there will be one look only, so the last point is not held back."""
     if grows_by_lines(path):
-        return Follower(Tail(path, AnyLine()).read)
-    return Follower(Reread(path, hold_last=not once).read)
+        return Follower(Tail(path, AnyLine(reading)).read, form_of(path), reading)
+    return Follower(Reread(path, hold_last=not once, reading=reading).read, form_of(path), reading)
 
 
 def grows_by_lines(path: Path) -> bool:
@@ -75,7 +76,7 @@ def grows_by_lines(path: Path) -> bool:
     return not (document or packed or head.startswith(SQLITE_HEAD) or is_event_file(path))
 
 
-def follow_run(paths: RunPaths) -> Follower:
+def follow_run(paths: RunPaths, reading: LogReading = PLAIN) -> Follower:
     """Follow all launches of a run in order, new ones as they come."""
     tails: dict[int, Tail] = {}
 
@@ -87,30 +88,12 @@ def follow_run(paths: RunPaths) -> Follower:
             points += [point._replace(launch=launch) for point in tail.read()]
         return points
 
-    return Follower(read)
+    return Follower(read, reading=reading)
 
 
 # --- Tail: the lines appended since the last look
 
 MAX_BYTES = 1 << 22  # per look: a supervisor that catches up must still read the output of its ranks
-
-
-class AnyLine:
-    """Parse one line of a log of any format that is written line by line: JSON, a table, printed lines."""
-
-    def __init__(self) -> None:
-        self._table = TableLines()
-
-    def __call__(self, line: bytes, row: int) -> Point | None:
-        if line.lstrip()[:1] == b"{":
-            point = parse_line(line, row) or parse_json_line(line, row)
-            if point is not None:
-                return point
-        point = self._table(line, row)
-        if point is not None and point.values:
-            return point
-        point = parse_log_line(line.decode("utf-8", errors="replace"), row)
-        return None if point is None else point._replace(row=row)
 
 
 class Tail:
@@ -158,8 +141,8 @@ class Reread:
     `hold_last` keeps the newest point back until the next one: event files write the channels of a step one by one.
     """
 
-    def __init__(self, path: Path, *, hold_last: bool) -> None:
-        self.path, self._hold_last = path, hold_last
+    def __init__(self, path: Path, *, hold_last: bool, reading: LogReading = PLAIN) -> None:
+        self.path, self._hold_last, self._reading = path, hold_last, reading
         self._seen, self._state = 0, (-1, -1)
 
     def read(self) -> list[Point]:
@@ -169,7 +152,7 @@ class Reread:
             return []
         self._state = state
         try:
-            points = list(read_log(self.path))
+            points = list(read_log(self.path, self._reading))
         except (UnknownLog, OSError):  # nothing yet, or being written right now: try again at the next look
             self._state = (-1, -1)
             return []

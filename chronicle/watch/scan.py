@@ -20,7 +20,7 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
-from chronicle.metrics.readers import read_log
+from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates, collect_history
 from chronicle.watch.breaches import breach_events
@@ -34,7 +34,7 @@ BAND_POINTS = 600  # of the picture, at least
 Slice = tuple[int, float, float]  # first row, lowest, highest loss
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
-    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster",
+    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "excess", "sigmas",
 )  # fmt: skip
 
 
@@ -49,6 +49,8 @@ class Scan:
     proposal: Proposal | None
     band: tuple[Slice, ...]
     problem: str | None = None  # why the log could not be read
+    blind: bool = False  # it was read, and holds no loss that is known
+    contents: Contents | None = None  # what was read; None where nothing could be
 
     @property
     def spark(self) -> tuple[tuple[int, float], ...]:
@@ -62,6 +64,7 @@ class Scan:
         return {
             "file": self.source,
             "rows": self.rows,
+            **({} if self.contents is None else {"read": self.contents.to_json()}),
             "events": [{name: record[name] for name in JSON_FIELDS} | {"evidence": record["evidence"]}
                        for record in (event.to_json() for event in self.events)],
             "proposals": [] if self.proposal is None else [self.proposal.to_json()],
@@ -102,12 +105,14 @@ def _merge(a: Slice, b: Slice) -> Slice:
 class Trace:
     """Collects what the picture and the summary need of each point."""
 
-    def __init__(self, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, contents: Contents, progress: Callable[[int], None] | None = None) -> None:
         self.band, self.last_step, self.rows = Band(), 0, 0
+        self.contents = contents
         self._progress = progress
 
     def note(self, point: Point) -> None:
         """Add one point."""
+        self.contents.note(point)
         self.last_step = point.step
         self.rows = max(self.rows, point.row)
         loss = value_of(point.values, Role.LOSS)
@@ -118,22 +123,23 @@ class Trace:
             self._progress(self.rows)
 
 
-def unread(source: str, problem: str) -> Scan:
+def unread(source: str, problem: str, *, blind: bool = False) -> Scan:
     """Return the scan of a log that could not be read."""
-    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem)
+    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, band=(), problem=problem, blind=blind)
 
 
 Advise = Callable[[Sequence[Event], int], Proposal | None]
 
 
 def scan_points(
-    points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: ()
+    points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
+    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN,
 ) -> Scan:
     """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
 
     `more(events)`: events that stand in no log.
     """
-    detector, trace = Detector(), Trace()
+    detector, trace = Detector(role_of=reading.role_of), Trace(Contents(form, reading))
     for point in points:
         detector.skip_to(point.row)
         detector.feed(point.step, point.values, time=point.time, launch=point.launch)
@@ -144,17 +150,20 @@ def scan_points(
 
 def _scan(detector: Detector, trace: Trace, source: str, advise: Advise, more: Sequence[Event] = ()) -> Scan:
     events = (*detector.events, *more)
+    trace.contents.need_loss(source)
     calls = any(event.tier is Tier.PROPOSE for event in events)
     last_step = max([trace.last_step, *(event.alarm_step for event in more)])
     return Scan(
         source=source, rows=detector.row, last_step=last_step, events=events,
         proposal=advise(events, last_step) if calls else None, band=tuple(trace.band.slices),
+        contents=trace.contents,
     )  # fmt: skip
 
 
 def scan_file(
-    path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None
-) -> Scan:
+    path: Path, *, checkpoints_dir: Path | None = None, progress: Callable[[int], None] | None = None,
+    reading: LogReading = PLAIN,
+) -> Scan:  # fmt: skip
     """Scan one log that belongs to no run; a long one by two processes. `progress` gets the number of points so far.
 
     Without a directory of checkpoints a proposal names the onset and no target.
@@ -167,12 +176,14 @@ def scan_file(
         return propose(events, candidates, History(last_step=last_step, options=options))
 
     if not is_long(path):
-        return scan_points(read_log(path), str(path), advise)
-    trace = Trace(progress)
-    return _scan(fold_in_two(path, trace.note), trace, str(path), advise)
+        return scan_points(read_log(path, reading), str(path), advise, form=form_of(path), reading=reading)
+    trace = Trace(Contents(form_of(path), reading), progress)
+    return _scan(fold_in_two(path, trace.note, reading=reading), trace, str(path), advise)
 
 
-def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[str, ...] = ()) -> Scan:
+def scan_run(
+    paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[str, ...] = (), reading: LogReading = PLAIN
+) -> Scan:
     """Scan the launches of a run in order; the proposal uses its journal and the checkpoints on disk.
 
     `options` go into the proposed command: what else it needs to find the same run and checkpoints.
@@ -190,7 +201,7 @@ def scan_run(paths: RunPaths, checkpoints_dir: Path | None, *, options: tuple[st
     def breaches(events: Sequence[Event]) -> Sequence[Event]:
         return breach_events(entries, compute_lineage(entries), after=events)
 
-    return scan_points(_run_points(paths), paths.run, advise, breaches)
+    return scan_points(_run_points(paths), paths.run, advise, breaches, reading=reading)
 
 
 def _newest_onset(events: Sequence[Event], last_step: int) -> int:

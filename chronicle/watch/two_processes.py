@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.metrics.log import Point
-from chronicle.metrics.readers import read_log
+from chronicle.metrics.readers import PLAIN, LogReading, read_log
 from rollback.channels import Role, role_of
 from rollback.detect import Detector, Event
 from rollback.detect.channel import Channel
@@ -36,12 +36,12 @@ FINISHED = -1  # the row of what is found when the log ends
 class EvidenceDetector(Detector):
     """Folds norms and throughput only; `take` hands over what was found since the last call."""
 
-    def __init__(self, config: ChannelConfig | None = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: ChannelConfig | None = None, role_of: Callable[[str], Role] = role_of) -> None:
+        super().__init__(config, role_of)
         self._found: list[Finding] = []
 
     def _meet(self, name: str) -> Role:
-        role = role_of(name)
+        role = self._role_of(name)
         self._roles[name] = role if role in EVIDENCE else Role.IGNORED
         if role in EVIDENCE:
             self._evidence[name] = Channel(name, self._config_for(role))
@@ -68,8 +68,8 @@ class EvidenceDetector(Detector):
 class DecisiveDetector(Detector):
     """Folds losses and judges; the other half's findings are handed in before the point they belong to."""
 
-    def __init__(self, config: ChannelConfig | None = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: ChannelConfig | None = None, role_of: Callable[[str], Role] = role_of) -> None:
+        super().__init__(config, role_of)
         self._waiting: list[Finding] = []
         self._known: dict[tuple[str, int], ChannelEvent] = {}
 
@@ -115,16 +115,18 @@ def is_long(path: Path) -> bool:
     return path.is_file() and path.stat().st_size >= LONG_BYTES
 
 
-def fold_in_two(path: Path, each: Callable[[Point], None], *, batch_points: int = BATCH_POINTS) -> DecisiveDetector:
+def fold_in_two(
+    path: Path, each: Callable[[Point], None], *, batch_points: int = BATCH_POINTS, reading: LogReading = PLAIN
+) -> DecisiveDetector:
     """Fold a log in two processes; `each` is called with every point. Raises what reading raises, in either process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    second = context.Process(target=_fold_evidence, args=(str(path), theirs, batch_points), daemon=True)
+    second = context.Process(target=_fold_evidence, args=(str(path), theirs, batch_points, reading), daemon=True)
     second.start()
     theirs.close()
     try:
-        detector = DecisiveDetector()
-        for batch in _batches(path, batch_points):
+        detector = DecisiveDetector(role_of=reading.role_of)
+        for batch in _batches(path, batch_points, reading):
             _receive(ours, detector)
             for point in batch:
                 each(point)
@@ -147,11 +149,11 @@ def _receive(ours: Connection, detector: DecisiveDetector) -> None:
     detector.expect(message)
 
 
-def _fold_evidence(path: str, theirs: Connection, batch_points: int) -> None:
+def _fold_evidence(path: str, theirs: Connection, batch_points: int, reading: LogReading) -> None:
     """Be the second process: send one message a batch and one at the end."""
     try:
-        detector = EvidenceDetector()
-        for batch in _batches(Path(path), batch_points):
+        detector = EvidenceDetector(role_of=reading.role_of)
+        for batch in _batches(Path(path), batch_points, reading):
             for point in batch:
                 detector.skip_to(point.row)
                 detector.feed(point.step, point.values, time=point.time, launch=point.launch)
@@ -164,9 +166,9 @@ def _fold_evidence(path: str, theirs: Connection, batch_points: int) -> None:
         theirs.send(problem)
 
 
-def _batches(path: Path, size: int) -> Iterator[list[Point]]:
+def _batches(path: Path, size: int, reading: LogReading) -> Iterator[list[Point]]:
     batch: list[Point] = []
-    for point in read_log(path):
+    for point in read_log(path, reading):
         batch.append(point)
         if len(batch) == size:
             yield batch

@@ -46,7 +46,7 @@ class Channel(ChannelState):
         if raw - raw != 0.0:  # NaN or infinite
             return feed_non_finite(self, row, step)
         config = self.config
-        value = self._in_decades(raw) if config.log else raw
+        value = self._in_decades(raw) if config.log else -raw if config.falling else raw
         changed = close_non_finite(self, row, step) if self.non_finite else None
         self.last_step = step
         self.rows += 1

@@ -13,11 +13,11 @@ resumed at any point, the output is the same to the last byte.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollback.channels import EXPECTED_LR, Role, role_of
+from rollback.channels import EXPECTED_LR, JUDGED, Role, role_of, totality_of
 from rollback.detect.channel import Channel
 from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
@@ -26,8 +26,8 @@ from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
 from rollback.detect.watches import BLOCK_POINTS, BLOCKS, LrFinding, LrWatch, PlateauWatch, ScaleWatch
 
-STATE_VERSION = 3
-DECISIVE = (Role.LOSS, Role.SOURCE)
+STATE_VERSION = 4
+DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.REINIT, Kind.MIX_SHIFT)
@@ -41,10 +41,14 @@ class UnknownState(ValueError):
 
 
 class Detector:
-    """Fold points into events; `events` are all so far, in order of opening."""
+    """Fold points into events; `events` are all so far, in order of opening.
 
-    def __init__(self, config: ChannelConfig | None = None) -> None:
+    `role_of` says what a channel is, where a person knows it better than the table of names.
+    """
+
+    def __init__(self, config: ChannelConfig | None = None, role_of: Callable[[str], Role] = role_of) -> None:
         self.config = config or ChannelConfig()
+        self._role_of = role_of
         self.row = 0
         self._stream = Stream()
         self._lr = LrWatch()
@@ -59,6 +63,7 @@ class Detector:
         self._channels: dict[str, Channel] = {}
         self._evidence: dict[str, Channel] = {}
         self._roles: dict[str, Role] = {}
+        self._parts: dict[str, None] = {}  # parts of a loss that decide because no total has been logged
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -84,12 +89,14 @@ class Detector:
                 return changed
         repeated = placement.repeated
         roles, channels = self._roles, self._channels
+        if not roles.keys() >= values.keys():
+            for name, value in values.items():
+                if name not in roles and value is not None:
+                    self._meet(name)
         for name, value in values.items():
             if value is None:
                 continue
-            role = roles.get(name)
-            if role is None:
-                role = self._meet(name)
+            role = roles[name]
             channel = channels.get(name)
             if channel is None:
                 if role is Role.LR:
@@ -135,10 +142,26 @@ class Detector:
         return changed
 
     def _meet(self, name: str) -> Role:
-        """Decide the role of a new channel; of several total losses the first one leads."""
-        role = role_of(name)
-        if role is Role.LOSS and any(known is Role.LOSS for known in self._roles.values()):
-            role = Role.SOURCE
+        """Decide the role of a new channel. Of several losses the total leads, the others are parts of it.
+
+        Without any total every part decides for itself. Among rewards and objectives a loss is an objective, too.
+        """
+        role = self._role_of(name)
+        if role is Role.LOSS:
+            lead = next((known for known, has in self._roles.items() if has is Role.LOSS and known not in self._parts), None)
+            for part in self._parts:
+                self._roles[part] = Role.SOURCE
+            self._parts.clear()
+            if lead is not None and totality_of(name) < totality_of(lead):
+                self._roles[lead] = Role.SOURCE
+                self._fusion.first_loss = None
+            elif lead is not None:
+                role = Role.SOURCE
+        elif role is Role.SOURCE and (self._parts or Role.LOSS not in self._roles.values()):
+            self._parts[name] = None
+            role = Role.LOSS
+        elif role in (Role.OBJECTIVE, Role.REWARD):
+            self._fusion.objective = True
         self._roles[name] = role
         if role in DECISIVE:
             self._channels[name] = Channel(name, self._config_for(role))
@@ -147,6 +170,8 @@ class Detector:
         return role
 
     def _config_for(self, role: Role) -> ChannelConfig:
+        if role is Role.REWARD:
+            return replace(self.config, falling=True)
         if role not in LOG_ROLES:
             return self.config
         return replace(self.config, log=True, falling=role is Role.SPEED, floor_fraction=0.02, level_fraction=0.0)
@@ -289,6 +314,7 @@ class Detector:
             "rewound": self._rewound,
             "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
+            "parts": list(self._parts),
             "channels": [channel.to_json() for channel in (*self._channels.values(), *self._evidence.values())],
             "fusion": self._fusion.to_json(),
         }
@@ -311,6 +337,7 @@ class Detector:
         for name, points in record["shares"].items():
             detector._shares[name] = deque(((row, value) for row, value in points), maxlen=SHARE_POINTS)
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
+        detector._parts = dict.fromkeys(record["parts"])
         for stored in record["channels"]:
             role = detector._roles[stored["name"]]
             place = detector._evidence if role in EVIDENCE else detector._channels

@@ -75,6 +75,7 @@ class Fusion:
         self.groups: list[Group] = []  # open or recent ones
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
+        self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
 
     def forget_after(self, step: int) -> None:
@@ -120,6 +121,7 @@ class Fusion:
             "loss_events": list(self.loss_events),
             "first_loss": self.first_loss,
             "lr_wrong": self.lr_wrong,
+            "objective": self.objective,
             "groups": [group.to_json() for group in self.groups],
         }
 
@@ -130,6 +132,7 @@ class Fusion:
         fusion.events = [Event.from_json(event) for event in record["events"]]
         fusion.loss_events = list(record["loss_events"])
         fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
+        fusion.objective = record["objective"]
         fusion.groups = [Group.from_json(group, channels) for group in record["groups"]]
         return fusion
 
@@ -207,6 +210,8 @@ class Fusion:
             return Kind.LEVEL_SHIFT
         if leader.shape == "nan":
             return Kind.NAN
+        if role in OBJECTIVES:
+            return Kind.INSTANT_SPIKE if leader.shape == "instant" and not leader.unresolved else Kind.LEVEL_SHIFT
         if leader.shape == "too-good":
             return Kind.TOO_GOOD
         if leader.shape == "drop":
@@ -236,6 +241,8 @@ class Fusion:
         leader, tier = group.leader, Tier.NOTICE
         if group.role is Role.LOSS:
             tier = self._loss_tier(group, number)
+        elif group.role in OBJECTIVES:
+            tier = _objective_tier(leader)
         elif group.role is not Role.SPEED and (leader.unresolved or leader.persistent):
             tier = Tier.WARN
         if known is not None and known.tier.rank > tier.rank:
@@ -244,6 +251,8 @@ class Fusion:
 
     def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
+        if self.objective and leader.shape != "nan":  # among rewards and objectives a loss need not fall
+            return _objective_tier(leader)
         if leader.lasting and self.lr_wrong:
             return Tier.PROPOSE
         if leader.shape in ("drop", "too-good"):
@@ -264,6 +273,20 @@ class Fusion:
         return Tier.NOTICE
 
 
+OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)
+EXPLODED_SIGMAS = 30.0  # of a reward or an objective: as far as no policy moves between two points
+
+
+def _is_exploded(leader: ChannelEvent) -> bool:
+    return leader.unresolved and leader.crest > max(EXPLODED_SIGMAS, 2.0 * leader.wander) * leader.sigma
+
+
+def _objective_tier(leader: ChannelEvent) -> Tier:
+    if leader.shape == "nan":
+        return Tier.PROPOSE if leader.unresolved else Tier.WARN
+    return Tier.WARN if _is_exploded(leader) else Tier.NOTICE
+
+
 def _is_publishable(group: Group) -> bool:
     """Whether a group is an event of its own: a loss always is, other channels when they last, a norm when it is far off."""
     leader = group.leader
@@ -271,6 +294,8 @@ def _is_publishable(group: Group) -> bool:
         return True
     if leader.shape in CLOSED_SHAPES:
         return False
+    if group.role in OBJECTIVES:  # they move by nature: a spike is noted, a level only where it exploded or collapsed
+        return leader.shape in ("instant", "nan") or _is_exploded(leader)
     if group.role is Role.SPEED:  # one slow step is a save or an evaluation
         return leader.shape != "nan" and leader.unresolved and leader.height >= SLOW_DECADES
     if leader.shape == "nan":

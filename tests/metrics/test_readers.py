@@ -22,7 +22,9 @@ LINES = {
         "[2025-09-07 23:58:47] iteration      609/  500000 | consumed samples:        19488 | elapsed time per iteration "
         "(ms): 438.3 | learning rate: 5.999998E-05 | global batch size:    32 | lm loss: 6.159759E+00 | loss scale: "
         "131072.0 | grad norm: 1.095 | number of skipped iterations:   0 | number of nan iterations:   0 |",
-        609, {"lr": 5.999998e-05, "loss": 6.159759, "loss_scale": 131072.0, "grad_norm": 1.095},
+        609, {"lr": 5.999998e-05, "loss": 6.159759, "loss_scale": 131072.0, "grad_norm": 1.095,
+              "number of skipped iterations": 0,
+              "number of nan iterations": 0},
     ),
     "megatron behind a rank": (
         "[default7]: [2026-09-14 15:08:27.273656] iteration       44/  102400 | learning rate: 1.289062E-04 | lm loss: "
@@ -51,7 +53,7 @@ LINES = {
     "modded-nanogpt": ("step:10/5100 train_loss:7.2053 train_time:1000ms step_avg:nanms", 10, {"loss": 7.2053}),
     "deepspeed": (
         "[2025-09-07 23:58:47,001] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]",
-        10, {"lr": 1e-05},
+        10, {"lr": 1e-05, "skipped": 0},
     ),
     "key=value": ("level=info step=12 loss=2.5 lr=3e-4 grad_norm=nan", 12, {"loss": 2.5, "lr": 3e-4, "grad_norm": math.nan}),
     "trainer": ("{'loss': 2.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.5}", 7,
@@ -87,7 +89,7 @@ def test_other_lines_are_no_points(line: str) -> None:
 
 def test_lines_of_one_step_become_one_point() -> None:
     """DeepSpeed prints the LR, the script prints the loss."""
-    lines = ["step=10, skipped=0, lr=[1e-05]", "step 10 loss 2.5", "step=11, lr=[2e-05]", "step 11 loss 2.25"]
+    lines = ["step=10, lr=[1e-05]\n", "step 10 loss 2.5\n", "step=11, lr=[2e-05]\n", "step 11 loss 2.25\n"]
     assert [(p.row, p.step, dict(p.values)) for p in read_lines(lines)] == [
         (0, 10, {"lr": 1e-05, "loss": 2.5}), (1, 11, {"lr": 2e-05, "loss": 2.25}),
     ]  # fmt: skip
@@ -159,12 +161,12 @@ def test_wandb_downloads_are_read(tmp_path: Path) -> None:
     table = tmp_path / "w.csv"
     head = '"Step","run-7 - train/loss","run-7 - train/loss__MIN","run-7 - train/loss__MAX"'
     table.write_text(head + '\n"10","2.5","2.5","2.5"\n')
-    assert [(p.step, dict(p.values)) for p in read_log(table)] == [(10, {"loss": 2.5})]
+    assert [(p.step, dict(p.values)) for p in read_log(table)] == [(10, {"train/loss": 2.5})]
     history = tmp_path / "h.jsonl"
     record = {"_step": 3, "_timestamp": 1.5, "train/loss": 2.5, "train/global_step": 30, "train": {"lr": 0.5}, "tag": "x"}
     history.write_text(json.dumps(record) + "\n")
     (point,) = read_log(history)
-    assert (point.step, point.time, dict(point.values)) == (30, 1.5, {"loss": 2.5, "train/lr": 0.5})
+    assert (point.step, point.time, dict(point.values)) == (30, 1.5, {"train/loss": 2.5, "train/lr": 0.5})
 
 
 def test_trainer_state_of_a_real_run(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_trainer_state_of_a_real_run(tmp_path: Path) -> None:
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps(state, indent=2))
     assert [(p.step, dict(p.values)) for p in read_log(path)] == [
-        (10, {"loss": 2.5, "lr": 0.5, "grad_norm": 1.5}), (10, {"eval_loss": 2.25}),
+        (10, {"loss": 2.5, "learning_rate": 0.5, "grad_norm": 1.5, "eval_loss": 2.25}),
     ]  # fmt: skip
 
 
@@ -200,10 +202,10 @@ def test_tensorboard_files_of_the_real_writer(tmp_path: Path) -> None:
     for number, file in enumerate(sorted(tmp_path.rglob("*tfevents*"))):
         file.rename(file.with_name(f"events.out.tfevents.{1000 + number}.host.1.0"))
     points = list(read_log(tmp_path))
-    assert [(p.row, p.launch, p.step, p.values["loss"]) for p in points] == [
+    assert [(p.row, p.launch, p.step, p.values["train/loss"]) for p in points] == [
         (0, 0, 0, 3.0), (1, 0, 1, 3.125), (2, 0, 2, 3.25), (3, 1, 5, 4.625), (4, 1, 6, 4.75), (5, 1, 7, 4.875),
     ]  # fmt: skip
-    assert all(p.values["grad_norm"] == 0.5 for p in points)
+    assert all(p.values["train/grad_norm"] == 0.5 for p in points)
 
 
 def test_session_start_inside_an_event_file_begins_a_launch(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_mlflow_database_with_one_run_and_with_two(tmp_path: Path) -> None:
         store.executemany("INSERT INTO metrics VALUES (?,?,?,?,?,?)", rows)
     points = list(read_log(path))
     assert [(p.step, p.time) for p in points] == [(1, 1.0), (2, 2.0)]
-    assert dict(points[0].values) == {"loss": 2.5, "lr": 0.5} and math.isnan(points[1].values["loss"])
+    assert dict(points[0].values) == {"train/loss": 2.5, "lr": 0.5} and math.isnan(points[1].values["train/loss"])
     with sqlite3.connect(path) as store:
         store.execute("INSERT INTO metrics VALUES ('loss', 1.0, 1, 'bb22', 1, 0)")
     store.close()
@@ -249,7 +251,8 @@ def test_mlflow_directory_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "meta.yaml").write_text("run_id: x\n")
     (tmp_path / "metrics" / "train" / "loss").write_text("1000 2.5 1\n2000 2.25 2\nbroken\n")
     (tmp_path / "metrics" / "lr").write_text("1000 0.5 1\n")
-    assert [(p.step, dict(p.values)) for p in read_log(tmp_path)] == [(1, {"loss": 2.5, "lr": 0.5}), (2, {"loss": 2.25})]
+    points = [(p.step, dict(p.values)) for p in read_log(tmp_path)]
+    assert points == [(1, {"train/loss": 2.5, "lr": 0.5}), (2, {"train/loss": 2.25})]
 
 
 def test_a_log_without_a_step_says_what_is_known(tmp_path: Path) -> None:

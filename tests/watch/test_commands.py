@@ -25,7 +25,7 @@ from tests.detect.series import fold, noise
 
 FIELDS = {
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
-    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "evidence",
+    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "evidence", "excess", "sigmas",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ DIVERGENCE = [x + max(0.0, 0.01 * (row - 300)) for row, x in enumerate(noise(500
 def test_json_has_the_promised_fields(tmp_path: Path) -> None:
     result = spikes([str(write(tmp_path / "a.jsonl", SPIKE))])
     assert isinstance(result.data, dict)
-    assert set(result.data) == {"file", "rows", "events", "proposals"}
+    assert set(result.data) == {"file", "rows", "read", "events", "proposals"}
     (event,) = result.data["events"]
     assert set(event) == FIELDS
     assert json.loads(json.dumps(result.data)) == result.data
@@ -185,7 +185,7 @@ def test_watch_follows_event_files_as_tensorboard_writes_them(tmp_path: Path) ->
     assert follower.look() == [] and follower.rows == 149
     write_until(150, 300)
     assert [event.onset_row for event in follower.look()] == [200] and follower.rows == 299
-    assert follower.last is not None and follower.last.values.keys() == {"loss", "lr"}
+    assert follower.last is not None and follower.last.values.keys() == {"train/loss", "train/lr"}
     writer.close()
 
 

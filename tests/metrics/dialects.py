@@ -1,0 +1,261 @@
+"""How trainers write their logs: one function a writer, each in the exact form that its source prints. Numbers are ours.
+
+`WRITERS[name](losses)` is the text of a log of these losses, logged every tenth step (or once an epoch where the writer
+knows nothing else). The source of each form is named beside it: repository and file.
+"""
+# ruff: noqa: E501 a line of a log is as long as its writer prints it
+
+import json
+from collections.abc import Callable, Sequence
+
+Losses = Sequence[float]
+EVERY = 10
+
+
+def lines(form: str, *, epoch: int = 1_000_000, first: int = 0) -> Callable[[Losses], str]:
+    """A line a point; `epoch` steps make an epoch, whose number begins with `first`."""
+
+    def write(losses: Losses) -> str:
+        rows = []
+        for row, loss in enumerate(losses, 1):
+            step = row * EVERY
+            number, at = divmod(step - 1, epoch)
+            rows.append(form.format(step=step, row=row, x=loss, e=number + first, at=at + 1, of=epoch, pct=100 * (at + 1) // epoch))
+        return "\n".join(rows) + "\n"
+
+    return write
+
+
+def records(make: Callable[[int, float], object], *, document: bool = False) -> Callable[[Losses], str]:
+    def write(losses: Losses) -> str:
+        made = [make(row * EVERY, loss) for row, loss in enumerate(losses, 1)]
+        return json.dumps(made, indent=1) if document else "".join(json.dumps(record) + "\n" for record in made)
+
+    return write
+
+
+def golden(losses: Losses) -> str:
+    values = {str(row * EVERY): loss for row, loss in enumerate(losses, 1)}
+    head = {"start_step": EVERY, "end_step": len(losses) * EVERY, "step_interval": EVERY}
+    return json.dumps({"lm loss": {**head, "values": values}, "num-zeros": {**head, "values": dict.fromkeys(values, 4e8)}}, indent=1)
+
+
+def golden_list(losses: Losses) -> str:
+    head = {"start_step": 0, "end_step": len(losses) * EVERY, "step_interval": EVERY}
+    return json.dumps({"lm loss": {**head, "values": list(losses)}, "iteration_timing_avg": 0.1}, indent=1)
+
+
+def sb3(losses: Losses) -> str:
+    frame = "-" * 42 + "\n"
+    cells = "| rollout/                |              |\n|    ep_rew_mean          | 21.3         |\n| time/                   |              |\n" \
+            "|    fps                  | 1234         |\n|    total_timesteps      | {step:<12} |\n| train/                  |              |\n" \
+            "|    learning_rate        | 0.0003       |\n|    loss                 | {x:<12.4g} |\n"  # fmt: skip
+    return "".join(frame + cells.format(step=row * EVERY, x=loss) + frame for row, loss in enumerate(losses, 1))
+
+
+def adm(losses: Losses) -> str:
+    frame = "-" * 28 + "\n"
+    return "".join(
+        f"{frame}| grad_norm     | 0.123    |\n| loss          | {loss:<8.3g} |\n| loss_q0       | {loss:<8.3g} |\n"
+        f"| samples       | {row * EVERY * 8:<8.3g} |\n| step          | {row * EVERY:<8} |\n{frame}"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def composer(losses: Losses) -> str:
+    return "".join(
+        f"[epoch=0/1]:\n[batch={row * EVERY}/100000]:\n\t Train time/epoch: 0\n\t Train trainer/device_train_microbatch_size: 8\n"
+        f"\t Train loss/train/total: {loss:.4f}\n\t Train throughput/batches_per_sec: 1.2345\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def composer_file(losses: Losses) -> str:
+    return "".join(
+        f'[metric][batch={row * EVERY}]: {{ "loss/train/total": {loss:.4f}, }} \n' for row, loss in enumerate(losses, 1)
+    )
+
+
+def olmo(losses: Losses) -> str:
+    return "".join(
+        f"2026-01-02 03:04:05.678\thost-1:0\tolmo.train:743\tINFO\t[step={row * EVERY}/739328,epoch=0]\n"
+        f"    optim/total_grad_norm=1.234\n    train/CrossEntropyLoss={loss:.3f}\n    train/Perplexity=1,234\n"
+        f"    throughput/total_tokens=4,194,304\n    System/Peak GPU Memory (MB)=43,210\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def olmo_core(losses: Losses) -> str:
+    return "".join(
+        f"2026-01-02 03:04:05.678\thost-1:0\tolmo_core.train.callbacks.console_logger:105\tINFO\t"
+        f"[step={row * EVERY}/739,328,epoch=1,eta=1 day, 2:03:04]\n    optim/LR (group 0)=0.0003\n    optim/total grad norm=0.4321\n"
+        f"    train/CE loss={loss:.3f}\n    train/PPL=1,234\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def keras(losses: Losses) -> str:
+    return "".join(
+        f"Epoch {row}/{len(losses)}\n\r 1/100 [....] - ETA: 3s - loss: {loss + 0.4:.4f} - accuracy: 0.1000\r"
+        f"100/100 [==============================] - 1s 5ms/step - loss: {loss:.4f} - accuracy: 0.5000 - val_loss: 9.0000 "
+        "- val_accuracy: 0.1000\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def table(head: str, row: str) -> Callable[[Losses], str]:
+    return lambda losses: head + "".join(row.format(step=n * EVERY, row=n, x=x) for n, x in enumerate(losses, 1))
+
+
+def mlperf(step: int, loss: float) -> str:
+    return ":::MLLOG " + json.dumps({
+        "namespace": "", "time_ms": 1_700_000_000_000 + step, "event_type": "POINT_IN_TIME", "key": "tracked_stats",
+        "value": {"train_loss": loss, "throughput": 12.5}, "metadata": {"file": "a.py", "lineno": 1, "step": step},
+    })  # fmt: skip
+
+
+# name: (suffix of the file, writer). Where a form has no step of its own, a point is an epoch.
+WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
+    # facebookresearch/fairseq fairseq/logging/progress_bar.py SimpleProgressBar, JsonProgressBar
+    "fairseq simple": (".log", lines(
+        "2026-01-02 03:04:05 | INFO | train_inner | epoch {e:03d}:  {at:5d} / {of} loss={x:.3f}, nll_loss={x:.3f}, ppl=12.3, wps=1234.5, "
+        "ups=1.2, wpb=1000.0, bsz=32.0, num_updates={step}, lr=1.25e-05, gnorm=1.234, loss_scale=128, train_wall=10, wall=100",
+        epoch=2000, first=1)),
+    "fairseq json": (".log", lines(
+        '2026-01-02 03:04:05 | INFO | train_inner | {{"epoch": {e}, "update": 0.1, "loss": "{x:.3f}", "ppl": "12.3", "wps": "1234.5", '
+        '"num_updates": "{step}", "lr": "1.25e-05", "gnorm": "1.234", "train_wall": "10", "wall": "100"}}', epoch=2000, first=1)),
+    # open-mmlab/mmengine mmengine/runner/log_processor.py; open-mmlab/mmcv mmcv/runner/hooks/logger/text.py
+    "mmengine": (".log", lines(
+        "2026/01/02 03:04:05 - mmengine - INFO - Epoch(train)  [{e}][{at:4d}/{of}]  lr: 1.0000e-02  eta: 1:23:45  time: 0.5000  "
+        "data_time: 0.0100  memory: 1234  grad_norm: 1.2345  loss: {x:.4f}  loss_cls: {x:.4f}  loss_bbox: 0.5000", epoch=1000, first=1)),
+    "mmengine by iteration": (".log", lines(
+        "01/02 03:04:05 - mmengine - INFO - Iter(train) [{step:6d}/80000]  base_lr: 1.0000e-02 lr: 1.0000e-02  eta: 1:23:45  "
+        "time: 0.5000  data_time: 0.0100  memory: 1234  loss: {x:.4f}  decode.loss_ce: {x:.4f}")),
+    "mmengine scalars.json": (".json", records(lambda step, x: {
+        "lr": 0.01, "data_time": 0.01, "loss": x, "time": 0.5, "epoch": 1 + step // 1000, "iter": step, "memory": 12, "step": step})),
+    "mmcv": (".log", lines(
+        "2026-01-02 03:04:05,678 - mmdet - INFO - Epoch [{e}][{at}/{of}]\tlr: 1.978e-03, eta: 14:30:12, time: 0.297, data_time: 0.049, "
+        "memory: 3900, loss_rpn_cls: 0.1000, loss: {x:.4f}, grad_norm: 1.2345", epoch=1000, first=1)),
+    "mmcv log.json": (".json", records(lambda step, x: {
+        "mode": "train", "epoch": 1 + (step - 1) // 1000, "iter": (step - 1) % 1000 + 1, "lr": 0.01, "memory": 12, "data_time": 0.1,
+        "loss": x, "time": 0.5})),
+    # huggingface/pytorch-image-models train.py
+    "timm": (".log", lines(
+        "Train: {e} [{at:>4d}/{of} ({pct:>3.0f}%)]  Loss: {x:#.3g} ({x:#.3g})  Time: 0.300s, 1234.56/s  (0.300s, 1234.56/s)  "
+        "LR: 1.000e-05  Data: 0.010 (0.020)", epoch=1000)),
+    "timm summary.csv": (".csv", table("epoch,train_loss,eval_loss,eval_top1,eval_top5,lr\n", "{row},{x:.4f},9.0,10.0,20.0,0.001\n")),
+    # mosaicml/composer composer/loggers/console_logger.py, file_logger.py
+    "composer console": (".log", composer),
+    "composer file": (".log", composer_file),
+    # Lightning-AI/litgpt litgpt/pretrain.py, litgpt/finetune/lora.py
+    "litgpt": (".log", lines(
+        "Epoch 1 | iter {step} step {row} | loss train: {x:.3f}, val: n/a | iter time: 123.45 ms (step) remaining time: 1:02:03")),
+    # allenai/OLMo olmo/train.py log_metrics_to_console; allenai/OLMo-core src/olmo_core/train/callbacks/console_logger.py
+    "olmo": (".log", olmo),
+    "olmo-core": (".log", olmo_core),
+    # volcengine/verl verl/utils/logger/aggregate_logger.py concat_dict_to_str
+    "verl": (".log", lines(
+        "step:{step} - global_seqlen/min:1234 - actor/entropy:0.51 - actor/pg_loss:{x:.6f} - actor/grad_norm:0.25 - actor/lr:1e-06 - "
+        "perf/throughput:1234.5 - critic/rewards/mean:0.5")),
+    "verl numpy": (".log", lines(
+        "(TaskRunner pid=123) step:{step} - actor/pg_loss:np.float64({x:.6f}) - actor/grad_norm:np.float64(0.25) - actor/lr:1e-06")),
+    # espnet/espnet espnet2/train/reporter.py log_message
+    "espnet": (".log", lines(
+        "[host-1] 2026-01-02 03:04:05,678 (trainer:720) INFO: {e}epoch:train:1-{at}batch: iter_time=1.1e-04, forward_time=0.1, "
+        "loss_ctc={x:.3f}, loss_att={x:.3f}, acc=0.1, loss={x:.3f}, backward_time=0.1, grad_norm=1.234, clip=100.0, loss_scale=1.0, "
+        "optim_step_time=0.1, optim0_lr0=1e-07, train_time=1.23", epoch=1000, first=1)),
+    # DLR-RM/stable-baselines3 stable_baselines3/common/logger.py; openai/guided-diffusion guided_diffusion/logger.py
+    "stable-baselines3": (".log", sb3),
+    "adm": (".log", adm),
+    # BlinkDL/RWKV-LM RWKV-v5/src/trainer.py over Lightning's bar
+    "rwkv": (".log", lines(
+        "Epoch {e}:  {pct}%|##        | {at}/{of} [20:02<10:34:56,  1.03it/s, loss={x:.3f}, lr=0.0003, REAL it/s=1.020, Kt/s=33.40]",
+        epoch=40320)),
+    # ultralytics/ultralytics ultralytics/engine/trainer.py save_metrics
+    "ultralytics results.csv": (".csv", table(
+        "                  epoch,         train/box_loss,         train/cls_loss,   metrics/precision(B),           val/box_loss,                 lr/pg0\n",
+        "{row:>23},{x:>23.5f},                 1.5000,                 0.5000,                 9.0000,                0.00100\n")),
+    # hiyouga/LLaMA-Factory src/llamafactory/train/callbacks.py LogCallback
+    "llama-factory": (".jsonl", records(lambda step, x: {
+        "current_steps": step, "total_steps": 6000, "loss": round(x, 4), "lr": 5e-05, "epoch": step / 1000, "percentage": step / 60,
+        "elapsed_time": "0:00:10", "remaining_time": "0:01:30"})),
+    # deepspeedai/DeepSpeedExamples applications/DeepSpeed-Chat training/step1_supervised_finetuning/main.py, step3 main.py
+    "deepspeed-chat sft": (".log", lines("Epoch: {e}, Step: {at}, Rank: 0, loss = {x:.6f}", epoch=100_000)),
+    "deepspeed-chat ppo": (".log", lines(
+        "Epoch: {e} | Step: {at} | PPO Epoch: 1 | Actor Loss: {x:.6f} | Critic Loss: 0.25 | Unsupervised Loss: 0.0", epoch=1000)),
+    # Lightning-AI/pytorch-lightning src/lightning/pytorch/callbacks/progress/tqdm_progress.py, loggers/csv_logs.py
+    "lightning bar": (".log", lines(
+        "Epoch {e}:  {pct}%|#         | {at}/{of} [00:10<01:30,  9.90it/s, v_num=0, train_loss_step={x:.3f}]", epoch=1000)),
+    "lightning csv": (".csv", table("epoch,step,train_loss_epoch,train_loss_step,val_loss\n", "0,{step},,{x:.4f},\n")),
+    # EleutherAI/gpt-neox megatron/logging.py training_log
+    "gpt-neox": (".log", lines(
+        " samples/sec: 12.345 | iteration {step:8d}/  320000 | elapsed time per iteration (ms): 1234.5 | learning rate: 6.000E-05 | "
+        "approx flops per GPU: 50.1TFLOPS | lm_loss: {x:.6E} | loss scale: 4096.0 | number of skipped iterations:   0 | "
+        "number of nan iterations:   0 |")),
+    # huggingface/nanotron src/nanotron/logging/base.py LoggerWriter, src/nanotron/trainer.py train_step_logs
+    "nanotron": (".log", lines(
+        "01/02/2026 03:04:05 [INFO|DP=0|PP=0|TP=0|host-1]: iteration: {step} / 6000 | consumed_tokens: 2.05K | "
+        "elapsed_time_per_iteration_ms: 1.2K | tokens_per_sec: 1.7K | tokens_per_sec_per_gpu: 1.7K | global_batch_size: 2.05K | "
+        "lm_loss: {x:.3g} | lr: 0.00015 | model_tflops_per_gpu: 1.2 | grad_norm: 1.23")),
+    # karpathy/build-nanogpt train_gpt2.py: printed, and log.txt
+    "build-nanogpt": (".log", lines(
+        "step {step:5d} | loss: {x:.6f} | lr 8.3916e-07 | norm: 0.3663 | dt: 3000.12ms | tok/sec: 17476.27")),
+    "build-nanogpt log.txt": (".txt", lines("{step} train {x:.6f}")),
+    # NVIDIA/Megatron-LM tests/functional_tests/test_cases/*/golden_values_*.json, both forms
+    "megatron golden": (".json", golden),
+    "megatron golden, older": (".json", golden_list),
+    # openai/baselines baselines/logger.py CSVOutputFormat as Stable-Baselines3 writes it; openai/spinningup spinup/utils/logx.py
+    "rl progress.csv": (".csv", table(
+        "rollout/ep_rew_mean,time/total_timesteps,train/approx_kl,train/loss\n", "21.3,{step},0.01,{x:.4f}\n")),
+    "spinning up progress.txt": (".txt", table("Epoch\tAverageEpRet\tLossPi\tTotalEnvInteracts\n", "{row}\t12.5\t{x:.4f}\t{step}\n")),
+    # google/CommonLoopUtils clu/metric_writers/logging_writer.py (t5x, scenic); AI-Hypercomputer/maxtext MaxText/train.py
+    "t5x": (".log", lines(
+        "I0102 03:04:05.678901 140000 logging_writer.py:48] [{step}] accuracy=0.123, learning_rate=0.001, loss={x:.6f}, timing/seqs=12.5")),
+    "maxtext": (".log", lines(
+        "completed step: {step}, seconds: 1.234, TFLOP/s/device: 100.123, Tokens/s/device: 1234.567, total_weights: 8192, loss: {x:.3f}")),
+    # keras-team/keras keras/src/callbacks/csv_logger.py, keras/src/utils/progbar.py
+    "keras csv": (".csv", table("epoch,accuracy,loss,val_accuracy,val_loss\n", "{row},0.5,{x:.6f},0.1,9.0\n")),
+    "keras": (".log", keras),
+    # mlcommons/logging mlperf_logging/mllog/mllog.py
+    "mlperf": (".log", lambda losses: "".join(mlperf(row * EVERY, x) + "\n" for row, x in enumerate(losses, 1))),
+    # facebookresearch/detectron2 detectron2/utils/events.py CommonMetricPrinter, JSONWriter
+    "detectron2": (".log", lines(
+        "[01/02 03:04:05 d2.utils.events]:  eta: 0:10:00  iter: {step}  total_loss: {x:.3f}  loss_cls: 0.5  loss_box_reg: 0.1  time: 0.3012  "
+        "data_time: 0.0123  lr: 0.001  max_mem: 1234M")),
+    "detectron2 metrics.json": (".json", records(lambda step, x: {
+        "data_time": 0.01, "iteration": step, "loss_cls": 0.5, "lr": 0.001, "total_loss": x})),
+    # pytorch/examples imagenet/main.py, word_language_model/main.py; facebookresearch/detr util/misc.py MetricLogger
+    "imagenet": (".log", lines(
+        "Epoch: [{e}][{at:4d}/{of}]\tTime  0.500 ( 0.600)\tData  0.010 ( 0.020)\tLoss {x:.4e} ({x:.4e})\tAcc@1   0.00 (  0.10)", epoch=1000)),
+    "word language model": (".log", lines(
+        "| epoch {e:3d} | {at:5d}/{of:5d} batches | lr 20.00 | ms/batch 12.34 | loss {x:5.2f} | ppl  2059.13", epoch=1000, first=1)),
+    "detr": (".log", lines(
+        "Epoch: [{e}]  [{at:>4}/{of}]  eta: 0:10:00  lr: 0.000100  loss: {x:.4f} ({x:.4f})  loss_ce: 0.5000 (0.6000)  time: 0.3000  "
+        "data: 0.0100  max mem: 1234", epoch=1000)),
+    # marian-nmt/marian-dev src/training/scheduler.h; OpenNMT/OpenNMT-py onmt/utils/statistics.py
+    "marian": (".log", lines(
+        "[2026-01-02 03:04:05] Ep. 1 : Up. {step} : Sen. 100,000 : Cost {x:.8f} * 1,000,000 after 1,000,000 : Time 100.00s : "
+        "1000.00 words/s : gNorm 1.2345 : L.r. 1.0000e-04")),
+    "opennmt": (".log", lines(
+        "[2026-01-02 03:04:05,678 INFO] Step {step}/100000; acc:  5.1; ppl: 1234.5; xent: {x:.2f}; lr: 0.00001; sents: 1000; bsz: 100/ 100/ 1; "
+        "1234/1234 tok/s;    100 sec;")),
+    # k2-fsa/icefall egs/librispeech/ASR/zipformer/train.py
+    "icefall": (".log", lines(
+        "2026-01-02 03:04:05,678 INFO [train.py:1027] Epoch {e}, batch {at}, loss[loss={x:.4f}, simple_loss=0.9, over 1234.00 frames. ], "
+        "tot_loss[loss={x:.4f}, simple_loss=0.9, over 12345.00 frames. ], batch size: 30, lr: 3.00e-03, grad_scale: 1.0", epoch=1000, first=1)),
+    # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py
+    "nemo": (".log", lines(
+        "Training epoch 0, iteration {at}/99999 | lr: 4.998e-06 | global_batch_size: 4 | global_step: {step} | reduced_train_loss: {x:.3f} | "
+        "train_step_timing in s: 12.02", epoch=100_000)),
+    # Megvii-BaseDetection/YOLOX yolox/core/trainer.py
+    "yolox": (".log", lines(
+        "2026-01-02 03:04:05 | INFO     | yolox.core.trainer:257 - epoch: {e}/300, iter: {at}/{of}, mem: 1234Mb, iter_time: 0.123s, "
+        "data_time: 0.001s, total_loss: {x:.1f}, iou_loss: 1.2, lr: 1.000e-03, size: 640, ETA: 1:02:03", epoch=1000, first=1)),
+    # kohya-ss/sd-scripts train_network.py; huggingface/diffusers examples/text_to_image/train_text_to_image.py
+    "sd-scripts": (".log", lines("steps:  {pct}%|#         | {at}/{of} [00:30<04:30,  3.30it/s, avr_loss={x:.3f}]", epoch=60000)),
+    "diffusers": (".log", lines("Steps:  {pct}%|#         | {at}/{of} [00:30<04:30,  3.30it/s, lr=1e-5, step_loss={x:.4f}]", epoch=60000)),
+    # pytorch/torchtune torchtune/training/metric_logging.py DiskLogger; PaddlePaddle/PaddleNLP paddlenlp/trainer/trainer.py
+    "torchtune": (".txt", lines("Step {step} | loss:{x:.6f} lr:2e-05 tokens_per_second_per_gpu:123.4 ")),
+    "paddlenlp": (".log", lines(
+        "[2026-01-02 03:04:05,678] [    INFO] - loss: {x:.6f}, learning_rate: 5e-05, global_step: {step}, interval_runtime: 1.2, epoch: 0.1")),
+}  # fmt: skip
