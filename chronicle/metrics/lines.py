@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import NON_FINITE, Point
+from chronicle.metrics.log import EpochSteps, Point, point_of_record
 from rollback.channels import EVAL_WORDS, HINTS, TELLING, Role, canonical_name, printed_names, role_of
 
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
@@ -256,21 +256,6 @@ class PrintedLines:
         return None
 
 
-class EpochSteps:
-    """Make one count of steps that begin again with each epoch and whose number in an epoch is not printed."""
-
-    def __init__(self) -> None:
-        self.epoch: float | None = None
-        self.last = self.offset = 0
-
-    def step(self, epoch: float, at: int) -> int:
-        """Return the step since the log began."""
-        if self.epoch is not None and epoch > self.epoch and at <= self.last:
-            self.offset += self.last
-        self.epoch, self.last = epoch, at
-        return self.offset + at
-
-
 def parse_log_line(line: str, counted: int = 0) -> Point | None:
     """Parse one printed line by itself; `counted` is the step of a line that names none (Trainer's dictionaries)."""
     log = PrintedLines()
@@ -344,8 +329,6 @@ def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
         return _parse_mlperf(record)
     before = STEP_BEFORE.search(line[:start])
     counted = counted if before is None else _whole(before[1])
-    from chronicle.metrics.records import point_of_record  # the reader of records needs this module's files
-
     point = point_of_record(record, epochs, counted=counted, texts=True)
     if point is None or not _tells(point.values) or "train_runtime" in record:
         return None
@@ -365,18 +348,6 @@ def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
         return None
     stamp = record.get("time_ms")
     return Point(0, int(found), stamp / 1000 if isinstance(stamp, int | float) else None, values)
-
-
-def number_in(value: object) -> float | None:
-    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and value in NON_FINITE:
-        return NON_FINITE[value]
-    try:
-        return value if isinstance(value, int) else float(value)
-    except ValueError:
-        return None
 
 
 def _time(line: str) -> float | None:
