@@ -144,6 +144,11 @@ class Proposal:
     exhausted: tuple[str, ...]
     command: str | None
 
+    @property
+    def without_target(self) -> str | None:
+        """The sentence that says why there is no target; None where there is one."""
+        return next((reason for reason in self.reasons if reason.startswith(NO_TARGET)), None)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         record = asdict(self)
@@ -197,10 +202,10 @@ def propose(
         limit = onset if all(event.kind is Kind.LR_MISMATCH for event in cluster) else low - 1
         older = [c for c in usable if c.step <= limit]
         if not older:
-            reasons.append(_no_target(limit, onset))
+            reasons.append(_no_target(limit, onset, checkpoints))
     else:
         limit = _newest_target(onset, low, interval)
-        older = _before_onset(usable, onset, low, interval, reasons)
+        older = _before_onset(usable, onset, low, interval, reasons, checkpoints)
     target = older[-1] if older else None
     honours = history.honours if target is None or target.honours is None else target.honours
     if action is Action.SKIP and target is not None:
@@ -270,8 +275,9 @@ def _newest_target(onset: int, low: int, interval: float) -> int:
 
 
 def _before_onset(
-    usable: Sequence[CandidateCheckpoint], onset: int, low: int, interval: float, reasons: list[str]
-) -> list[CandidateCheckpoint]:
+    usable: Sequence[CandidateCheckpoint], onset: int, low: int, interval: float, reasons: list[str],
+    known: Sequence[CandidateCheckpoint],
+) -> list[CandidateCheckpoint]:  # fmt: skip
     """Checkpoints before the onset with the full margin; with the shorter one only where nothing else exists."""
     older = [c for c in usable if c.step <= _newest_target(onset, low, interval)]
     if older:
@@ -283,12 +289,16 @@ def _before_onset(
         distance = onset - older[-1].step
         reasons.append(f"no checkpoint is {MARGIN} steps before the onset: this one is {distance} steps before it")
         return older
-    reasons.append(_no_target(max(0, _newest_target(onset, low, interval)), onset))
+    reasons.append(_no_target(max(0, _newest_target(onset, low, interval)), onset, known))
     return []
 
 
-def _no_target(limit: int, onset: int) -> str:
-    return f"no verified checkpoint at or before step {limit} (onset {onset}); look for an older one or restart from scratch"
+NO_TARGET = "no verified checkpoint at or before step"
+
+
+def _no_target(limit: int, onset: int, known: Sequence[CandidateCheckpoint]) -> str:
+    oldest = f"the oldest one is of step {min(c.step for c in known)}" if known else "there is none at all"
+    return f"{NO_TARGET} {limit} (onset {onset}): {oldest}; look for an older one or restart from scratch"
 
 
 def _relapses(history: History, onset: int) -> list[PastRollback]:

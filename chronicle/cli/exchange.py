@@ -125,8 +125,28 @@ def import_(
         text, record = _import(settings.paths, source, format_name, uri)
         lines.append(text)
         records.append(record)
+    found, events = _scan_imported(settings.paths)
+    lines += found
     lines.append(f"show it with `chronicle log --graph --run {settings.run}` or `chronicle report --run {settings.run}`")
-    return CommandResult(text="\n".join(lines), data={"run": settings.run, "imports": records})
+    return CommandResult(text="\n".join(lines), data={"run": settings.run, "imports": records, "events": events})
+
+
+def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, object]]]:
+    """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan."""
+    from chronicle.metrics.readers import NothingToWatch
+    from chronicle.watch.scan import describe_event, scan_run
+    from rollback.detect import Tier
+
+    try:
+        scan = scan_run(paths, None)
+    except NothingToWatch as problem:
+        return [f"not scanned: {problem.message}"], []
+    if not scan.rows:
+        return [], []
+    loud = [event for event in scan.events if event.tier is not Tier.NOTICE]
+    quiet = len(scan.events) - len(loud)
+    lines = [f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")]
+    return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
 
 
 def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | None) -> tuple[str, dict[str, object]]:

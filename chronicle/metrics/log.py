@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from chronicle.paths import RunPaths
-from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESERVED = frozenset(("step", "t"))
@@ -145,83 +144,3 @@ def seconds_per_step(paths: RunPaths, launch: int | None) -> float | None:
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
-
-
-# --- Records of other writers
-
-
-class EpochSteps:
-    """Make one count of steps that begin again with each epoch and whose number in an epoch is not printed."""
-
-    def __init__(self) -> None:
-        self.epoch: float | None = None
-        self.last = self.offset = 0
-
-    def step(self, epoch: float, at: int) -> int:
-        """Return the step since the log began."""
-        if self.epoch is not None and epoch > self.epoch and at <= self.last:
-            self.offset += self.last
-        self.epoch, self.last = epoch, at
-        return self.offset + at
-
-
-def number_in(value: object) -> float | None:
-    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, str) and value in NON_FINITE:
-        return NON_FINITE[value]
-    try:
-        return value if isinstance(value, int) else float(value)
-    except ValueError:
-        return None
-
-
-def point_of_record(
-    record: Mapping[str, Any], epochs: EpochSteps, *, step: str | None = None, counted: int | None = None, texts: bool = False
-) -> Point | None:
-    """Return the point of one record; None where it has no whole step or no value.
-
-    `step` names its counter where the table of names does not know it; `counted` is the step of a record without one.
-    `texts`: numbers may be texts, as fairseq writes them.
-    """
-    if record.get("mode") in ("val", "valid", "test", "eval"):
-        return None
-    flat = dict(_flatten(record, texts=texts))
-    known = STEP_NAMES if step is None else (step,)
-    lowered = {name.lower(): name for name in flat}
-    counter = next((lowered[name] for name in (n.lower() for n in known) if name in lowered), None)
-    if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] != int(flat[counter])):
-        counter = None
-    at = flat[counter] if counter is not None else counted
-    if at is None or not math.isfinite(at) or at != int(at):
-        return None
-    epoch = next((flat[name] for name in EPOCH_NAMES if name in flat and name != counter), None)
-    whole = int(at)
-    if epoch is not None and counter is not None and math.isfinite(epoch):
-        whole = epochs.step(epoch, whole)
-    time = next((flat[name] for name in TIME_NAMES if name in flat), None)
-    launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
-    skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, counter} | (set() if counted is not None else {"epoch"})
-    if counted is not None and "epoch" in flat:
-        skip.discard("epoch")
-    values = {name: value for name, value in flat.items() if name not in skip}
-    return Point(0, whole, time, values, launch) if values else None
-
-
-def _flatten(
-    record: Mapping[str, Any], prefix: str = "", depth: int = 0, *, texts: bool = False
-) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        full = f"{prefix}{name}"
-        if isinstance(value, dict) and depth < 3:
-            yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
-        elif not isinstance(value, str) or texts or _is_measured(full):
-            number = number_in(value)
-            if number is not None:
-                yield full, number
-
-
-def _is_measured(name: str) -> bool:
-    """Whether a text under this name may be a number: a counter, or a channel of a known role."""
-    return name.lower() in STEP_NAMES or role_of(name) is not Role.IGNORED

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, read_head
-from chronicle.metrics.log import Point, number_in, parse_line, read_metrics
+from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, number_in, read_head
+from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
 from chronicle.metrics.records import (
     JsonLines,

@@ -54,12 +54,14 @@ class Adviser:
         self._writer, self._checkpoints_dir = writer, checkpoints_dir
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_POINTS)
         self._last_step = 0
+        self._lr_expected: float | None = None
         self._said: set[tuple[int | None, str | None]] = set()
         self.proposal: Proposal | None = None
 
-    def note(self, point: Point) -> None:
-        """Remember the newest point."""
+    def note(self, point: Point, lr_expected: float | None = None) -> None:
+        """Remember the newest point, and the LR that was promised for it."""
         self._last_step = point.step
+        self._lr_expected = lr_expected if lr_expected is not None else self._lr_expected
         if point.time is not None:
             self._recent.append((point.step, point.time))
 
@@ -73,7 +75,7 @@ class Adviser:
         roots = find_checkpoint_roots(entries, self._checkpoints_dir, Path.cwd())
         before = trigger.onset_low_step if trigger.onset_low_step is not None else self._last_step
         candidates = collect_candidates(roots, before=before, entries=entries)
-        proposal = propose(events, candidates, replace(history, options=self._options))
+        proposal = propose(events, candidates, replace(history, options=self._options, lr_expected=self._lr_expected))
         if proposal is None or (proposal.target_step, proposal.command) in self._said:
             return None
         self._said.add((proposal.target_step, proposal.command))
@@ -101,7 +103,7 @@ class Adviser:
     def phrase(proposal: Proposal) -> str:
         """Return what a person reads on stderr: the command, or why there is none."""
         if proposal.command is None:
-            return f"no rollback proposed: {proposal.reasons[-1]}"
+            return f"no rollback proposed: {proposal.without_target or proposal.reasons[-1]}"
         cost = f" (discards {proposal.cost_steps} steps)" if proposal.cost_steps is not None else ""
         return f"to roll back, type: {proposal.command}{cost}"
 

@@ -36,6 +36,7 @@ from chronicle.watch.restart import (
     read_past,
     warm_until,
 )
+from rollback.channels import EXPECTED_LR
 from rollback.detect import Detector, Event, Status, Tier
 
 
@@ -102,8 +103,8 @@ class LiveWatch:
         for point in points:
             if not self._begun:
                 self._begin(point.step)
-            self._adviser.note(point)
             values = self._promise.add_to(point.step, point.values)
+            self._adviser.note(point, values.get(EXPECTED_LR))
             changed += self._report(self.detector.feed(point.step, values, time=point.time, launch=self.launch))
             self._snapshots.note(point.step, self.detector)
             self._restart.feed(point)

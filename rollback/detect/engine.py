@@ -24,12 +24,14 @@ from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
-from rollback.detect.watches import BLOCK_POINTS, BLOCKS, LrFinding, LrWatch, PlateauWatch, ScaleWatch
+from rollback.detect.watches import BLOCK_POINTS, BLOCKS, DisguiseWatch, LrFinding, LrWatch, PlateauWatch, ScaleWatch
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
+WATCHED_BESIDE = (Role.NORM, Role.LOSS_SCALE, Role.SKIPPED)
+SINGLES = (Role.LOSS, Role.LR, *WATCHED_BESIDE)
 MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind.REINIT, Kind.MIX_SHIFT)
 RESTART_ROWS = 200  # an onset so soon after the start of a launch has that as evidence
 SHARE_POINTS = 512  # of the mixture that are remembered
@@ -56,6 +58,9 @@ class Detector:
         self._scale = ScaleWatch()
         self._scale_event: int | None = None
         self._plateau = PlateauWatch()
+        self._disguise = DisguiseWatch()
+        self._disguise_event: int | None = None
+        self._singles: dict[Role, str] = {}  # the first channel of each role that the watches read
         self._segment_row = -(10**9)
         self._rewound = False
         self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
@@ -117,6 +122,8 @@ class Detector:
             if items:
                 self._fuse(role, items, row, step, launch, changed)
         self._feed_evidence(row, step, launch, values, repeated, changed)
+        if not repeated and Role.LOSS in self._singles:
+            self._watch_disguise(row, step, launch, values, changed)
         return changed
 
     def _feed_evidence(
@@ -163,6 +170,8 @@ class Detector:
         elif role in (Role.OBJECTIVE, Role.REWARD):
             self._fusion.objective = True
         self._roles[name] = role
+        if role in SINGLES and (role not in self._singles or role is Role.LOSS):
+            self._singles[role] = name
         if role in DECISIVE:
             self._channels[name] = Channel(name, self._config_for(role))
         elif role in EVIDENCE:
@@ -220,6 +229,36 @@ class Detector:
                 self._lr_event, status=Status.RECOVERED, recovered_row=row, recovered_step=step
             )
             self._lr_event = None
+        else:
+            return
+        changed.append(event)
+
+    def _watch_disguise(
+        self, row: int, step: int, launch: int | None, values: Mapping[str, float | None], changed: list[Event]
+    ) -> None:
+        one = self._singles
+        lead = one[Role.LOSS]
+        channel = self._channels[lead]
+        norm, scale, skipped = (values.get(one[role]) if role in one else None for role in WATCHED_BESIDE)
+        told = norm is not None or skipped is not None or (Role.LR in one and values.get(one[Role.LR]) is not None)
+        finding = self._disguise.feed(
+            row, step, loss=values.get(lead), norm=norm, scale=scale, skipped=skipped, level=channel.middle,
+            noise=channel.scale, told=told,
+        )  # fmt: skip
+        if finding is None:
+            return
+        if finding.begins:
+            event = self._add(Kind.NAN, Tier.PROPOSE, row, step, launch, (lead,), finding.sentence)
+            event = self._fusion.change(
+                event.id, status=Status.DIVERGING, onset_row=finding.row, onset_low_row=finding.row, onset_step=finding.step,
+                onset_low_step=min(finding.step, finding.sound_step + 1),
+            )  # fmt: skip
+            self._disguise_event = event.id
+        elif self._disguise_event is not None:
+            event = self._fusion.change(
+                self._disguise_event, status=Status.RECOVERED, recovered_row=row, recovered_step=step
+            )
+            self._disguise_event = None
         else:
             return
         changed.append(event)
@@ -310,6 +349,9 @@ class Detector:
             "scale": self._scale.to_json(),
             "scale_event": self._scale_event,
             "plateau": self._plateau.to_json(),
+            "disguise": self._disguise.to_json(),
+            "disguise_event": self._disguise_event,
+            "singles": {role.value: name for role, name in self._singles.items()},
             "segment_row": self._segment_row,
             "rewound": self._rewound,
             "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
@@ -332,6 +374,9 @@ class Detector:
         detector._scale = ScaleWatch.from_json(record["scale"])
         detector._scale_event = record["scale_event"]
         detector._plateau = PlateauWatch.from_json(record["plateau"])
+        detector._disguise = DisguiseWatch.from_json(record["disguise"])
+        detector._disguise_event = record["disguise_event"]
+        detector._singles = {Role(role): name for role, name in record["singles"].items()}
         detector._segment_row = record["segment_row"]
         detector._rewound = record["rewound"]
         for name, points in record["shares"].items():

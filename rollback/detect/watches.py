@@ -1,4 +1,4 @@
-"""Detectors of single signals: the learning rate, the fp16 loss scale, and a plateau of the loss.
+"""Detectors of single signals: the learning rate, the fp16 loss scale, NaN in disguise, and a plateau of the loss.
 
 Each keeps a few numbers, returns a finding when something begins or ends, and knows no other channel.
 """
@@ -219,6 +219,126 @@ class ScaleWatch:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> ScaleWatch:
+        """Rebuild the fold from `to_json`."""
+        watch = cls()
+        for name in cls.__slots__:
+            setattr(watch, name, record[name])
+        return watch
+
+
+# --- NaN in disguise
+
+# What a log shows of NaN without showing NaN: Trainer's filter writes a loss of exactly 0.0 (or the mean of the steps
+# before, the same to the last bit), Megatron leaves the loss out of the line, the loss scale lies at its floor, the
+# optimizer skips every step. One such point can be an accident; three in a row are weights that no longer work.
+
+DISGUISED_POINTS = 3
+USUAL_POINTS = 32  # points that show what is usual in this log
+FAR_FROM_ZERO = 10.0  # noise units: a loss that reaches zero by training comes near it first
+FLOOR_SCALE = 1.0
+FLOOR_FALL = 16.0  # a scale that fell by this factor to its floor
+
+
+@dataclass(frozen=True, slots=True)
+class DisguiseFinding:
+    """A disguised NaN that begins or is over; `row` and `step` are of its first point, `sound_step` is the last one before."""
+
+    begins: bool
+    row: int
+    step: int
+    sound_step: int
+    sentence: str
+
+
+class DisguiseWatch:
+    """A fold over a point's loss, gradient norm, loss scale and skipped steps; None is "not in this line"."""
+
+    __slots__ = (
+        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "normed", "repeats", "scale_top", "signs",
+        "sound_step", "usual",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.last_loss: float | None = None
+        self.last_skipped: float | None = None
+        self.last_step: int | None = None
+        self.usual = 0  # points in a row that held a loss
+        self.normed = 0  # of these, points in a row that held a gradient norm
+        self.repeats = 0  # points whose loss was that of the point before: a coarse number format
+        self.scale_top = 0.0
+        self.signs = 0  # points in a row that show a sign
+        self.first_row = self.first_step = self.sound_step = 0
+        self.begun = False
+
+    def feed(
+        self, row: int, step: int, *, loss: float | None, norm: float | None, scale: float | None, skipped: float | None,
+        level: float, noise: float, told: bool,
+    ) -> DisguiseFinding | None:  # fmt: skip
+        """Fold one point. `level` and `noise` are the loss's usual ones, `told` says that the line holds other values."""
+        if loss is not None and loss - loss != 0.0:
+            return None  # an open NaN needs no watch
+        sign = self._sign(step, loss, norm, scale, skipped, level, noise, told)
+        if sign is None:
+            ended = self.begun and loss is not None
+            finding = DisguiseFinding(False, row, step, self.sound_step, "the log is as usual again") if ended else None
+            if loss is not None:
+                self.signs, self.begun, self.sound_step = 0, False, step
+                self._learn(loss, norm)
+            self._remember(step, loss, skipped)
+            return finding
+        if self.signs == 0:
+            self.first_row, self.first_step = row, step
+        self.signs += 1
+        self._remember(step, loss, skipped)
+        if self.begun or self.signs < DISGUISED_POINTS:
+            return None
+        self.begun = True
+        return DisguiseFinding(True, self.first_row, self.first_step, self.sound_step, sign)
+
+    def _sign(
+        self, step: int, loss: float | None, norm: float | None, scale: float | None, skipped: float | None, level: float,
+        noise: float, told: bool,
+    ) -> str | None:  # fmt: skip
+        normless = norm != norm if norm is not None else self.normed >= USUAL_POINTS
+        unknown = norm is None and self.normed == 0
+        if loss is None:
+            if told and self.usual >= USUAL_POINTS:
+                return "the loss is missing from lines that always held it: NaN is left out by the trainer"
+            return None
+        far = noise > 0.0 and abs(level) > FAR_FROM_ZERO * noise and self.usual >= USUAL_POINTS
+        why = "the gradient norm is NaN" if norm is not None else "there is no gradient norm"
+        if loss == 0.0 and far and (normless or unknown):
+            return f"the loss is exactly 0.0 and {why}: a filter of the trainer hides NaN"
+        if loss == self.last_loss and far and (normless or (unknown and self.repeats < DISGUISED_POINTS)):
+            return f"the loss repeats bit for bit and {why}: a filter of the trainer hides NaN"
+        if skipped is not None and self.last_step is not None and self.last_skipped is not None and self.usual >= USUAL_POINTS:
+            steps = step - self.last_step
+            if 0 < steps <= max(skipped - self.last_skipped, skipped if skipped <= steps else 0.0):
+                return f"all of the last {steps} steps were skipped: their gradients were not finite"
+        if scale is not None:
+            self.scale_top = max(self.scale_top, scale)
+            if scale <= FLOOR_SCALE < self.scale_top / FLOOR_FALL:
+                return f"the loss scale fell from {self.scale_top:g} to its floor of {scale:g}: every gradient overflows"
+        return None
+
+    def _learn(self, loss: float, norm: float | None) -> None:
+        self.usual += 1
+        self.normed = self.normed + 1 if norm is not None else 0
+
+    def _remember(self, step: int, loss: float | None, skipped: float | None) -> None:
+        self.last_step = step
+        self.repeats += loss is not None and loss == self.last_loss
+        self.last_loss = loss if loss is not None else self.last_loss
+        self.last_skipped = skipped if skipped is not None else self.last_skipped
+        if loss is None and not self.signs:
+            self.usual = 0  # lines without a loss are usual here
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> DisguiseWatch:
         """Rebuild the fold from `to_json`."""
         watch = cls()
         for name in cls.__slots__:

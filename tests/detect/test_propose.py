@@ -60,7 +60,8 @@ def test_nothing_before_the_onset_is_said_and_not_papered_over() -> None:
     proposal = propose([event(60)], grid(100, 500))
     assert proposal is not None and proposal.target_step is None and proposal.command is None
     assert proposal.reasons[-1] == (
-        "no verified checkpoint at or before step 0 (onset 60); look for an older one or restart from scratch"
+        "no verified checkpoint at or before step 0 (onset 60): the oldest one is of step 100; "
+        "look for an older one or restart from scratch"
     )  # the last reason is what a person reads on stderr
 
 

@@ -97,7 +97,7 @@ def test_a_trainer_state_keeps_every_logged_step(tmp_path: Path, chronicle: Cli)
     chronicle("import", str(source), "--run", "hf")
     story = read_story(RunPaths(tmp_path / "logs" / "hf"))
     assert story.headline.step == history[-1]["step"]
-    assert "lr" in story.headline.values
+    assert "learning_rate" in story.headline.values
 
 
 CHRONICLES = """# Chronicles

@@ -284,3 +284,23 @@ def test_metrics_package_knows_only_the_table_of_channel_names_of_rollback() -> 
     assert set(done.stdout.split()) <= {"rollback", "rollback.channels", "rollback.errors", "rollback.findings"}
     code = "import sys, chronicle.metrics; print(*(m for m in sys.modules if m.split('.')[0] == 'rollback'))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "error: interrupted", 130: the usual end of a watch is no error."""
+
+    def press(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press)
+    result = watch(str(write(tmp_path / "a.jsonl", SPIKE)))
+    assert result.exit_code == 0 and "instant-spike" in result.text and result.text.startswith("read: metrics.jsonl")
+
+
+def test_an_imported_run_is_scanned_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chronicle.cli.exchange import import_
+
+    monkeypatch.chdir(tmp_path)
+    result = import_([str(write(tmp_path / "old.jsonl", DIVERGENCE))], run="old")
+    assert "scanned: 2 events" in result.text and "propose" in result.text
+    assert isinstance(result.data, dict) and [event["tier"] for event in result.data["events"]] == ["propose", "notice"]

@@ -1,0 +1,97 @@
+"""NaN that no log shows as NaN: a filter's 0.0, a repeated value, a missing field, skipped steps, a loss scale at its floor."""
+
+import math
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+
+from rollback.detect import Detector, Event, Kind, Tier
+from rollback.propose import CandidateCheckpoint, propose
+
+Values = Mapping[str, float]
+START, SIZE, EVERY = 200, 260, 10
+
+
+def healthy(row: int) -> dict[str, float]:
+    dice = random.Random(row)
+    return {"loss": 2.0 + 2.0 / (1 + row / 20) + dice.gauss(0, 0.02), "grad_norm": 1.0 + dice.gauss(0, 0.05), "lr": 1e-4}
+
+
+def fold(change: Mapping[str, float | None], *, last: int = SIZE, base: Values = MappingProxyType({})) -> list[Event]:
+    """A healthy run whose values are replaced from row `first` to `last`; None leaves one out. Live: what was said by then."""
+    detector, said = Detector(), []
+    for row in range(SIZE):
+        values = {**base, **healthy(row), **(change if START <= row < last else {})}
+        said += detector.feed(row * EVERY, {name: value for name, value in values.items() if value is not None})
+    return [event for event in said if event.kind is Kind.NAN and event.tier is Tier.PROPOSE]
+
+
+DISGUISES: dict[str, tuple[Mapping[str, float | None], Mapping[str, float]]] = {
+    "0.0 and a gradient norm of NaN": ({"loss": 0.0, "grad_norm": math.nan}, {}),
+    "0.0 and no gradient norm": ({"loss": 0.0, "grad_norm": None}, {}),
+    "repeated bit for bit": ({"loss": 2.171875, "grad_norm": math.nan}, {}),
+    "the field is left out": ({"loss": None, "grad_norm": math.nan}, {}),
+    "the field is left out, and the norm": ({"loss": None, "grad_norm": None}, {}),
+    "all steps skipped": ({"number of skipped iterations": 10.0}, {"number of skipped iterations": 0.0}),
+    "loss scale at its floor": ({"loss_scale": 1.0}, {"loss_scale": 65536.0}),
+}
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_a_disguised_nan_is_proposed_within_three_points(name: str) -> None:
+    """90 of 120 steps were NaN in the commonest trainer, and nothing called for a rollback."""
+    change, base = DISGUISES[name]
+    events = fold(change, base=base)
+    assert events and events[0].alarm_row <= START + 3 and events[0].onset_row in (START, START + 1), name
+    checkpoints = [CandidateCheckpoint(step=step, verified=True) for step in range(0, SIZE * EVERY, 100)]
+    proposal = propose(events[-1:], checkpoints)
+    assert proposal is not None and proposal.target_step is not None
+    assert START * EVERY - 1300 < proposal.target_step < START * EVERY and proposal.command is not None
+
+
+HEALTHY: dict[str, tuple[Mapping[str, float | None], Mapping[str, float], int]] = {
+    "one point without a loss": ({"loss": None}, {}, START + 1),
+    "two zeros": ({"loss": 0.0, "grad_norm": math.nan}, {}, START + 2),
+    "a constant loss with a live gradient norm": ({"loss": 2.125}, {}, SIZE),
+    "some steps skipped": ({"number of skipped iterations": 3.0}, {"number of skipped iterations": 0.0}, SIZE),
+    "skipped steps counted from the start": ({"skipped": 17.0}, {"skipped": 17.0}, SIZE),
+    "a scale of one from the start": ({"loss_scale": 1.0}, {"loss_scale": 1.0}, SIZE),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_looks_alike_is_not_proposed(name: str) -> None:
+    change, base, last = HEALTHY[name]
+    assert fold(change, base=base, last=last) == []
+
+
+def test_a_loss_that_is_logged_less_often_than_the_lr_is_not_missing() -> None:
+    detector = Detector()
+    for row in range(600):
+        values = healthy(row)
+        if row % 5:
+            del values["loss"]
+        detector.feed(row, values)
+    assert all(event.kind is not Kind.NAN for event in detector.events)
+
+
+def test_a_loss_that_trains_to_zero_is_no_nan() -> None:
+    """Preference training reaches 0.0 as printed with four digits, through smaller and smaller values."""
+    detector, dice = Detector(), random.Random(1)
+    for row in range(900):
+        detector.feed(row, {"loss": round(0.7 * math.exp(-row / 60) * dice.uniform(0.5, 1.5), 4), "lr": 1e-5})
+    assert all(event.kind is not Kind.NAN for event in detector.events)
+
+
+def test_half_a_fold_is_as_good_as_one() -> None:
+    change, _ = DISGUISES["0.0 and a gradient norm of NaN"]
+    detector = Detector()
+    for row in range(SIZE):
+        if row == START + 2:
+            detector = Detector.from_json(detector.to_json())
+        hidden = {name: value for name, value in change.items() if value is not None} if row >= START else {}
+        detector.feed(row * EVERY, {**healthy(row), **hidden})
+    found = [event for event in detector.events if event.kind is Kind.NAN and event.tier is Tier.PROPOSE]
+    assert [event.alarm_row for event in found if event.channels == ("loss",)] == [START + 2]
