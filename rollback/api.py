@@ -58,8 +58,11 @@ def plan_rollback(
     sets: Mapping[str, float | int] | None = None,
     keep_later: bool = False,
     full: bool = True,
+    accept_unproved: str = "",
 ) -> Plan:
     """Plan to go back to the checkpoint of `step` in the directory `root`; changes nothing.
+
+    `accept_unproved` is the reason for an LR edit although something else may set the LR of the next launch.
 
     `lr_scale` multiplies every LR, `lr` sets it, `sets` gives single fields a value. Later checkpoints are moved to
     `<root>/../abandoned/` unless `keep_later`. `launch` selects one of several checkpoints of the step; `full` verifies
@@ -67,7 +70,8 @@ def plan_rollback(
     """
     directory = Path(os.path.abspath(root))
     request = RollbackRequest(
-        step=step, launch=launch, lr_scale=lr_scale, lr=lr, sets=dict(sets or {}), keep_later=keep_later
+        step=step, launch=launch, lr_scale=lr_scale, lr=lr, sets=dict(sets or {}), keep_later=keep_later,
+        accept_unproved=accept_unproved,
     )
     listed = [c for c in list_checkpoints(directory) if not c.path.is_symlink()]
     chosen = select_checkpoint(listed, step, launch)

@@ -91,6 +91,14 @@ def rollback(
         list[str] | None,
         typer.Option("--accept-change", help="Difference that the guard accepts, as `name: reason` (repeatable)."),
     ] = None,
+    accept_unproved: Annotated[
+        str,
+        typer.Option(
+            "--accept-unproved",
+            help="Edit the LR although something else may set it in the next launch; the reason is recorded.",
+            metavar="REASON",
+        ),
+    ] = "",
     verify: Annotated[
         str,
         typer.Option(
@@ -137,6 +145,7 @@ def rollback(
         skip_batches=skip_batches,
         reshuffle=reshuffle,
         accept_change=tuple(accept_change or ()),
+        accept_unproved=accept_unproved.strip(),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
     if deepspeed_config is not None:
@@ -238,6 +247,7 @@ def make_plan(
         run=opened.settings.run,
         honours=_honoured(chosen, None if manifest is None else manifest.memory, entries),
         config=find_deepspeed_config(opened.settings, entries, state),
+        argv=_newest_command(entries),
         cost=_cost(request.step, opened),
         remarks=_remarks(findings, full, verdict),
     )
@@ -354,6 +364,12 @@ def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: C
         return _read(settings.deepspeed_config, f"from {named}", needed=True)
     found = (_read(path, origin) for path, origin in _recorded(entries, state))
     return next((file for file in found if file is not None), None)
+
+
+def _newest_command(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The command of the newest launch; empty where none was recorded."""
+    starts = [start for _, start in events_of(entries, LaunchStart) if start.argv]
+    return tuple(map(str, starts[-1].argv)) if starts else ()
 
 
 def _recorded(entries: Sequence[Entry], state: CheckpointState) -> Iterator[tuple[Path, str]]:

@@ -640,6 +640,7 @@ class RollbackFacts(JournalEvent):
     base_lr_before: float | None = None
     base_lr_after: float | None = None
     lrs: tuple[Any, ...] = ()
+    accept_unproved: str = ""  # why the LR was edited although its effect was not proved
     edited_fields: int | None = None
     lost_steps: int | None = None
     lost_hours: float | None = None

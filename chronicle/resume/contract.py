@@ -60,6 +60,7 @@ class Contract:
     lrs: tuple[float, ...] = ()
     next_lrs: tuple[tuple[float, ...], ...] | None = None
     lr_ratio: float | None = None
+    lr_unproved: tuple[str, ...] = ()  # what may set another LR than the checkpoint's; it is held then
     last_epochs: tuple[int, ...] = ()
     data: Mapping[str, Any] | None = None  # {"skip_batches": int, "reshuffle": bool}
     warmup_steps: int = 0
@@ -109,18 +110,23 @@ class Expectation:
     @property
     def lr_set_by_hand(self) -> bool:
         """Whether the script may set the LR itself between load and first step: then only a jump is a mismatch."""
+        if self.contract is not None and self.contract.lr_unproved:
+            return True
         if self.memory is None:
             return True
         return self.memory.lr_source == "manual" or (self.memory.lr_source == "untested" and not self.memory.schedulers)
 
     def allowed_jump(self) -> float:
-        """The factor by which a hand-set LR may differ from the last one: the square of its largest recent change."""
+        """The factor by which a hand-set LR may differ from the last one: the square of its largest recent change.
+
+        After an edit that was accepted without proof it is nearer to the new LR than to the old one.
+        """
         rows = self.memory.recent_lrs if self.memory else ()
         changes = [pair for x, y in pairwise(rows) for pair in zip(x, y, strict=False)]
         pairs = [(a, b) for a, b in changes if a is not None and b is not None and a > 0 and b > 0]
-        if not pairs:
-            return UNKNOWN_JUMP
-        return max(SMALL_JUMP, max(max(a, b) / min(a, b) for a, b in pairs) ** 2)
+        usual = max(SMALL_JUMP, max(max(a, b) / min(a, b) for a, b in pairs) ** 2) if pairs else UNKNOWN_JUMP
+        ratio = self.contract.lr_ratio if self.contract is not None and self.contract.lr_unproved else None
+        return usual if ratio is None or ratio <= 0 else min(usual, math.sqrt(max(ratio, 1 / ratio)))
 
     def lrs(self) -> LrRow | None:
         """LR per group that memory must hold before the first step."""
@@ -165,6 +171,7 @@ def _parse_contract(record: Mapping[str, Any]) -> Contract:
         lrs=tuple(float(group["lr"]) for group in groups),
         next_lrs=None if not rows else tuple(tuple(float(lr) for lr in row) for row in rows),
         lr_ratio=_finite(record.get("lr_ratio")),
+        lr_unproved=tuple(str(item) for item in record.get("lr_unproved") or ()),
         last_epochs=tuple(int(epoch) for epoch in epochs if epoch is not None),
         data=record.get("data"),
         warmup_steps=int(record.get("warmup_steps") or 0),

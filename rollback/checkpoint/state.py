@@ -3,15 +3,18 @@
 The formats in `rollback.checkpoint.formats` fill these values with the functions below, which recognise the state dicts of
 torch's optimizers (`param_groups`, `state`; or with flattened keys, as torchtitan saves them) and LR schedulers (the
 scheduler's `__dict__` without the optimizer; torch/optim/optimizer.py and lr_scheduler.py). DeepSpeed's own schedulers
-hold `last_batch_iteration`.
+hold `last_batch_iteration`; those of timm and mmengine `base_values`, Megatron-core's `max_lr`. What concerns the LR and
+is none of these is kept as a hint (`hints_in`): an LR edit is not proved then.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, UnreadableFile
@@ -63,6 +66,23 @@ class OptimizerState:
         return tuple((*self.prefix, f"param_groups.{name}.{field}") for name in self.flat_names[index])
 
 
+class HintKind(StrEnum):
+    """What a part of a state file looks like."""
+
+    SCHEDULER = "scheduler"  # a scheduler's by its name or its fields, but not the state dict of a torch scheduler
+    ARGUMENTS = "arguments"  # arguments or a config that name an LR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrHint:
+    """A part of a state file that concerns the LR and is no known scheduler: where it lies, and its plain values."""
+
+    file: str
+    keys: Prefix
+    kind: HintKind
+    values: Mapping[str, object]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
     """The numbers that decide how the run continues from a checkpoint.
@@ -71,7 +91,8 @@ class CheckpointState:
     through `accelerator.prepare`), None when it cannot be told. `optimizer_step` is the optimizer's own count (of
     several, the largest); `writer_step` the writer's own counter, by its own rule: Lightning adds up all optimizers.
     `counters` are named by file and key path; `topology`, `config` and `data` hold what the writer recorded.
-    `findings` are problems that reading showed (F2, F4, F9). `located` is used by `file_holding`.
+    `findings` are problems that reading showed (F2, F4, F9). `located` is used by `file_holding`. `lr_hints` are parts
+    that concern the LR and were not understood (`hints_in`).
     """
 
     checkpoint: Checkpoint
@@ -90,6 +111,7 @@ class CheckpointState:
     config: Mapping[str, object] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     located: Mapping[tuple[str, Prefix], str] = field(default_factory=dict)
+    lr_hints: tuple[LrHint, ...] = ()
 
     def file_holding(self, file: str, keys: Prefix) -> str:
         """The file on disk that holds a field: `file` itself, or the part that it lies in when `file` is an index."""
@@ -137,7 +159,9 @@ def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
 # --- State dicts of torch
 
 _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
-                   {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"})  # fmt: skip
+                   {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"},
+                   {"base_values", "param_group_field"}, {"base_values", "param_name"},
+                   {"min_lr", "lr_decay_style", "lr_decay_steps"})  # timm, mmengine, Megatron  # fmt: skip
 _MAX_COUNTERS = 64
 _MAX_SEARCHED = 200_000
 MAX_LEVELS = 12  # nested schedulers: each takes two levels
@@ -187,6 +211,88 @@ def find_states(tree: object, *, levels: int = 5) -> list[tuple[Prefix, object, 
             children = as_mapping(value) or (dict(enumerate(value)) if isinstance(value, (list, tuple)) else {})
             todo += [((*prefix, key), part) for key, part in children.items() if isinstance(key, (str, int))]
     return found
+
+
+_SCHEDULER_NAME = re.compile(r"sched|warm_?up", re.IGNORECASE)
+_LR_NAME = re.compile(r"(?:[a-z]+_)*(?:lr|learning_?rate|lrs|lr0|lrf)(?:_[a-z0-9]+)*", re.IGNORECASE)
+_NO_LR_WORDS = re.compile(
+    r"sched|policy|style|type|name|mode|interval|freq|monitor|_(?:steps|iters|epochs)|^(?:decay|use|log)_lr", re.IGNORECASE
+)
+_COUNTER_FIELDS = frozenset({"num_steps", "num_updates", "t_in_epochs", "last_epoch", "last_step", "_global_step", "T_cur"})
+_MAX_HINTS = 32
+_MAX_HINT_VALUES = 400
+
+
+def hints_in(file: str, tree: object, found: Sequence[Prefix] = (), *, levels: int = 6) -> tuple[LrHint, ...]:
+    """The parts of a tree that concern the LR and are not among the `found` state dicts of torch's classes.
+
+    A dict counts when its name or that of a container around it is a scheduler's, when its fields are, or when it names
+    an LR. Weights are passed over: their values are tensors.
+    """
+    hints: list[LrHint] = []
+    known, seen = set(found), set[int]()
+    todo: deque[tuple[Prefix, object, bool]] = deque([((), tree, False)])
+    while todo and len(hints) < _MAX_HINTS and len(seen) < _MAX_SEARCHED:
+        prefix, value, named = todo.popleft()
+        if prefix in known or id(value) in seen:
+            continue
+        seen.add(id(value))
+        parts = as_mapping(value)
+        if parts is None:
+            if isinstance(value, (list, tuple)) and len(prefix) < levels and len(value) <= _MAX_HINT_VALUES:
+                todo += [((*prefix, index), part, named) for index, part in enumerate(value)]
+            continue
+        kind = _hint_kind(parts, named)
+        holds = kind is HintKind.SCHEDULER and _holds_known(prefix, known)
+        if kind is not None and not (holds and not (named and _has_numbers(parts))):
+            values = numbers_in(dict(islice(parts.items(), _MAX_HINT_VALUES)), Budget(file))
+            hints.append(LrHint(file=file, keys=prefix, kind=kind, values=values))
+            if kind is HintKind.SCHEDULER and not holds:
+                continue
+        if len(prefix) < levels:
+            for key, part in parts.items():
+                if isinstance(key, (str, int)) and not isinstance(part, TensorRef):
+                    todo.append(((*prefix, key), part, named or _SCHEDULER_NAME.search(str(key)) is not None))
+    return tuple(hints)
+
+
+def _holds_known(prefix: Prefix, known: Set[Prefix]) -> bool:
+    return any(other[: len(prefix)] == prefix for other in known)
+
+
+def _has_numbers(parts: Mapping[object, object]) -> bool:
+    """Whether a dict around known states keeps numbers of its own."""
+    values = (part for value in parts.values() for part in (value if isinstance(value, (list, tuple)) else (value,)))
+    return any(isinstance(n := plain_number(v), (int, float)) and not isinstance(n, bool) for v in values)
+
+
+def _hint_kind(parts: Mapping[object, object], named: bool) -> HintKind | None:
+    """What a dict is by its own fields; `named`: it, or what holds it, is called a scheduler."""
+    containers = all(isinstance(plain_number(part), (dict, list, tuple, Opaque, TensorRef)) for part in parts.values())
+    if named and (not containers or _has_numbers(parts)):
+        return HintKind.SCHEDULER
+    names = [key for key, part in parts.items() if isinstance(key, str) and names_lr(key) and _is_lr_value(part)]
+    fields = {key for key in parts if isinstance(key, str)}
+    if fields & {"base_values", "opt_param_scheduler"} or (names and fields & _COUNTER_FIELDS and not _is_large(parts)):
+        return HintKind.SCHEDULER
+    return HintKind.ARGUMENTS if names else None
+
+
+def _is_large(parts: Mapping[object, object]) -> bool:
+    """Whether a dict has more fields than the state of a scheduler: it is arguments then."""
+    return len(parts) > 40
+
+
+def names_lr(name: str) -> bool:
+    """Whether a field of this name holds an LR, and not the kind or the length of a schedule."""
+    return _LR_NAME.fullmatch(name) is not None and _NO_LR_WORDS.search(name) is None
+
+
+def _is_lr_value(value: object) -> bool:
+    number = plain_number(value)
+    if isinstance(number, (list, tuple)):
+        return bool(number) and all(_is_lr_value(part) for part in number)
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and number > 0
 
 
 def scheduler_state(

@@ -4,17 +4,20 @@ Pure functions over plain dictionaries: no torch, no files, no clock. A plan use
 anything is written, and to refuse an edit whose effect is not the requested one.
 """
 
+from rollback.lr.authority import Doubt, lr_doubts
 from rollback.lr.effect import FieldEdit, Proof, lr_edits, prove_ratio
 from rollback.lr.oracle import Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
 
 __all__ = [
     "CLOSED_FORM",
+    "Doubt",
     "FieldEdit",
     "Proof",
     "SchedulerClass",
     "Unknown",
     "infer_scheduler_class",
+    "lr_doubts",
     "lr_edits",
     "next_lrs",
     "prove_ratio",

@@ -28,6 +28,13 @@ _GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr")
 _SCHEDULER_FIELDS = ("base_lrs", "_last_lr", "eta_min", "max_lrs", "min_lrs", "default_min_lr")
 # ReduceLROnPlateau reduces only when the change exceeds `eps`, an absolute LR: it has to scale like the others.
 _PLATEAU_FIELDS = (*_SCHEDULER_FIELDS, "eps")
+_TIMM_FIELDS = ("base_values", "lr_min", "warmup_lr_init", "warmup_steps")
+_OWN_FIELDS: Mapping[SchedulerClass | None, tuple[str, ...]] = {
+    SchedulerClass.PLATEAU: _PLATEAU_FIELDS,
+    SchedulerClass.MMENGINE: ("base_values", "_last_value", "eta_min", "eta_max"),
+    SchedulerClass.MMENGINE_OTHER: (),
+    SchedulerClass.MEGATRON: ("max_lr", "start_lr", "min_lr"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +54,20 @@ class FieldEdit:
 
 def scheduler_lr_leaves(state: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     """Yield (keys, value) of every LR-valued number of a scheduler state, nested schedulers included."""
-    fields = _PLATEAU_FIELDS if infer_scheduler_class(state) is SchedulerClass.PLATEAU else _SCHEDULER_FIELDS
-    for name in fields:
+    for name in _lr_fields(state):
         yield from _numbers(state.get(name), (*prefix, name))
     children = state.get("_schedulers")
     if isinstance(children, list | tuple):
         for index, child in enumerate(children):
             yield from scheduler_lr_leaves(child, (*prefix, "_schedulers", index))
+
+
+def _lr_fields(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a scheduler state that hold LRs, by its class."""
+    name = infer_scheduler_class(state)
+    if name is SchedulerClass.TIMM:  # without a warm-up `warmup_steps` are placeholders that nothing reads
+        return _TIMM_FIELDS if state.get("warmup_t") else tuple(f for f in _TIMM_FIELDS if f != "warmup_steps")
+    return _OWN_FIELDS.get(name, _SCHEDULER_FIELDS)
 
 
 def group_lr_leaves(optimizer: OptimizerState) -> Iterator[tuple[Keys, Any]]:
@@ -128,6 +142,10 @@ _DECIDING: Mapping[SchedulerClass, tuple[tuple[str, ...], tuple[str, ...]]] = {
     SchedulerClass.PLATEAU: (("min_lrs", "eps"), ("lr",)),
     SchedulerClass.SEQUENTIAL: ((), ("lr",)),
     SchedulerClass.CHAINED: ((), ("lr",)),
+    SchedulerClass.TIMM: (_TIMM_FIELDS[:3], ("lr",)),
+    SchedulerClass.MMENGINE: (("base_values", "eta_min", "eta_max"), ("lr", "initial_lr", "max_lr", "min_lr")),
+    SchedulerClass.MMENGINE_OTHER: ((), ()),
+    SchedulerClass.MEGATRON: (("max_lr", "start_lr", "min_lr"), ("lr", "max_lr", "min_lr")),
 }
 
 

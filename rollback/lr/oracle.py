@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rollback.lr.rules import (
+    FOREIGN,
     CannotCompute,
     Groups,
     SchedulerClass,
@@ -214,9 +215,10 @@ _SINGLE_ROUNDING, _MOST_ROUNDING = 2.0**-23, 0.01  # float32 rounding per step, 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The LRs cannot be computed; `reason` says why."""
+    """The LRs cannot be computed; `reason` says why. `contradicts`: the file disagrees with itself."""
 
     reason: str
+    contradicts: bool = False
 
 
 def next_lrs(
@@ -252,6 +254,8 @@ def simulate_lrs(
 
     `rounded=False` computes in double precision even where the file stores float32: for proofs about the schedule.
     """
+    if infer_scheduler_class(state) in FOREIGN:
+        return Unknown(f"the LRs of a {infer_scheduler_class(state)} are not computed here")
     live, live_groups = as_kept(state, rounded=rounded), as_kept(groups, rounded=rounded)
     values = iter(metrics if metrics is not None else ())
     rows: list[tuple[float, ...]] = []
@@ -274,6 +278,8 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
         return Unknown(f"no known scheduler class has the keys {sorted(map(str, state))}")
     if name is SchedulerClass.DEEPSPEED:
         return Unknown("DeepSpeed's own schedulers keep their LRs in the DeepSpeed config, not in the checkpoint")
+    if name in FOREIGN:
+        return Unknown(f"the LRs of a {name} are not computed here")
     saved, held = state.get("_last_lr"), [group.get("lr") for group in groups]
     if not _plain(saved) or not _plain(held):
         return Unknown("an LR is kept as a tensor or numpy scalar, not as a Python float")
@@ -287,7 +293,10 @@ def reproduces_saved_lr(state: Mapping[str, Any], groups: Sequence[Mapping[str, 
         return Unknown(f"the scheduler state is malformed ({type(problem).__name__}: {problem})")
     rounding = _rounding(state, groups)
     if given is not None and not all(_close(*each, rounding) for each in zip(given, held, _bases(state, groups), strict=True)):
-        return Unknown(f"{name} would be at {given} by its own fields, the checkpoint holds {held}: edited before?")
+        return Unknown(
+            f"{name} would be at {given} by its own fields, the checkpoint holds {held}: edited before, or another class?",
+            contradicts=True,
+        )
     return None
 
 

@@ -1,11 +1,12 @@
 """Which scheduler class a saved state belongs to, and the LR each class computes at its counter.
 
 torch never stores the class of a scheduler: `state_dict()` is the object's `__dict__` without the optimizer. Each class
-has attributes that no other has, so the keys name it; a state with further float-valued keys belongs to a subclass that
-computes in its own way, and the answer is `None`. LRs kept as float32 (0-dim tensors, numpy scalars) are rounded after
+has attributes that no other has, so the keys name it; a state with further keys belongs to a subclass that computes in
+its own way, and the answer is `None`. LRs kept as float32 (0-dim tensors, numpy scalars) are rounded after
 each operation, as torch rounds them. Pure: state and groups are changed in place, as torch changes its objects.
 
-Source: `torch/optim/lr_scheduler.py` (1.13 to 2.13) and `deepspeed/runtime/lr_schedules.py`.
+Source: `torch/optim/lr_scheduler.py` (1.13 to 2.13), `deepspeed/runtime/lr_schedules.py`, `timm/scheduler/` (1.0.31),
+`mmengine/optim/scheduler/` (0.10.7) and `megatron/core/optimizer_param_scheduler.py` (0.16.1).
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class SchedulerClass(StrEnum):
     PLATEAU = "ReduceLROnPlateau"
     SEQUENTIAL = "SequentialLR"
     CHAINED = "ChainedScheduler"
+    TIMM = "timm scheduler"  # of any class: all compute from `base_values`
+    MMENGINE = "mmengine scheduler"  # of any class, for the LR
+    MMENGINE_OTHER = "mmengine scheduler of another parameter"  # momentum, for example
+    MEGATRON = "Megatron-core OptimizerParamScheduler"
     DEEPSPEED = "DeepSpeed"  # WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle: the LRs are in the config
 
 
@@ -45,6 +50,21 @@ _COMMON = frozenset(
 
 # class -> (required keys, optional keys); tried from top to bottom, the most specific first
 _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] = (
+    (
+        SchedulerClass.TIMM,
+        frozenset({"base_values", "param_group_field", "t_in_epochs", "noise_range_t"}),
+        frozenset({"_initial_param_group_field", "metric", "noise_pct", "noise_type", "noise_std", "noise_seed", "t_initial"})
+        | frozenset({"lr_min", "cycle_mul", "cycle_decay", "cycle_limit", "warmup_t", "warmup_lr_init", "warmup_prefix"})
+        | frozenset({"k_decay", "warmup_steps", "decay_t", "decay_rate", "decay_milestones", "power", "lb", "ub"}),
+    ),
+    (
+        SchedulerClass.MMENGINE,
+        frozenset({"base_values", "param_name", "begin", "end", "by_epoch", "_last_value"}),
+        frozenset({"last_step", "_global_step", "step_size", "gamma", "milestones", "factor", "total_iters", "T_max"})
+        | frozenset({"eta_min", "eta_min_ratio", "start_factor", "end_factor", "power", "eta_max", "div_factor"})
+        | frozenset({"final_div_factor", "total_steps", "anneal_func", "_schedule_phases", "periods", "restart_weights"})
+        | frozenset({"cumulative_periods"}),
+    ),
     (SchedulerClass.SEQUENTIAL, frozenset({"_schedulers", "_milestones"}), frozenset()),
     (SchedulerClass.CHAINED, frozenset({"_schedulers"}), frozenset()),
     (
@@ -74,6 +94,16 @@ _SIGNATURES: tuple[tuple[SchedulerClass, frozenset[str], frozenset[str]], ...] =
     (SchedulerClass.EXPONENTIAL, frozenset({"gamma"}), frozenset()),
     (SchedulerClass.LAMBDA, frozenset({"lr_lambdas"}), frozenset()),
     (SchedulerClass.DEEPSPEED, frozenset({"last_batch_iteration"}), frozenset()),
+    (
+        SchedulerClass.MEGATRON,
+        frozenset({"min_lr", "lr_decay_style", "lr_decay_steps", "num_steps"}),
+        frozenset({"max_lr", "start_lr", "lr_warmup_steps", "start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"}),
+    ),
+)
+
+# Schedulers of other libraries; not of torch's shape
+FOREIGN = frozenset(
+    {SchedulerClass.TIMM, SchedulerClass.MMENGINE, SchedulerClass.MMENGINE_OTHER, SchedulerClass.MEGATRON}
 )
 
 # Classes whose next LR follows from counter and base LRs, so that setting the counter sets the LR.
@@ -85,7 +115,8 @@ def infer_scheduler_class(state: Mapping[str, Any]) -> SchedulerClass | None:
     for name, required, optional in _SIGNATURES:
         if required <= state.keys():
             further = state.keys() - required - optional - _COMMON
-            return None if any(_holds_float(state[key]) for key in further) else name
+            name = SchedulerClass.MMENGINE_OTHER if name is SchedulerClass.MMENGINE and state["param_name"] != "lr" else name
+            return name if all(_is_private_flag(key, state[key]) for key in further) else None
     return None
 
 
@@ -95,10 +126,9 @@ def child_states(state: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(children) if isinstance(children, list | tuple) else ()
 
 
-def _holds_float(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(_holds_float(item) for item in value)
-    return isinstance(value, float)
+def _is_private_flag(key: str, value: Any) -> bool:
+    """Whether a field may be one that another version of torch keeps: private, and without any value."""
+    return key.startswith("_") and value is None
 
 
 # --- LRs stored as float32 (0-dim tensors, numpy scalars): rounded after each operation, as torch does
@@ -184,6 +214,8 @@ def rule_of(name: SchedulerClass | None) -> Callable[[State, Groups], list[float
         raise CannotCompute("the function of a LambdaLR or MultiplicativeLR is not saved in a checkpoint")
     if name is SchedulerClass.DEEPSPEED:
         raise CannotCompute("DeepSpeed's own schedulers keep their LRs in the DeepSpeed config")
+    if name in FOREIGN:
+        raise CannotCompute(f"the LRs of a {name} are not computed here")
     raise CannotCompute("the class of a nested scheduler is unknown")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.lr.authority import Doubt, Evidence, lr_doubts, seen_by_guard
 from rollback.lr.deepspeed import ConfigFile, ConfigPlan, config_notes, deepspeed_lrs, plan_config
 from rollback.lr.effect import (
     Disproof,
@@ -51,12 +52,17 @@ def plan_lr_edits(
     state: CheckpointState,
     memory: Mapping[str, Any] | None,
     config: ConfigFile | None = None,
+    argv: Sequence[str] = (),
 ) -> LrPlan:
-    """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails."""
+    """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails.
+
+    `argv` is the command of the newest launch, where it is known: the arguments to change are quoted from it.
+    """
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
     edits = plan_sets(request, state)
     ratio: float | None = None if request.sets else 1.0
+    unproved: tuple[str, ...] = ()
     if scale is not None:
         if sets_lr(request):
             raise PlanRefused(
@@ -65,7 +71,8 @@ def plan_lr_edits(
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
-        _prove(state, scaled, scale)
+        unproved = _unproved(request, state, scale, Evidence(memory=memory, argv=tuple(argv)))
+        _prove(state, scaled, scale, accepted=bool(unproved))
     edited = edited_state(state, edits)
     table, source, reason = forecast(edited, state, memory, ratio, moved=bool(request.sets))
     groups = [group for optimizer in of_first_rank(edited.optimizers) for group in optimizer.groups]
@@ -83,9 +90,36 @@ def plan_lr_edits(
             next_lrs=table,
             source=source,
             reason=reason,
+            unproved=unproved,
         ),
         schedulers=tuple(_counters(s) for s in edited.schedulers if s.authoritative),
         notes=(*_notes(state, scale, request), *configured.notes),
+    )
+
+
+def _unproved(
+    request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence
+) -> tuple[str, ...]:
+    """What may decide the LR beside the edit, empty where it is proved; raises `PlanRefused` unless it was accepted."""
+    if not state.optimizers:
+        return ()  # refused by `_prove`
+    doubts = lr_doubts(state, scale, evidence)
+    if not doubts:
+        return ()
+    if request.accept_unproved:
+        return tuple(doubt.seen for doubt in doubts)
+    if seen_by_guard(state, evidence.memory):
+        return ("no scheduler was saved; the guard saw the optimizer's own LR in use",)
+    raise _not_proved(doubts)
+
+
+def _not_proved(doubts: Sequence[Doubt]) -> PlanRefused:
+    seen = "; ".join(dict.fromkeys(doubt.seen for doubt in doubts))
+    changes = "; ".join(dict.fromkeys(doubt.change for doubt in doubts if doubt.change))
+    then = f'--accept-unproved "why it is right" makes the edit{" as well" if changes else ""}, and the guard of the next '
+    return PlanRefused(
+        f"the LR of the next launch is not proved to follow from this checkpoint: {seen}",
+        remedy=f"{changes}; then {then}launch holds the LR" if changes else f"{then}launch holds the LR",
     )
 
 
@@ -136,8 +170,11 @@ def _exact(edits: Sequence[FieldEdit], lr: float | None) -> tuple[FieldEdit, ...
     return tuple(replace(edit, after=lr) if math.isclose(edit.after, lr, rel_tol=_SAME_LR) else edit for edit in edits)
 
 
-def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> None:
-    """Raise `PlanRefused` unless the edits change every next LR by the factor `scale`."""
+def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float, *, accepted: bool) -> None:
+    """Raise `PlanRefused` unless the edits change every next LR by the factor `scale`.
+
+    `accepted`: a person accepted that the effect is not proved. The optimizer's LRs must be changed nevertheless.
+    """
     after = edited_state(state, edits)
     pairs = list(zip(state.optimizers, after.optimizers, strict=True))
     if not pairs:
@@ -148,7 +185,7 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float) -> 
         answer = prove_ratio(None, optimizer.groups, None, edited.groups, scale)
         if isinstance(answer, Disproof):
             raise _refusal(optimizer.file, answer)
-    for scheduler, edited_scheduler in zip(state.schedulers, after.schedulers, strict=True):
+    for scheduler, edited_scheduler in zip(state.schedulers, after.schedulers, strict=True) if not accepted else ():
         if _is_deepspeeds_own(scheduler):
             continue  # it computes from the config, where every LR field is scaled
         for optimizer, edited in governed_by(scheduler, pairs):
@@ -183,8 +220,8 @@ def _optional(value: object) -> float | None:
 
 def _notes(state: CheckpointState, scale: float | None, request: RollbackRequest) -> tuple[str, ...]:
     notes = []
-    if scale is not None and not state.schedulers:
-        notes.append("no scheduler was saved: if the script creates a new scheduler, that will overwrite this LR")
+    if scale is not None and request.accept_unproved:
+        notes.append(f"accepted without proof: {request.accept_unproved}")
     if request.sets and "last_epoch" in request.sets and state.scheduler_unit is None:
         notes.append(
             "the number of scheduler counts per optimizer step is unknown: last_epoch is set to the given value"

@@ -114,6 +114,7 @@ class Plan:
             "next_lrs": self.promised_lrs(),
             "next_lrs_source": str(Source.UNKNOWN if self.promised_lrs() is None else expected.source),
             "lr_ratio": expected.ratio,
+            "lr_unproved": list(expected.unproved),
             "schedulers": [dict(scheduler) for scheduler in self.schedulers],
             "data": data,
             "warmup_steps": request.warmup_steps,
@@ -175,6 +176,7 @@ def compose_plan(
     links: Mapping[str, str] | None = None,
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
+    argv: Sequence[str] = (),
     newest_copies: Sequence[Checkpoint] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
@@ -183,12 +185,13 @@ def compose_plan(
 
     `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of
     each symbolic link in the root. `honours` lists the options that the run supports at run time
-    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `newest_copies` are the
-    `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what was asked.
+    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `argv` the command of the
+    newest launch, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what
+    was asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
-    lr = plan_lr_edits(request, state, memory, config)
+    lr = plan_lr_edits(request, state, memory, config, argv)
     entry = checkpoint.path.name
     copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
     others = [c for c in checkpoints if c.path.name not in copies]
@@ -368,7 +371,9 @@ def _lr_sentence(plan: Plan) -> str:
         return "set field by field; see the edits above"
     if ratio == 1.0:
         return "unchanged"
-    classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values())) or "the optimizer alone"
+    if plan.expected.unproved:
+        return f"× {ratio:.10g} in the checkpoint; not proved for the next launch: {'; '.join(plan.expected.unproved)}"
+    classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
     return f"× {ratio:.10g} from the first step on, proved for {classes}"
 
 

@@ -38,6 +38,7 @@ class RollbackRequest:
     skip_batches: int = 0
     reshuffle: bool = False
     accept_change: tuple[str, ...] = ()
+    accept_unproved: str = ""  # why an LR edit is made although its effect is not proved
 
     def __post_init__(self) -> None:
         if self.lr_scale is not None and self.lr is not None:
@@ -95,6 +96,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "warmup_steps": (int,),
     "skip_batches": (int,),
     "reshuffle": (bool,),
+    "accept_unproved": (str,),
 }
 
 
@@ -130,7 +132,8 @@ class ExpectedLrs:
     """The LRs that the next launch will have: per parameter group after the load, and for the next steps.
 
     `next_lrs` has one row per step, the first for the step right after the resume; None with a `reason` when unknown.
-    `ratio` is proved against the unedited checkpoint; None when single fields were set to absolute values.
+    `ratio` is the factor on every LR of the checkpoint; None when single fields were set to absolute values. `unproved`:
+    what else may decide the LR of the next launch; its guard then holds the LR for the first steps.
     """
 
     lrs: tuple[float, ...]
@@ -139,6 +142,7 @@ class ExpectedLrs:
     next_lrs: LrTable | None
     source: Source
     reason: str = ""
+    unproved: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The form in a written plan."""

@@ -59,6 +59,7 @@ def plan_from_disk(
     run: str,
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
+    argv: Sequence[str] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
@@ -82,6 +83,7 @@ def plan_from_disk(
         links={path.name: os.readlink(path) for path in root.iterdir() if path.is_symlink()},
         honours=honours,
         config=config,
+        argv=argv,
         newest_copies=list_newest_copies(root) if chosen.single_file else (),
         cost=cost,
         remarks=remarks,
@@ -196,6 +198,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "sets": dict(plan.request.sets),
         **_base_lr(plan),
         "lrs": list(plan.expected.lrs),
+        **({"accept_unproved": plan.request.accept_unproved} if plan.request.accept_unproved else {}),
         "edited_fields": len(plan.edits) + len(plan.config_edits),
         "lost_steps": plan.cost.steps,
         "lost_hours": plan.cost.hours,

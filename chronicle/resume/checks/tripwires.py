@@ -80,11 +80,13 @@ class LrTripwire:
     """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
 
     Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump.
+    After an LR edit that was accepted without proof the LR is held: `held` is the largest factor between two steps.
     """
 
     rows: tuple[LrRow, ...]
     source: str
     position: int = 0
+    held: float | None = None
 
     @classmethod
     def after(
@@ -97,6 +99,9 @@ class LrTripwire:
         promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
         source = expectation.memory.lr_source if expectation.memory else "untested"
+        contract = expectation.contract
+        if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
+            return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
         return cls(rows=tuple(rows), source=source)
 
     @property
@@ -110,6 +115,8 @@ class LrTripwire:
             return None
         row, index = self.rows[self.position], self.position
         self.position += 1
+        if self.held is not None:
+            return self._hold(row, lrs, index)
         if _same(row, lrs) or self.source != "scheduler":
             return None
         return failed(
@@ -120,6 +127,29 @@ class LrTripwire:
             where=f"step {index + 1} of this launch",
             cause=_cause(row, lrs),
         )
+
+
+    def _hold(self, row: LrRow, lrs: LrRow, index: int) -> Check | None:
+        assert self.held is not None
+        if _near(row, lrs, self.held):
+            self.rows = (lrs,) * len(self.rows)
+            return None
+        return failed(
+            "learning rate in use",
+            "L1",
+            expected=f"within a factor {self.held:.4g} of {show_row(row)}",
+            found=show_row(lrs),
+            where=f"step {index + 1} of this launch",
+            cause="the LR edit of the rollback was accepted without proof, and something else sets the LR",
+        )
+
+
+def _near(a: LrRow, b: LrRow, factor: float) -> bool:
+    """Whether no LR differs by more than the factor; at zero (the start of a warm-up) nothing is compared."""
+    return len(a) == len(b) and all(
+        x is y if x is None or y is None else x <= 0 or y <= 0 or max(x, y) <= factor * min(x, y)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _same(a: LrRow, b: LrRow) -> bool:

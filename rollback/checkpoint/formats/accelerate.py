@@ -25,9 +25,12 @@ from rollback.checkpoint.layout import (
 )
 from rollback.checkpoint.state import (
     CheckpointState,
+    LrHint,
     OptimizerState,
     SchedulerState,
     counters_in,
+    find_states,
+    hints_in,
     is_optimizer,
     is_scheduler,
     last_epoch_of,
@@ -183,7 +186,7 @@ def read_accelerate_state(
         for file in checkpoint.with_role(Role.OPTIMIZER)
         if file.path.endswith(".bin")
     ]
-    schedulers, counters = _schedulers_and_counters(checkpoint)
+    schedulers, counters, hints = _schedulers_and_counters(checkpoint)
     digests: dict[int, str] = {}
     for file in checkpoint.with_role(Role.RNG):
         content = read_state_file(checkpoint.path / file.path)
@@ -208,11 +211,15 @@ def read_accelerate_state(
         notes=_notes(all_schedulers, all_optimizers),
         topology={"world_size": world_size} if world_size else {},
         data={file.path: file.size_bytes for file in checkpoint.with_role(Role.DATA)},
+        lr_hints=hints,
     )
 
 
-def _schedulers_and_counters(checkpoint: Checkpoint) -> tuple[list[SchedulerState], dict[str, int | float]]:
+def _schedulers_and_counters(
+    checkpoint: Checkpoint,
+) -> tuple[list[SchedulerState], dict[str, int | float], tuple[LrHint, ...]]:
     prepared: list[SchedulerState] = []
+    hints: tuple[LrHint, ...] = ()
     registered: list[SchedulerState] = []
     counters: dict[str, int | float] = {}
     for file in checkpoint.with_role(Role.SCHEDULER):
@@ -224,9 +231,10 @@ def _schedulers_and_counters(checkpoint: Checkpoint) -> tuple[list[SchedulerStat
             registered.append(scheduler_state(file.path, (), tree, owner="registered"))
         elif not is_optimizer(tree):
             counters.update(counters_in(file.path, tree))
+            hints += hints_in(file.path, tree, [prefix for prefix, _, _ in find_states(tree)])
     if registered:
         prepared = [replace(s, authoritative=not _overridden(s, registered)) for s in prepared]
-    return [*prepared, *registered], counters
+    return [*prepared, *registered], counters, hints
 
 
 def _overridden(prepared: SchedulerState, registered: list[SchedulerState]) -> bool:

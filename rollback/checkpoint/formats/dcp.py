@@ -19,6 +19,7 @@ from rollback.checkpoint.state import (
     Prefix,
     counters_in,
     find_states,
+    hints_in,
     optimizer_state,
     scheduler_state,
     scheduler_unit,
@@ -68,6 +69,7 @@ def read_dcp_state(checkpoint: Checkpoint, folder: str, *, owner: str) -> Checkp
         scheduler_unit=scheduler_unit(schedulers, step, None),
         located=places,
         findings=dcp_findings(directory, folder),
+        lr_hints=hints_in(index_name, file.tree, [prefix for prefix, _, _ in found]),
     )
 
 

@@ -28,10 +28,12 @@ from rollback.checkpoint.layout import (
 )
 from rollback.checkpoint.state import (
     CheckpointState,
+    LrHint,
     OptimizerState,
     SchedulerState,
     as_mapping,
     find_states,
+    hints_in,
     last_epoch_of,
     optimizer_state,
     scheduler_state,
@@ -62,6 +64,7 @@ class EngineState:
     config: Mapping[str, object] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    lr_hints: tuple[LrHint, ...] = ()
 
 
 def role_in_tag(name: str) -> RoleAndRank | None:
@@ -125,6 +128,8 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
     zero = as_mapping(config.get("zero_optimization")) or {}
     topology = {**worlds, "zero_stage": plain_number(zero.get("stage")), "deepspeed": version}
     sampler = tree.get("data_sampler")
+    known = [*(s.prefix for s in schedulers), *(o.prefix for o in optimizers)]
+    own = {key: part for key, part in tree.items() if key not in ("module", "ds_config", "param_shapes")}
     return EngineState(
         optimizers=tuple(optimizers),
         schedulers=tuple(schedulers),
@@ -132,6 +137,7 @@ def _read_model_states(root: Path, file: StateFile) -> EngineState:
         topology={key: value for key, value in topology.items() if value is not None},
         config={key: config[key] for key in ("scheduler", "optimizer") if key in config},
         data={"data_sampler": "saved"} if sampler is not None else {},
+        lr_hints=hints_in(file.path, own, known),
     )
 
 
@@ -412,5 +418,6 @@ def _with_engines(
         config=first.config,
         data={**state.data, **first.data},
         notes=tuple(notes),
+        lr_hints=(*state.lr_hints, *first.lr_hints),
         findings=(*state.findings, *(f for engine in engines for f in engine.findings), *pointers),
     )

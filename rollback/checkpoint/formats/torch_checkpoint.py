@@ -20,6 +20,7 @@ from rollback.checkpoint.state import (
     as_mapping,
     counters_in,
     find_states,
+    hints_in,
     is_optimizer,
     is_scheduler,
     optimizer_state,
@@ -32,6 +33,7 @@ from rollback.files.torch_tree import TorchFile
 _LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
 _SUFFIX = re.compile(r".+\.(?:pt|pth|ckpt|pkl|bin|tar)")
 _LIGHTNING_KEY = "pytorch-lightning_version"
+_NO_STATE = ("state_dict", "loops", "callbacks")  # of Lightning: weights, counters, and what monitors
 _STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step")
 
 
@@ -80,7 +82,9 @@ class LightningFormat(CheckpointFormat):
         version = str(tree[_LIGHTNING_KEY])
         state = _state(checkpoint, optimizers, schedulers, counters, {"lightning": version})
         step = tree.get("global_step")
-        return replace(state, writer_step=step if isinstance(step, int) else None)
+        known = [*(o.prefix for o in optimizers), *(s.prefix for s in schedulers)]
+        hints = hints_in(name, {key: part for key, part in tree.items() if key not in _NO_STATE}, known)
+        return replace(state, writer_step=step if isinstance(step, int) else None, lr_hints=hints)
 
 
 class TorchFormat(CheckpointFormat):
@@ -116,7 +120,8 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
     found = find_states(file.tree)
     optimizers = tuple(optimizer_state(name, p, value, owner="app") for p, value, kind in found if kind == "optimizer")
     schedulers = tuple(scheduler_state(name, p, value, owner="app") for p, value, kind in found if kind == "scheduler")
-    return _state(checkpoint, optimizers, schedulers, counters_in(name, file.tree, levels=1), {})
+    state = _state(checkpoint, optimizers, schedulers, counters_in(name, file.tree, levels=1), {})
+    return replace(state, lr_hints=hints_in(name, file.tree, [prefix for prefix, _, _ in found]))
 
 
 def _state(

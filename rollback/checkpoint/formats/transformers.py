@@ -141,6 +141,7 @@ class TransformersFormat(CheckpointFormat):
             config={**_arguments(checkpoint), **engine.config},
             topology=engine.topology,
             findings=(*engine.findings, *pointers),
+            lr_hints=engine.lr_hints,
         )
         return replace(state, notes=tuple(_notes(state, log)))
 

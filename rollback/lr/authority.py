@@ -1,0 +1,386 @@
+"""Where the next launch takes its LR from, and whether an edit of the checkpoint alone decides it. Pure.
+
+An edit is proved only where a scheduler that is known by all of its fields was saved, agrees with the optimizer's LRs,
+and nothing else in the file concerns the LR. Everything else is a doubt: it names what was seen and, where it is known,
+the argument that decides and what it must become. A plan with doubts is refused unless a person accepts it.
+
+    doubts = lr_doubts(state, 0.5)     # () is the only answer that counts as proved
+
+Each writer below is cited by the line of its loader that decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
+from rollback.lr.effect import of_first_rank
+from rollback.lr.oracle import reproduces_saved_lr
+from rollback.lr.rules import SchedulerClass, infer_scheduler_class
+
+_SAME = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Why the edit of a checkpoint may not decide the LR; `change` is what to change for it, empty where unknown."""
+
+    seen: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What else is known of the run: the guard's description of memory, and the newest launch's command."""
+
+    memory: Mapping[str, Any] | None = None
+    argv: tuple[str, ...] = ()
+
+
+def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = None) -> tuple[Doubt, ...]:
+    """Every reason for which multiplying the LRs of this checkpoint by `scale` may not do the same to the next launch."""
+    evidence = evidence or Evidence()
+    found = [doubt for optimizer in of_first_rank(state.optimizers) for doubt in _of_optimizer(optimizer)]
+    found += [doubt for scheduler in state.schedulers for doubt in _of_scheduler(scheduler, state, scale, evidence)]
+    hints = [hint for hint in state.lr_hints if hint.kind is HintKind.SCHEDULER]
+    found += [_of_hint(hint, state, scale, evidence) for hint in hints]
+    if hints or any(_class_of(s) in (None, SchedulerClass.DEEPSPEED) for s in state.schedulers):
+        return tuple(found)  # it is the scheduler that governs, and it was named
+    for optimizer in of_first_rank(state.optimizers):
+        found += _ungoverned(optimizer, state, scale, evidence)
+    return tuple(found) + tuple(_by_hand(evidence))
+
+
+def seen_by_guard(state: CheckpointState, memory: Mapping[str, Any] | None) -> bool:
+    """Whether the guard saw a run without any scheduler train with the LRs of its groups, as it had foretold."""
+    if memory is None or state.schedulers or any(hint.kind is HintKind.SCHEDULER for hint in state.lr_hints):
+        return False
+    return memory.get("lr_source") == "scheduler" and not memory.get("schedulers")
+
+
+def _by_hand(evidence: Evidence) -> Iterator[Doubt]:
+    if (evidence.memory or {}).get("lr_source") == "manual":
+        yield Doubt(
+            seen="the guard saw LRs that the saved scheduler does not give: the script sets its LR itself",
+            change="multiply the LR where the script sets it",
+        )
+
+
+# --- Optimizers that step by something else than `lr`
+
+# (fields of a group, what they mean): all of the fields of one row must be there
+_OTHER_STEPS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"etas", "step_sizes"}), "Rprop uses `lr` for its first step only: its step sizes are in `state.*.step_size`"),
+    (frozenset({"lambd", "alpha", "t0"}), "ASGD takes its next step with `state.*.eta`, which is not proportional to `lr`"),
+    (
+        frozenset({"weight_sum", "lr_max"}),
+        "a schedule-free optimizer weighs each step by the largest LR so far (`lr_max`): the first update is not scaled alike",
+    ),
+    (frozenset({"train_mode", "weight_sum"}), "a schedule-free optimizer weighs its steps by their LRs (`weight_sum`)"),
+    (frozenset({"d", "d0"}), "Prodigy or D-Adaptation finds its own step size `d` beside `lr`, and grows it again"),
+    (frozenset({"d", "k"}), "D-Adaptation finds its own step size `d` beside `lr`, and grows it again"),
+    (frozenset({"d_coef"}), "Prodigy finds its own step size `d` beside `lr`, and grows it again"),
+)
+_KNOWN_LR_FIELDS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "lr_mult", "lr_decay", "lr_decay_rate"})
+
+
+def _of_optimizer(optimizer: OptimizerState) -> Iterator[Doubt]:
+    told: set[str] = set()
+    for index, group in enumerate(optimizer.groups):
+        for what in _odd_fields(group):
+            if what not in told:
+                told.add(what)
+                yield Doubt(seen=f"{what} (`{optimizer.file}`, group {index})", change="set the LR in the training script")
+    if "step_size" in optimizer.moments and not told:
+        yield Doubt(seen=f"the optimizer in `{optimizer.file}` keeps a step size for each parameter (`state.*.step_size`)")
+
+
+def _odd_fields(group: Mapping[str, object]) -> Iterator[str]:
+    lr = group.get("lr")
+    if group.get("relative_step") is True:
+        yield "Adafactor computes its step from the step counter (`relative_step`)"
+    elif lr is None:
+        yield "the group's `lr` is None: the optimizer computes its step in another way"
+    elif isinstance(lr, bool) or not isinstance(lr, int | float):
+        yield f"the group's `lr` is stored as {type(lr).__name__}, not as a number"
+    for fields, what in _OTHER_STEPS:
+        if fields <= group.keys():
+            yield what
+            break
+    else:
+        for name, value in group.items():
+            if name not in _KNOWN_LR_FIELDS and names_lr(name) and isinstance(value, int | float) and value:
+                yield f"the group holds `{name}` {value!r}, an LR of its own that is not scaled"
+
+
+# --- Saved schedulers
+
+
+def _class_of(scheduler: SchedulerState) -> SchedulerClass | None:
+    return infer_scheduler_class(scheduler.state)
+
+
+def _of_scheduler(scheduler: SchedulerState, state: CheckpointState, scale: float, evidence: Evidence) -> Iterator[Doubt]:
+    name = _class_of(scheduler)
+    if name is None or any(_is_unknown(child) for child in _children(scheduler.state)):
+        fields = ", ".join(sorted(map(str, scheduler.state))[:12])
+        where = _place(scheduler.file, scheduler.prefix)
+        yield Doubt(
+            seen=f"no known scheduler class has exactly the fields of `{where}`: {fields}",
+            change="multiply the LRs that the script gives this scheduler",
+        )
+    elif name is SchedulerClass.MEGATRON:
+        yield from _of_megatron(scheduler, state, scale, evidence)
+
+
+def _is_unknown(state: object) -> bool:
+    if not isinstance(state, Mapping):
+        return True
+    return infer_scheduler_class(state) is None or any(map(_is_unknown, _children(state)))
+
+
+def _children(state: Mapping[str, object]) -> Sequence[object]:
+    children = state.get("_schedulers")
+    return children if isinstance(children, list | tuple) else ()
+
+
+def _ungoverned(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Iterator[Doubt]:
+    """Doubts about one optimizer: no scheduler, one that disagrees with it, or one that its class does not explain."""
+    schedulers = [s for s in state.schedulers if s.authoritative and _class_of(s) is not SchedulerClass.MMENGINE_OTHER]
+    if not schedulers:
+        yield _without_scheduler(optimizer, state, scale, evidence)
+        return
+    lrs = [group.get("lr") for group in optimizer.groups]
+    governing = [s for s in schedulers if _agrees(s.state, lrs)]
+    if not governing:
+        listed = "; ".join(f"`{_place(s.file, s.prefix)}` {_shown(_last_lrs(s.state))}" for s in schedulers[:4])
+        yield Doubt(
+            seen=f"no saved scheduler is at the LRs of the optimizer in `{_place(optimizer.file, optimizer.prefix)}` "
+            f"({_shown(lrs)}): {listed}",
+            change="multiply the LR where the script sets it",
+        )
+    elif len(governing) == 1 and len(schedulers) == 1:
+        answer = reproduces_saved_lr(governing[0].state, optimizer.groups)
+        if answer is not None and answer.contradicts:
+            yield Doubt(seen=f"`{_place(governing[0].file, governing[0].prefix)}`: {answer.reason}")
+
+
+def _last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:
+    """The LRs that a scheduler set last; None where it does not keep them."""
+    for name in ("_last_lr", "_last_value"):
+        value = state.get(name)
+        if isinstance(value, list | tuple):
+            return value
+    return None
+
+
+def _agrees(state: Mapping[str, object], lrs: Sequence[object]) -> bool:
+    """Whether a scheduler is at these LRs; one that keeps no LRs agrees when it has as many base values."""
+    last = _last_lrs(state)
+    if last is None:
+        counts = [len(v) for name in ("base_lrs", "base_values", "min_lrs") if isinstance(v := state.get(name), list | tuple)]
+        return not counts or len(lrs) in counts
+    if len(last) == len(lrs):
+        return all(_is_same(a, b) for a, b in zip(last, lrs, strict=True))
+    # saved flat (FSDP, DCP): parameters with equal fields are one group
+    return all(any(_is_same(a, b) for b in lrs) for a in last) and all(any(_is_same(a, b) for a in last) for b in lrs)
+
+
+def _is_same(a: object, b: object) -> bool:
+    return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=_SAME, abs_tol=1e-15)
+
+
+# --- Writers whose next launch does not take its LR from the checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentWriter:
+    """A writer whose launch computes its LRs from arguments: the fields that hold LRs, and how they are written.
+
+    `loader` cites what decides. A field that the next launch takes from the file is not listed.
+    """
+
+    name: str
+    loader: str
+    fields: tuple[str, ...]
+    option: str  # a format with {name} and {value}
+    claims: Callable[[Mapping[str, object]], bool]
+
+
+WRITERS: tuple[ArgumentWriter, ...] = (
+    ArgumentWriter(
+        name="nanoGPT",
+        loader="nanoGPT train.py: `lr = get_lr(iter_num) if decay_lr else learning_rate` in every iteration",
+        fields=("learning_rate", "min_lr"),
+        option="--{name}={value}",
+        claims=lambda values: {"learning_rate", "decay_lr"} <= values.keys(),
+    ),
+    ArgumentWriter(
+        name="timm's train.py",
+        loader="timm train.py: `create_scheduler_v2(…)` from the arguments, then `lr_scheduler.step_update(…)`",
+        fields=("lr", "lr_base", "min_lr", "warmup_lr"),
+        option="--{name} {value}",
+        claims=lambda values: {"sched", "warmup_lr"} <= values.keys(),
+    ),
+    ArgumentWriter(
+        name="fairseq",
+        loader="fairseq/trainer.py: `load_checkpoint` ends in `lr_step_update`, which computes from `cfg.optimization.lr`",
+        fields=("lr", "warmup_init_lr", "end_learning_rate", "min_lr", "max_lr"),
+        option="--{name} {value}",
+        claims=lambda values: {"lr", "update_freq"} <= values.keys() or ("lr_scheduler" in values and "max_update" in values),
+    ),
+)
+
+
+def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
+    where = _place(optimizer.file, optimizer.prefix)
+    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
+    for writer in WRITERS:
+        hints = [hint for hint in arguments if writer.claims(hint.values)]
+        if hints:
+            return _decided_by(writer, hints[0], scale, evidence)
+    listed = [change for hint in arguments[:4] for change in _named_lrs(hint, scale)]
+    said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
+    change = _in_command(evidence.argv, scale)
+    return Doubt(
+        seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
+        f"loop, does not use the LR of the file{said}",
+        change=change or f"multiply by {scale:.10g} the LR that the script gives its optimizer or scheduler",
+    )
+
+
+def _decided_by(writer: ArgumentWriter, hint: LrHint, scale: float, evidence: Evidence) -> Doubt:
+    options = [
+        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=_number(value * scale))
+        for name in writer.fields
+        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
+    ]
+    now = ", ".join(
+        f"`{name}` {_number(value)}"
+        for name in writer.fields
+        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
+    )
+    return Doubt(
+        seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
+        f"`{_place(hint.file, hint.keys)}` was made with {now}",
+        change=_in_command(evidence.argv, scale) or f"give the next launch `{' '.join(options)}`",
+    )
+
+
+def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
+    """A part that is a scheduler's by name or fields, and whose writer may be known."""
+    where = _place(hint.file, hint.keys)
+    names = {str(name) for name in hint.values}
+    if names == {"last_epoch"}:
+        bases = sorted({float(lr) for o in of_first_rank(state.optimizers) for group in o.groups
+                        if isinstance(lr := group.get("initial_lr", group.get("lr")), int | float)})  # fmt: skip
+        listed = ", ".join(f"{_number(lr)} → {_number(lr * scale)}" for lr in bases) or "multiplied by the factor"
+        return Doubt(
+            seen=f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
+            "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)",
+            change=_in_command(evidence.argv, scale) or f"give the next launch `optimizer.lr` {listed} (`--optimizer.lr`)",
+        )
+    arguments = [other for other in state.lr_hints if other.kind is HintKind.ARGUMENTS]
+    for writer in WRITERS:
+        known = [other for other in arguments if writer.claims(other.values)]
+        if known:
+            return _decided_by(writer, known[0], scale, evidence)
+    shown = ", ".join(f"{name} {_short(value)}" for name, value in list(hint.values.items())[:8])
+    return Doubt(
+        seen=f"`{where}` looks like the state of a scheduler of an unknown class: {shown}",
+        change=_in_command(evidence.argv, scale) or "multiply the LRs that the script gives this scheduler",
+    )
+
+
+_MEGATRON_USES_FILE = "--use-checkpoint-opt_param-scheduler"
+_MEGATRON_OVERRIDES = "--override-opt_param-scheduler"
+
+
+def _of_megatron(scheduler: SchedulerState, state: CheckpointState, scale: float, evidence: Evidence) -> Iterator[Doubt]:
+    """`_check_and_set`: arguments under `override`, the file under `use_checkpoint`, else both must be equal."""
+    arguments = next((h.values for h in state.lr_hints if "use_checkpoint_opt_param_scheduler" in h.values), {})
+    from_file = bool(arguments.get("use_checkpoint_opt_param_scheduler"))
+    override = bool(arguments.get("override_opt_param_scheduler"))
+    if evidence.argv:
+        from_file, override = _MEGATRON_USES_FILE in evidence.argv, _MEGATRON_OVERRIDES in evidence.argv
+    initial = arguments.get("lr_warmup_init")
+    warms = isinstance(initial, int | float) and initial > 0 and _within_warmup(scheduler.state)
+    if from_file and not override and not warms:
+        return
+    options = [
+        f"--{name.replace('_', '-')} {_number(number * scale)}"
+        for field, name in (("max_lr", "lr"), ("start_lr", "lr"), ("min_lr", "min_lr"))
+        if isinstance(number := scheduler.state.get(field), int | float) and number > 0
+    ]
+    options += [f"--lr-warmup-init {_number(initial * scale)}"] if warms and isinstance(initial, int | float) else []
+    rule = (
+        f"with {_MEGATRON_OVERRIDES} it takes them from its arguments"
+        if override
+        else f"without {_MEGATRON_USES_FILE} its arguments must be equal to the checkpoint's"
+    )
+    yield Doubt(
+        seen=f"Megatron's scheduler in `{_place(scheduler.file, scheduler.prefix)}`: {rule} "
+        "(megatron/core/optimizer_param_scheduler.py `_check_and_set`)",
+        change=f"give the next launch `{' '.join(options)}`"
+        + ("" if warms else f", or {_MEGATRON_USES_FILE} and not {_MEGATRON_OVERRIDES}"),
+    )
+
+
+def _within_warmup(state: Mapping[str, object]) -> bool:
+    done, warmup = state.get("num_steps"), state.get("lr_warmup_steps")
+    return not isinstance(done, int | float) or not isinstance(warmup, int | float) or done <= warmup
+
+
+# --- Words
+
+
+def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
+    for name, value in hint.values.items():
+        number = _first_number(value)
+        if names_lr(name) and isinstance(number, int | float) and number > 0:
+            yield f"`{_place('', (*hint.keys, name))}` {_number(number)} (× {scale:.10g}: {_number(number * scale)})"
+
+
+def _in_command(argv: Sequence[str], scale: float) -> str:
+    """The LR arguments of the newest launch's command and what they must become; empty where it names none."""
+    changes = []
+    for index, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        value = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
+        bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")
+        number = _parsed(value)
+        if bare and (equals or name.startswith("-")) and names_lr(bare) and number is not None and number > 0:
+            joint = "=" if equals else " "
+            changes.append(f"`{name}{joint}{value}` → `{name}{joint}{_number(number * scale)}`")
+    return f"in the command of the next launch, {', '.join(changes)}" if changes else ""
+
+
+def _parsed(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _first_number(value: object) -> object:
+    return value[0] if isinstance(value, list | tuple) and value else value
+
+
+def _place(file: str, keys: Sequence[object]) -> str:
+    dotted = ".".join(map(str, keys))
+    return f"{file}:{dotted}" if file and dotted else file or dotted
+
+
+def _number(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _shown(values: Sequence[object] | None) -> str:
+    return "keeps no LR" if values is None else ", ".join(_short(v) for v in values[:4]) + (" …" if len(values) > 4 else "")
+
+
+def _short(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]

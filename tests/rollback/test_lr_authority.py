@@ -1,0 +1,178 @@
+"""What is not understood is never called proved: unknown writers, subclasses, odd optimizers, states made at random."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as L
+
+from chronicle.cli.main import run
+from rollback.checkpoint.listing import open_checkpoint, read_state
+from rollback.errors import PlanRefused
+from rollback.lr.authority import Evidence, lr_doubts
+from rollback.lr.rules import infer_scheduler_class
+from rollback.plan.lr import plan_lr_edits
+from rollback.plan.request import RollbackRequest
+from tests.rollback.lr_cases import COMPUTED, FUNCTIONS, build, train_step
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+HALF = RollbackRequest(step=10, lr_scale=0.5)
+
+
+def saved(tmp_path: Path, name: str = "cosine", **more: Any) -> Path:
+    """A checkpoint of a script: model, optimizer, step and `more`; the scheduler where `more` has none."""
+    model, optimizer, scheduler = build((COMPUTED | FUNCTIONS)[name])
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+    path = tmp_path / "checkpoints" / "ckpt.pt"
+    path.parent.mkdir(exist_ok=True)
+    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 10}
+    torch.save(content | ({"scheduler": scheduler.state_dict()} | more), path)
+    return path
+
+
+def doubts(path: Path, **evidence: Any) -> str:
+    found = lr_doubts(read_state(open_checkpoint(path)), 0.5, Evidence(**evidence))
+    return " | ".join(f"{doubt.seen} => {doubt.change}" for doubt in found)
+
+
+@pytest.mark.parametrize("name", [*COMPUTED, *FUNCTIONS])
+def test_schedulers_of_torch_that_were_saved_leave_no_doubt(name: str, tmp_path: Path) -> None:
+    assert doubts(saved(tmp_path, name)) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"scheduler": None}, "no scheduler was saved"),
+        ({"scheduler": None, "config": {"learning_rate": 6e-4, "min_lr": 6e-5, "decay_lr": True}}, "--learning_rate=0.0003"),
+        ({"scheduler": None, "args": {"lr": 0.2, "epochs": 3}}, "`args.lr` 0.2 (× 0.5: 0.1)"),
+        ({"scheduler": {"last_epoch": 10}}, "holds a counter alone"),
+        ({"scheduler": {"phase": 3, "rate": 0.1}}, "looks like the state of a scheduler of an unknown class"),
+        ({"lr_schedule": {"n": 10}}, "`ckpt.pt:lr_schedule` looks like the state of a scheduler"),
+        ({"warmup": [{"last_step": 4}]}, "`ckpt.pt:warmup.0` looks like"),
+        ({"scheduler": None, "extra": {"base_values": [0.1], "t": 3}}, "`ckpt.pt:extra` looks like"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_named_with_what_to_change(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, **more)
+    assert words in doubts(path)
+    with pytest.raises(PlanRefused, match="not proved to follow from this checkpoint"):
+        plan_lr_edits(HALF, read_state(open_checkpoint(path)), None)
+
+
+def test_the_argument_is_quoted_from_the_command_of_the_newest_launch(tmp_path: Path) -> None:
+    path = saved(tmp_path, scheduler=None)
+    said = doubts(path, argv=("python", "train.py", "--lr", "1e-3", "optim.min_lr=1e-4", "--lr-decay-iters", "100"))
+    assert "`--lr 1e-3` → `--lr 0.0005`, `optim.min_lr=1e-4` → `optim.min_lr=5e-05`" in said
+    assert "decay-iters" not in said
+
+
+def test_an_optimizer_that_no_scheduler_is_at_is_a_doubt(tmp_path: Path) -> None:
+    model, optimizer, scheduler = build(COMPUTED["cosine"])
+    other = torch.optim.SGD(model.parameters(), lr=0.3)
+    train_step(model, optimizer, scheduler)
+    path = tmp_path / "ckpt.pt"
+    torch.save({"a": optimizer.state_dict(), "b": other.state_dict(), "s": scheduler.state_dict(), "step": 1}, path)
+    assert "no saved scheduler is at the LRs of the optimizer in `ckpt.pt:b` (0.3)" in doubts(path)
+
+
+def test_a_class_that_does_not_give_the_saved_lr_is_a_doubt(tmp_path: Path) -> None:
+    """A subclass without state of its own has the fields of its parent, and is told by what it computed."""
+
+    class Halved(L.CosineAnnealingLR):
+        def get_lr(self) -> list[float]:
+            return [base * 0.5**self.last_epoch for base in self.base_lrs]
+
+    model, optimizer, scheduler = build(lambda o: Halved(o, 60))
+    for _ in range(10):
+        train_step(model, optimizer, scheduler)
+    path = tmp_path / "ckpt.pt"
+    torch.save({"optimizer": optimizer.state_dict(), "s": scheduler.state_dict()}, path)
+    assert "CosineAnnealingLR would be at" in doubts(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: torch.optim.Rprop(p, lr=0.1), "Rprop uses `lr` for its first step only"),
+        (lambda p: torch.optim.ASGD(p, lr=0.1), "`state.*.eta`"),
+        (lambda p: _with_fields(p, d=1e-6, d0=1e-6), "Prodigy or D-Adaptation"),
+        (lambda p: _with_fields(p, weight_sum=1.0, lr_max=0.1), "schedule-free"),
+        (lambda p: _with_fields(p, lr=None, relative_step=True), "Adafactor computes its step"),
+        (lambda p: _with_fields(p, lr=None), "the group's `lr` is None"),
+        (lambda p: _with_fields(p, base_lr=0.1), "the group holds `base_lr` 0.1"),
+    ],
+)
+def test_optimizers_that_step_by_something_else_are_named(make: Any, words: str, tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 1)
+    optimizer = make(layer.parameters())
+    scheduler = L.LambdaLR(torch.optim.SGD(layer.parameters(), lr=0.1), lambda n: 1.0)
+    path = tmp_path / "ckpt.pt"
+    torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, path)
+    assert words in doubts(path)
+
+
+def _with_fields(parameters: Any, **fields: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.param_groups[0].update(fields)
+    return optimizer
+
+
+def test_accepted_without_proof_it_is_edited_recorded_and_held(tmp_path: Path) -> None:
+    import json
+
+    path = saved(tmp_path, scheduler=None)
+    words = ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]
+    words += ["--checkpoints", str(path.parent)]
+    assert run(words) == 3
+    before = torch.load(path, weights_only=False)["optimizer"]["param_groups"][0]["lr"]
+    assert run([*words, "--accept-unproved", "the next launch has --lr 5e-4"]) == 0
+    assert torch.load(path, weights_only=False)["optimizer"]["param_groups"][0]["lr"] == before / 2
+    contract = json.loads((tmp_path / "logs" / "r" / "contract.json").read_text())
+    assert "no scheduler was saved" in contract["lr_unproved"][0]
+    journal = "".join(p.read_text() for p in (tmp_path / "logs" / "r").rglob("*.jsonl"))
+    assert '"accept_unproved":"the next launch has --lr 5e-4"' in journal.replace('": "', '":"')
+
+
+# --- a hundred states made at random
+
+_KEYS = ("gamma", "T_max", "eta_min", "factor", "total_iters", "warmup", "n", "phase", "peak_lr", "_own", "best", "power")
+
+
+def _random_state(chance: random.Random) -> dict[str, Any]:
+    """The state of a torch scheduler with one thing changed: a field more, a field renamed, a value of another kind."""
+    name = chance.choice([*COMPUTED, *FUNCTIONS])
+    model, optimizer, scheduler = build((COMPUTED | FUNCTIONS)[name])
+    for _ in range(3):
+        train_step(model, optimizer, scheduler)
+    state = dict(scheduler.state_dict())
+    extra = chance.choice([chance.randint(1, 9), chance.random(), {"a": 1}, torch.tensor([1.0, 2.0]), [0.1], "text", True])
+    how = chance.choice(["more", "renamed", "none"])
+    if how == "more":
+        state[chance.choice([k for k in _KEYS if k not in state])] = extra
+    elif how == "renamed":
+        own = [k for k in state if k not in ("base_lrs", "last_epoch", "_last_lr", "_step_count", "_is_initial", "verbose")]
+        key = chance.choice([k for k in own if not k.startswith("_get_lr")] or ["last_epoch"])
+        state["renamed_" + key] = state.pop(key)
+    return {"how": how, "state": state, "optimizer": optimizer.state_dict(), "true": name}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_made_at_random_are_never_named_as_another_class(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    for index in range(20):
+        made = _random_state(chance)
+        path = tmp_path / f"{index}.pt"
+        torch.save({"optimizer": made["optimizer"], "lr_scheduler": made["state"], "step": 3}, path)
+        state = read_state(open_checkpoint(path))
+        if made["how"] == "none":
+            assert lr_doubts(state, 0.5) == (), made["true"]
+            continue
+        whole = [s for s in state.schedulers if s.prefix == ("lr_scheduler",)]
+        assert all(infer_scheduler_class(s.state) is None for s in whole), made
+        assert lr_doubts(state, 0.5), made
