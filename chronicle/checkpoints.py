@@ -11,11 +11,13 @@ in a manifest that was left behind when its checkpoint was overwritten. A copy h
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chronicle.errors import ChronicleError, JournalError
 from chronicle.journal import Entry
 from chronicle.journal.events import (
     NOTHING,
@@ -34,6 +36,7 @@ from chronicle.story.plain import format_when
 from rollback.errors import RollbackError
 
 if TYPE_CHECKING:
+    from chronicle.settings import Settings
     from rollback.checkpoint.layout import Checkpoint
     from rollback.errors import Finding
 
@@ -48,6 +51,7 @@ __all__ = [
     "find_verdict",
     "is_by_stamp",
     "known_states",
+    "record_verdicts",
     "stamp_or_none",
     "stamps_below",
     "verdict_event",
@@ -202,6 +206,73 @@ def _name_in_root(path: str) -> str:
     """`…/opt_step-500/accelerator_state` and `…/opt_step-500` are the same checkpoint."""
     pure = PurePath(path)
     return pure.parent.name if pure.name == "accelerator_state" else pure.name
+
+
+# --- recording what was found
+
+def record_verdicts(
+    settings: Settings, looked: Sequence[tuple[Checkpoint, str | None, Sequence[Finding]]], *, full: bool
+) -> tuple[str, ...]:
+    """Record the verdict on each checkpoint of this run if it is new; returns messages about what was not recorded.
+
+    `looked`: checkpoint, its stamp from before it was read, and the findings. Outside a run, and for checkpoints of other
+    runs, nothing is written.
+    """
+    from chronicle.journal import JournalWriter, read_journal  # `status` imports this file and writes nothing
+
+    if not settings.paths.journal_dir.is_dir():
+        return ()
+    try:
+        entries = read_journal(settings.paths).entries
+    except ChronicleError as problem:
+        return (f"not recorded: {problem.message}",)
+    roots = {
+        Path(os.path.abspath(root)) for root in find_checkpoint_roots(entries, settings.checkpoints_dir, Path.cwd())
+    }
+    launches = {c.path: c.launch for c in with_launches([c for c, _, _ in looked], entries)}
+    changed, writer = [], JournalWriter(settings.paths)
+    try:
+        for checkpoint, stamp, findings in looked:
+            if not _is_below(checkpoint, roots):
+                continue
+            if stamp is None or stamp_or_none(checkpoint.path) != stamp:
+                changed.append(checkpoint.path.name)
+                continue
+            event = verdict_event(checkpoint, findings, full=full, stamp=stamp)
+            if not _is_known(checkpoint.path, event, entries):
+                title = f"{checkpoint.path.name} {_words(event)}"
+                writer.write(event, step=checkpoint.step, launch=launches[checkpoint.path], title=title)
+    except JournalError as problem:
+        return (f"not recorded: {problem.message}",)
+    finally:
+        writer.close()
+    return (f"not recorded, files changed while they were read: {', '.join(changed)}",) if changed else ()
+
+
+def _is_below(checkpoint: Checkpoint, roots: set[Path]) -> bool:
+    from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
+
+    path = Path(os.path.abspath(checkpoint.path))
+    path = path.parent if path.name == ACCELERATE_STATE_DIR else path
+    if checkpoint.abandoned is not None:
+        return any(path.parents[2] == root.parent for root in roots)
+    return path.parent in roots
+
+
+def _is_known(path: Path, event: Verified, entries: Sequence[Entry]) -> bool:
+    """Whether the journal already holds this verdict, or a stronger one."""
+    verdict = find_verdict(path, entries)
+    if verdict is None or verdict.passes != event.passes:
+        return False
+    if not verdict.passes and verdict.full == event.full:
+        return [list(error) for error in verdict.errors] == [list(error) for error in event.errors]
+    return verdict.full or not event.full
+
+
+def _words(event: Verified) -> str:
+    if not event.passes:
+        return f"does not pass: {event.num_errors} errors"
+    return "verified: every byte was read" if event.full else "verified: names, structure and counters"
 
 
 # --- checkpoints that were saved without a guard

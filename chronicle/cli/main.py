@@ -51,6 +51,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Look at checkpoints": {
         "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
         "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
+        "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
         "prune": ("chronicle.cli.prune:prune", "Delete abandoned checkpoints that no undo needs."),

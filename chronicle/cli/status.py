@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict
+from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -17,7 +17,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import GuardFault, GuardVerdict, events_of
+from chronicle.journal.events import GuardFault, GuardVerdict, Verified, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
@@ -85,6 +85,8 @@ def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: 
     yield from _values(story.headline)
     yield from _lr(story, lr)
     yield _row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
+    if story.last_checkpoint is not None and not (verdict is not None and verdict.sound):
+        yield from _newest_verified(story)
     unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
     if story.last_checkpoint is None and not seen and unguarded:
         yield "hint: without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
@@ -160,6 +162,19 @@ def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None
     hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
     where = f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))}"
     return f"{where} · {plain(describe_verdict(verdict))}{hint}"
+
+
+def _newest_verified(story: Story) -> Iterator[str]:
+    """The newest checkpoint of the lineage of which every byte was read and found sound, where the last one is not it."""
+    read = [
+        (entry.step, entry.launch, found)
+        for entry, found in events_of(story.entries, Verified)
+        if found.full and found.passes and entry.step is not None and entry.launch is not None
+    ]
+    for step, launch, found in sorted(read, key=lambda one: one[0], reverse=True)[:SHOWN]:
+        if story.lineage.contains(launch, step) and stamp_or_none(Path(found.path)) == found.stamp:
+            yield _row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
+            return
 
 
 def _short_path(path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.checkpoints import find_checkpoint_roots, find_verdict, stamp_or_none, verdict_event, with_launches
+from chronicle.checkpoints import record_verdicts, stamp_or_none
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -25,11 +25,10 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import agree, byte_progress, open_run, uninterrupted
-from chronicle.errors import ChronicleError, JournalError
-from chronicle.journal import Entry, JournalWriter, read_journal
-from chronicle.journal.events import Quarantined, QuarantineUndone, Verified, events_of
+from chronicle.errors import ChronicleError
+from chronicle.journal.events import Quarantined, QuarantineUndone, events_of
 from chronicle.settings import Settings
-from rollback.checkpoint.layout import ACCELERATE_STATE_DIR, Checkpoint
+from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.checks.verify import (
     check_retention,
@@ -51,7 +50,6 @@ from rollback.transaction.cleanup import restore as move_back
 __all__ = [
     "bring_back",
     "move_strays",
-    "remember",
     "verify_checkpoints",
 ]
 
@@ -154,7 +152,7 @@ def _remember(
     except ChronicleError:
         return ()  # a checkpoint named by its path needs no run
     looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]
-    return remember(settings, looked, full=full)
+    return record_verdicts(settings, looked, full=full)
 
 
 def _retention(found: Found) -> list[Finding]:
@@ -210,69 +208,6 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
             for path, checkpoint, findings in found
         ],
     }
-
-
-# --- Recording what was found
-
-Looked = tuple[Checkpoint, str | None, Sequence[Finding]]  # the stamp is the one from before it was read
-
-
-def remember(settings: Settings, looked: Sequence[Looked], *, full: bool) -> tuple[str, ...]:
-    """Record the verdict on each checkpoint of this run if it is new; returns messages about what was not recorded.
-
-    Outside a run, and for checkpoints of other runs, nothing is written.
-    """
-    if not settings.paths.journal_dir.is_dir():
-        return ()
-    try:
-        entries = read_journal(settings.paths).entries
-    except ChronicleError as problem:
-        return (f"not recorded: {problem.message}",)
-    roots = {
-        Path(os.path.abspath(root)) for root in find_checkpoint_roots(entries, settings.checkpoints_dir, Path.cwd())
-    }
-    launches = {c.path: c.launch for c in with_launches([c for c, _, _ in looked], entries)}
-    changed, writer = [], JournalWriter(settings.paths)
-    try:
-        for checkpoint, stamp, findings in looked:
-            if not _is_below(checkpoint, roots):
-                continue
-            if stamp is None or stamp_or_none(checkpoint.path) != stamp:
-                changed.append(checkpoint.path.name)
-                continue
-            event = verdict_event(checkpoint, findings, full=full, stamp=stamp)
-            if not _is_known(checkpoint.path, event, entries):
-                title = f"{checkpoint.path.name} {_words(event)}"
-                writer.write(event, step=checkpoint.step, launch=launches[checkpoint.path], title=title)
-    except JournalError as problem:
-        return (f"not recorded: {problem.message}",)
-    finally:
-        writer.close()
-    return (f"not recorded, files changed while they were read: {', '.join(changed)}",) if changed else ()
-
-
-def _is_below(checkpoint: Checkpoint, roots: set[Path]) -> bool:
-    path = Path(os.path.abspath(checkpoint.path))
-    path = path.parent if path.name == ACCELERATE_STATE_DIR else path
-    if checkpoint.abandoned is not None:
-        return any(path.parents[2] == root.parent for root in roots)
-    return path.parent in roots
-
-
-def _is_known(path: Path, event: Verified, entries: Sequence[Entry]) -> bool:
-    """Whether the journal already holds this verdict, or a stronger one."""
-    verdict = find_verdict(path, entries)
-    if verdict is None or verdict.passes != event.passes:
-        return False
-    if not verdict.passes and verdict.full == event.full:
-        return [list(error) for error in verdict.errors] == [list(error) for error in event.errors]
-    return verdict.full or not event.full
-
-
-def _words(event: Verified) -> str:
-    if not event.passes:
-        return f"does not pass: {event.num_errors} errors"
-    return "verified: every byte was read" if event.full else "verified: names, structure and counters"
 
 
 # --- Quarantine of strays

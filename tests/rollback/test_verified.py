@@ -199,3 +199,61 @@ def test_proposal_and_prune_go_by_what_was_found(top: Path) -> None:
     entries = read_journal(RunPaths(top / "logs" / "r")).entries
     found = collect_candidates([top / "checkpoints"], before=20, entries=entries)
     assert {c.step: c.verified for c in found} == {10: True, 15: False, 20: True}
+
+
+# ---- chronicle latest ----------------------------------------------------------------------------------------------------
+
+
+def test_latest_is_the_newest_that_is_whole(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chronicle(top, "latest", "--print-path") == 0
+    assert capsys.readouterr() == (f"{top / 'checkpoints' / 'opt_step-20'}\n", "")
+    (top / "checkpoints" / "opt_step-20" / "accelerator_state" / "optimizer.bin").unlink()
+    assert chronicle(top, "latest", "--print-path") == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{top / 'checkpoints' / 'opt_step-15'}\n"
+    assert "passed over: step 20 (launch 1) opt_step-20" in shown.err and "optimizer.bin" in shown.err
+
+
+def test_latest_verified_reads_every_byte_once(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The quick look does not see the flipped bit. What was read is recorded, and not read again."""
+    flip_bit(top / "checkpoints" / "opt_step-20" / "accelerator_state" / "optimizer.bin")
+    assert chronicle(top, "latest", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 20
+    for _ in range(2):
+        assert chronicle(top, "latest", "--verified", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["step"], found["every_byte_read"]) == (15, True)
+        assert [one["step"] for one in found["passed_over"]] == [20] and "optimizer.bin" in found["passed_over"][0]["reason"]
+        assert verdicts(top) == [(20, 1, True, False), (15, 1, True, True)]
+    assert chronicle(top, "latest", "--json") == 0  # the recorded verdict counts for the quick question too
+    assert json.loads(capsys.readouterr().out)["step"] == 15
+    assert chronicle(top, "status") == 0
+    assert "newest verified: step 15" in capsys.readouterr().out
+
+
+def test_latest_leaves_out_side_tries_by_who_saved_them(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Launch 2 tried from step 10 to 20 and saved 18; launch 3 went on from 15 of launch 1. Numbers alone say 18 or 20."""
+    shutil.move(top / "checkpoints" / "opt_step-20", top / "checkpoints" / "opt_step-18")
+    writer = JournalWriter(RunPaths(top / "logs" / "r"))
+    for launch, start, last in ((2, 10, 20), (3, 15, 17)):
+        writer.append("launch.start", launch=launch, data={"start_step": start})
+        source = {"launch": 1, "step": start}
+        writer.append("guard.verdict", step=start, launch=launch, data={"verdict": "passed", "loaded": source})
+        if launch == 2:
+            path = top / "checkpoints" / "opt_step-18" / "accelerator_state"
+            writer.append("checkpoint", step=18, launch=2, data={"path": str(path)})
+        writer.append("launch.end", launch=launch, data={"exit_code": 0, "last_step": last})
+    writer.close()
+    assert chronicle(top, "latest") == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("step 15 (launch 1) opt_step-15 · verified")
+    assert "passed over: step 18 (launch 2) opt_step-18: launch 2 saved it, and the run is at step 17 of launch 3" in shown.err
+
+
+def test_no_latest_is_said_with_what_was_passed_over(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (top / "checkpoints").rglob("optimizer.bin"):
+        path.write_bytes(b"")
+    assert chronicle(top, "latest", "--print-path") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "no checkpoint that is whole" in shown.err and "passed over: step 20" in shown.err
