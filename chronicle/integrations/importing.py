@@ -105,7 +105,7 @@ def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number:
     first, last = launch.points[0], launch.points[-1]
     if first.time is not None:
         clock.move_to(_moment(first.time))
-    start = max(0, first.step - 1)
+    start = max(first.step - 1, -1)  # -1: its first step was 0
     name = f" ({launch.name})" if launch.name else ""
     writer.write(LaunchStart(imported=True, start_step=start), launch=number, title=f"launch {number}{name}")
     _write_points(paths.metrics_path(number), launch.points)

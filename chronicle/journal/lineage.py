@@ -116,7 +116,7 @@ class Lineage:
 
     def is_guess(self, span: LaunchSpan) -> bool:
         """Whether the launch's parent is inferred; the first launch of all, from step 0, has none to infer."""
-        return span.inferred and (span.number != self.launches[0].number or bool(span.start_step))
+        return span.inferred and (span.number != self.launches[0].number or (span.start_step or 0) > 0)
 
     @property
     def doubt(self) -> str:

@@ -88,7 +88,7 @@ class LaunchStory:
     @property
     def resumed(self) -> bool:
         """Whether it continued from a checkpoint."""
-        return bool(self.span.start_step)
+        return (self.span.start_step or 0) > 0  # -1: its first step was 0
 
     @property
     def verified(self) -> bool:

@@ -180,6 +180,17 @@ def test_points_without_a_time_stay_without_one(tmp_path: Path, chronicle: Cli) 
     assert lines == ['{"step":1,"loss":2.0}', '{"step":2,"loss":"NaN"}']
 
 
+def test_a_log_that_begins_at_step_0_keeps_its_first_row(tmp_path: Path, chronicle: Cli) -> None:
+    """Its launch started from scratch: nothing was resumed, and nothing about it is inferred."""
+    (tmp_path / "progress.csv").write_text("step,loss\n" + "".join(f"{step},{9 - step / 10}\n" for step in range(0, 50, 10)))
+    chronicle("import", "progress.csv", "--run", "r")
+    story = read_story(RunPaths(tmp_path / "logs" / "r"))
+    assert [(one.first, one.last) for one in story.lineage.kept] == [(0, 40)]
+    assert not story.launches[0].resumed and story.lineage.doubt == ""
+    exported = chronicle("export", "--run", "r", "--format", "jsonl").out.splitlines()
+    assert [json.loads(line)["step"] for line in exported] == [0, 10, 20, 30, 40]
+
+
 SENSELESS = [("x.jsonl", "{broken"), ("x.csv", ""), ("trainer_state.json", "[]"), ("x.md", "")]
 
 

@@ -1,13 +1,16 @@
 """`chronicle init --moved`, `--fork-of`, `--from`: what a person may declare, and what is refused as a mistake."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from chronicle.cli.main import run
+from chronicle.errors import RunCopied
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.place import Standing, look, read_place
+from chronicle.launch.launching import LaunchRequest, launch
 from chronicle.paths import RunPaths
 from tests.journal.test_place import contents, paths, project, writer
 
@@ -107,3 +110,19 @@ def test_every_writing_command_in_a_copy_ends_with_3_and_both_ways(
     said = capsys.readouterr().err
     assert "init --moved" in said and f"init --fork-of {paths(project).run_dir}" in said
     assert (contents(project), contents(copy)) == before
+
+
+def test_a_launch_in_a_copy_is_refused_before_its_lock_is_written(project: Path, copy: Path) -> None:
+    """However it is started: the autopilot and `preflight --full` start launches without the command `run`."""
+    before = contents(copy)
+    request = LaunchRequest(
+        command=("true",),
+        paths=paths(copy),
+        checkpoints_dir=None,
+        cwd=copy,
+        environ=dict(os.environ),
+        grace_seconds=1.0,
+    )
+    with pytest.raises(RunCopied):
+        launch(request)
+    assert contents(copy) == before

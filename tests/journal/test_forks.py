@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 from benchmarks.histories.world import RUN, World, digest_of
+from chronicle.journal.place import read_place
 from chronicle.report.page_data import build_page_data
 from chronicle.story.read import read_story
 from chronicle.story.series import read_parent, read_series
@@ -62,6 +63,9 @@ def test_a_declared_child_begins_at_its_parents_step(family: Family) -> None:
     shown = family.status()
     assert (shown["step"], shown["launch"], shown["lineage"]) == (10, None, [])
     assert (shown["parent"]["run"], shown["parent"]["launch"], shown["parent"]["step"]) == (RUN, 1, 10)
+    place = read_place(family.child.paths)
+    assert place is not None and place.parent is not None
+    assert (place.parent.run_id, place.parent.launch, place.parent.step) == (shown["parent"]["run_id"], 1, 10)
     before = digest_of(family.parent.home)
     assert family.child.launch(family.checkpoint, 6)
     shown = family.status()

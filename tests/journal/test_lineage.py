@@ -204,3 +204,15 @@ def test_no_launch_starts_before_its_first_step_was_step_0() -> None:
     rows = [entry(0, "launch.start", launch=1), entry(1, "launch.step", launch=1, data={"start_step": -5})]
     rows.append(entry(2, "launch.end", launch=1, data={"last_step": 30}))
     assert kept(rows) == [(1, 0, 30)]
+
+
+def test_a_copied_checkpoint_of_a_launch_beside_the_head_is_one_of_this_journal() -> None:
+    """When the run was copied, its head was launch 1; launch 2 had gone aside, and the fork goes on from there."""
+    parent = {"run_id": "P", "run": "p", "launch": 1, "step": 10, "last_launch": 2}
+    rows = [
+        *guarded(1, 0, 10),
+        *guarded(2, 5, 9, {"run_id": "R", "launch": 1, "step": 5}),
+        entry(20, "run.fork", step=10, data={"run_id": "R", "parent": parent, "copied": True}),
+        *guarded(3, 8, 12, {"run_id": "P", "launch": 2, "step": 8}),
+    ]
+    assert kept(rows) == [(1, 1, 5), (2, 6, 8), (3, 9, 12)]
