@@ -31,6 +31,15 @@ __all__ = ["SCENARIOS", "Injection", "Outcome", "find_functions", "inject", "mai
 
 PACKAGE = str(Path(chronicle.__file__).parent / "resume") + os.sep
 SHIELD = PACKAGE + "faults.py"
+# A wrapper that calls the original and a shielded function, and nothing else: an error before its first line is one in the call
+# of the framework's own function. Nothing could catch it.
+SHELLS = (
+    "outside_graphs.<locals>.guarded",
+    "_preparing.<locals>.prepare",
+    "_saving.<locals>.save_state",
+    "_loading.<locals>.load_state",
+    "_noting.<locals>.__next__",
+)
 NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"
 
@@ -108,8 +117,7 @@ def train_torch(top: Path) -> list[float]:
                 torch.save({name: part.state_dict() for name, part in parts.items()}, top / "state.pt")
                 run.saved(top / "state.pt")
         MOMENT.name = "exit"
-        if run.session is not None:
-            run.session.sealer.finish()
+        _finish(run.session)
     return losses
 
 
@@ -146,9 +154,7 @@ def train_accelerate(top: Path) -> list[float]:
                 MOMENT.name = "save"
                 accelerator.save_state(str(top / "checkpoint"))
         MOMENT.name = "exit"
-        session = getattr(accelerator, "chronicle", None)
-        if session is not None:
-            session.sealer.finish()
+        _finish(getattr(accelerator, "chronicle", None))
     return losses
 
 
@@ -236,9 +242,16 @@ def train_lightning(top: Path) -> list[float]:
         trainer.save_checkpoint(top / "step=4.ckpt")
         MOMENT.name = "exit"
         for callback in trainer.callbacks:
-            if getattr(callback, "session", None) is not None and isinstance(callback, ChronicleCallback):
-                callback.session.sealer.finish()
+            if isinstance(callback, ChronicleCallback):
+                _finish(getattr(callback, "session", None))
     return losses
+
+
+def _finish(session: Any) -> None:
+    """What the end of the process does, with the guard's own shield around it."""
+    if session is not None:
+        with session.contained("exit"):
+            session.sealer.finish()
 
 
 SCENARIOS: dict[str, Callable[[Path], list[float]]] = {
@@ -260,7 +273,7 @@ def find_functions(train: Callable[[Path], list[float]]) -> tuple[list[Injection
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_filename != SHIELD:
             name = f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
-            if code.co_name not in NO_FUNCTIONS:
+            if code.co_name not in NO_FUNCTIONS and code.co_qualname not in SHELLS:
                 found.setdefault((code, MOMENT.name), Injection(name=name, moment=MOMENT.name, code=code))
 
     with _directory() as top, _quiet():

@@ -44,7 +44,7 @@ from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import find_plan
-from chronicle.resume.last_frames import LastFrames
+from chronicle.resume.batch_record import LastFrames
 
 __all__ = [
     "LaunchLog",

@@ -22,6 +22,7 @@ from chronicle.resume.memory import LrRow, Memory
 
 __all__ = [
     "COMPUTED",
+    "SMALL_JUMP",
     "Contract",
     "Expectation",
     "Mode",
@@ -46,6 +47,7 @@ NEVER_BY_REASON_ALONE = frozenset(  # … but these must be named
 )
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 SMALL_JUMP = 1.05
+NUM_LAST = 5  # steps whose LRs say how far the next one may be
 UNKNOWN_JUMP = 2.0
 
 
@@ -117,11 +119,11 @@ class Expectation:
         return self.memory.lr_source == "manual" or (self.memory.lr_source == "untested" and not self.memory.schedulers)
 
     def allowed_jump(self) -> float:
-        """The factor by which a hand-set LR may differ from the last one: the square of its largest recent change.
+        """The factor by which a hand-set LR may differ from the last one: its largest recent change squared.
 
         After an edit that was accepted without proof it is nearer to the new LR than to the old one.
         """
-        rows = self.memory.recent_lrs if self.memory else ()
+        rows = self.memory.recent_lrs[-NUM_LAST if self.contract is None else 0 :] if self.memory else ()
         changes = [pair for x, y in pairwise(rows) for pair in zip(x, y, strict=False)]
         pairs = [(a, b) for a, b in changes if a is not None and b is not None and a > 0 and b > 0]
         usual = max(SMALL_JUMP, max(max(a, b) / min(a, b) for a, b in pairs) ** 2) if pairs else UNKNOWN_JUMP

@@ -29,7 +29,7 @@ from chronicle.resume.verdict import Ranks, StartingPoint
 __all__ = ["DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
-NOT_SEEN = "no batch was seen: the model is called inside a compiled function, or another model is trained"
+NOT_SEEN = "no batch had entered the model before this step: it runs inside the step (a closure) or inside a compiled function"
 NO_POSITION = "the checkpoint does not say how many batches had been seen when it was saved"
 NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"
@@ -151,8 +151,10 @@ class DataWatch:
 
     def gather(self) -> list[tuple[int, Check]]:
         """What every rank finds of its own first batch; each rank must call this right before the first step."""
+        with self._contained("batches"):
+            self.batches.settle()
         own = next(iter(attempt(NAME, "M4", self._compare)), None)
-        packed = None if own is None else [str(own.outcome), own.expected, own.found[:60], own.cause[:240]]
+        packed = None if own is None else [str(own.outcome), own.expected, own.found[:60], own.cause[:240], own.error[:120]]
         reports = self._ranks.gather({"rank": self._ranks.rank, "data": packed, "record": fresh_id()})
         self._record_id = str(reports[0]["record"])
         return [(int(report["rank"]), _unpack(report["data"], int(report["rank"]))) for report in reports if report.get("data")]
@@ -308,10 +310,10 @@ def _differs(refused: bool, expected: str, found: str, cause: str) -> Check:
 
 
 def _unpack(packed: Sequence[str], rank: int) -> Check:
-    outcome, expected, found, cause = packed
+    outcome, expected, found, cause, error = packed
     where = f"first batch of rank {rank}"
     return Check(
-        name=NAME, code="M4", outcome=Outcome(outcome), expected=expected, found=found, cause=cause, where=where
+        name=NAME, code="M4", outcome=Outcome(outcome), expected=expected, found=found, cause=cause, where=where, error=error
     )
 
 

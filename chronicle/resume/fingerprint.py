@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from chronicle.resume.faults import raised_by_script, reason_of
 from chronicle.resume.horizon import bound_numbers
 from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, number, raw_optimizer
-from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler
+from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler, plain_numbers
 
 __all__ = [
     "LiveState",
@@ -295,9 +295,9 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
         if name in COMPARED_APART or name in IMPLEMENTATION:
             continue
         if value is None or isinstance(value, (bool, int, float, str)):
-            settings[name] = value
+            settings[name] = plain_numbers(value)  # as a manifest holds it: JSON has no infinity
         elif isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
-            settings[name] = list(value)
+            settings[name] = plain_numbers(list(value))
     return settings
 
 

@@ -26,17 +26,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chronicle.resume.checks.check import Check, Outcome, attempt
+from chronicle.resume.checks.check import Check, Outcome, attempt, not_compared
 from chronicle.resume.checks.memory import check_loaded, check_memory, check_mode
 from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.horizon import note_longer_schedule
+from chronicle.resume.horizon import ABOUT_LRS, note_longer_schedule
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
 from chronicle.resume.trained import check_trained
 from chronicle.resume.verdict import StartingPoint
 
-__all__ = ["check_first_step", "settle_checks"]
+__all__ = ["check_first_step", "leave_open", "settle_checks"]
 
 
 def check_first_step(
@@ -96,13 +96,25 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
 GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
 
 
-def settle_checks(loads: Loads, checks: Sequence[Check], live: LiveState) -> list[Check]:
+def settle_checks(loads: Loads, checks: Sequence[Check], live: LiveState, found: Memory) -> list[Check]:
     """The checks of a first step with what its load showed and was not compared again.
 
-    A longer schedule is noted, and a reload lets some values go on.
+    A longer schedule is noted, so is an option that the script set itself, and a reload lets some values go on.
     """
-    every = note_longer_schedule([*checks, *loads.not_compared_again(checks)], loads.start.expectation, live.schedulers)
+    every = [*loads.compared_late(checks), *loads.not_compared_again(checks)]
+    every = note_longer_schedule(every, loads.start.expectation, live.schedulers, found.unknown)
+    every = loads.judge_options(every, found, live)
     return [_goes_on(check) if loads.start.again else check for check in every]
+
+
+def leave_open(checks: Sequence[Check]) -> list[Check]:
+    """The checks when the guard failed to settle them: what might have been allowed is not compared, so nothing is refused."""
+    why = "the guard failed to find out whether this difference is allowed"
+    open_ones = (*ABOUT_LRS, *GOES_ON)
+    return [
+        not_compared(check.name, check.code, why, where=check.where) if not check.ok and check.name in open_ones else check
+        for check in checks
+    ]
 
 
 def _goes_on(check: Check) -> Check:

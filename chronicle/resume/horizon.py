@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from chronicle.resume.checks.check import Check, Outcome, noted
+from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
 from chronicle.resume.contract import Expectation
 from chronicle.resume.first_batch import BatchFault
 from chronicle.resume.learning_rate import BoundScheduler, far_points, schedule_functions
 from chronicle.resume.memory import Scheduler
 
-__all__ = ["SCHEDULE", "LrCurve", "bound_numbers", "find_in_plan", "note_longer_schedule"]
+__all__ = ["ABOUT_LRS", "SCHEDULE", "LrCurve", "bound_numbers", "find_in_plan", "note_longer_schedule"]
 
 SCHEDULE = "schedule"
 ABOUT_THE_FUTURE = ("learning rates of the next steps", "schedule further on")
+ABOUT_LRS = (*ABOUT_THE_FUTURE, "learning rate per group")
 MAX_NUMBERS = 32  # of one function
 CLOSE = 2e-5  # relative: far values are recorded to six digits
 
@@ -40,11 +41,21 @@ def bound_numbers(bound: BoundScheduler) -> tuple[Mapping[str, float], ...]:
 
 
 def note_longer_schedule(
-    checks: Sequence[Check], expected: Expectation | None, schedulers: Sequence[BoundScheduler]
+    checks: Sequence[Check],
+    expected: Expectation | None,
+    schedulers: Sequence[BoundScheduler],
+    unknown: Mapping[str, str],
 ) -> list[Check]:
-    """The checks; when all that differs in the LRs ahead is a longer horizon, one note with both numbers replaces them."""
+    """The checks; when all that differs in the LRs ahead is a longer horizon, one note with both numbers replaces them.
+
+    `unknown`: parts that could not be described now. Without a description of the schedulers nobody can say what changed.
+    """
     different = [check for check in checks if check.outcome is Outcome.DIFFERENT and check.name in ABOUT_THE_FUTURE]
     memory = expected.memory if expected else None
+    why = {**(memory.unknown if memory else {}), **unknown}.get("schedulers")
+    if why is not None:
+        text = f"the schedulers could not be described ({why}): whether the schedule was only made longer is not known"
+        return [not_compared(check.name, check.code, text) if check in different else check for check in checks]
     if not different or memory is None or (expected and expected.contract) or len(memory.schedulers) != len(schedulers):
         return list(checks)
     changes = [_change(saved, bound) for saved, bound in zip(memory.schedulers, schedulers, strict=True)]

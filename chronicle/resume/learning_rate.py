@@ -7,6 +7,7 @@ copied. Random generators are restored afterwards, because a scheduler may draw 
 
 import copy
 import functools
+import inspect
 import math
 import types
 import warnings
@@ -41,6 +42,10 @@ class BoundScheduler:
 
     scheduler: Any
     unit: int = 1
+
+
+class UnforeseeableLrs(Exception):
+    """Nobody can tell the next learning rates; the text says why, in words."""
 
 
 class StandInOptimizer:
@@ -92,6 +97,10 @@ def forecast_lrs(
     }
     if any(is_metric_driven(bound.scheduler) for bound in schedulers):
         return None  # ReduceLROnPlateau: the next LRs depend on future losses
+    for bound in schedulers:
+        if bound.unit and needed_arguments(bound.scheduler):
+            name = type(bound.scheduler).__name__
+            raise UnforeseeableLrs(f"the `step` of {name} needs arguments that only the script knows")
     copies = [_copy_bound(bound, stand_ins) for bound in schedulers]
     rows: list[tuple[float | None, ...]] = []
     with preserved_rng(), unchanged_groups(optimizers), warnings.catch_warnings():
@@ -107,7 +116,7 @@ def forecast_lrs(
 def unchanged_groups(optimizers: Sequence[Any]) -> Iterator[None]:
     """A copy of a scheduler may still reach the optimizer itself (by a closure): then its options are restored.
 
-    Raises `RuntimeError` after restoring: such a schedule cannot be forecast.
+    Raises `UnforeseeableLrs` after restoring: such a schedule cannot be forecast.
     """
     kept = [(group, dict(group)) for one in optimizers for group in one.param_groups]
     kept_tensors = [(value, value.clone()) for _, old in kept for value in old.values() if _is_tensor(value)]
@@ -120,7 +129,7 @@ def unchanged_groups(optimizers: Sequence[Any]) -> Iterator[None]:
             tensor.copy_(old)
             changed.append(tensor)
     if changed:
-        raise RuntimeError("the scheduler writes to the optimizer itself, not to the one it was made with")
+        raise UnforeseeableLrs("the scheduler writes to the optimizer itself, not to the one it was made with")
 
 
 def _is_tensor(value: Any) -> bool:
@@ -137,13 +146,20 @@ def number(value: Any) -> float | None:
         return None
 
 
-def far_points() -> Iterator[int]:
+def far_points() -> tuple[int, ...]:
     """Steps ahead at which a schedule is evaluated: every 20th up to 400, then 5 % apart, up to two million."""
+    return FAR_POINTS
+
+
+def _far_points() -> Iterator[int]:
     yield from range(NUM_FORECAST, 400, NUM_FORECAST)
     point = 400.0
     while point < 2e6:
         yield int(point)
         point *= 1.05
+
+
+FAR_POINTS = tuple(_far_points())
 
 
 def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
@@ -176,8 +192,9 @@ def _functions_of(scheduler: Any) -> Iterator[tuple[Any, int]]:
 
 def _look_ahead(function: Any, begin: int, unit: int) -> tuple[float, ...]:
     values: list[float] = []
+    points = far_points()
     try:
-        for point in far_points():
+        for point in points:
             value = float(function(begin + point * unit))
             if not math.isfinite(value):
                 break
@@ -196,6 +213,16 @@ def _at_iteration(scheduler: Any) -> Any:
         return twin.get_lr()[0]
 
     return lr
+
+
+def needed_arguments(scheduler: Any) -> tuple[str, ...]:
+    """Names of the arguments without which `step` cannot be called, as in `step(epoch)`; () when it cannot be told."""
+    try:
+        parameters = inspect.signature(scheduler.step).parameters.values()
+    except (TypeError, ValueError, AttributeError):
+        return ()
+    named = (one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return tuple(one.name for one in named if one.default is one.empty)
 
 
 def is_metric_driven(scheduler: Any) -> bool:

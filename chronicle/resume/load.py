@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.resume.checks.check import Check, not_compared, noted
+from chronicle.resume.checks.check import Check, Outcome, not_compared, noted
 from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
@@ -39,10 +39,11 @@ from chronicle.resume.fingerprint import (
     object_digests,
     rng_digests,
 )
+from chronicle.resume.hand_set import HandSet
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import note_longer_schedule
 from chronicle.resume.journal import GuardJournal
-from chronicle.resume.memory import Memory, RankDigest
+from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.save import read_memory
 from chronicle.resume.verdict import Ranks, StartingPoint
 from chronicle.resume.writers import claim_run
@@ -71,6 +72,7 @@ class Loads:
         self.start, self.data, self.honours = start, data, honours
         self.state: LoadedState | None = None
         self.pending: list[Check] = []  # of the latest load, for its first optimizer step
+        self.options_set = HandSet()
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
 
@@ -100,6 +102,18 @@ class Loads:
         names = {check.name for check in checks}
         return [check for check in self.pending if check.name not in names]
 
+    def compared_late(self, checks: Sequence[Check]) -> list[Check]:
+        """The checks; one that the load could not make says so in the journal."""
+        open_then = {check.name: check.cause for check in self.pending if check.outcome is Outcome.NOT_COMPARED}
+        said = {name: f"compared only now: {why}" for name, why in open_then.items()}
+        return [replace(c, cause=said[c.name]) if c.name in said and c.outcome is Outcome.EQUAL else c for c in checks]
+
+    def judge_options(self, checks: Sequence[Check], found: Memory, live: LiveState) -> list[Check]:
+        """The checks, with options that the script set itself noted (`hand_set.py`)."""
+        if all(check.ok for check in checks):
+            return list(checks)
+        return self.options_set.judge(checks, self.start.expectation, found, live, self.contract())
+
     def trained(self, models: Sequence[Any]) -> None:
         """These models take a guarded step in this process."""
         _trained.update(models)
@@ -111,9 +125,12 @@ class Loads:
         """
         self._opening, self.pending = StartingPoint(again=again), []
         opening, self._objects_before = self._opening, object_digests(live)
+        self.options_set.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
         if memory is None:
             memory, unknown = _memory_of(root)
+        if memory is not None and (why := memory.unknown.get(WHOLE)):  # the guard failed at the save, or at reading it
+            opening.no_basis, unknown, memory = why, [not_compared("memory", "M1", why, where=str(root))], None
         opening.identity = {} if memory is None else memory.identity
         opening.expectation = self._expect(root, memory, contract)
         if self._ranks.rank != 0:
@@ -150,6 +167,7 @@ class Loads:
 
     def check_after(self, live: LiveState) -> list[Check]:
         """Memory right after the load, on every rank."""
+        self.options_set.after_load(live.optimizers)
         found = fingerprint_memory(live)
         self.state = LoadedState(
             buffers=found.ranks[0].buffers,
@@ -160,7 +178,7 @@ class Loads:
         self.data.loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         checks = check_memory(self.start.expectation or Expectation(basis="none"), found, rank=live.rank)
-        return note_longer_schedule(checks, self.start.expectation, live.schedulers)
+        return note_longer_schedule(checks, self.start.expectation, live.schedulers, found.unknown)
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""

@@ -9,9 +9,21 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-__all__ = ["MEMORY_VERSION", "OTHERS", "Carried", "LrRow", "Memory", "ParamGroup", "RankDigest", "Scheduler"]
+__all__ = [
+    "MEMORY_VERSION",
+    "OTHERS",
+    "WHOLE",
+    "Carried",
+    "LrRow",
+    "Memory",
+    "ParamGroup",
+    "RankDigest",
+    "Scheduler",
+    "plain_numbers",
+]
 
 MEMORY_VERSION = 1
+WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
 
 WHOLE_PARTS = frozenset(
@@ -109,6 +121,7 @@ class Memory:
     next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
+    used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict)  # option -> its values so far (`hand_set.py`)
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
@@ -171,6 +184,7 @@ class Memory:
             "carried": [asdict(one) for one in self.carried],
             "loader": self.loader,
             **({"trained": dict(self.trained)} if self.trained else {}),
+            **({"used": {name: [list(row) for row in rows] for name, rows in self.used.items()}} if self.used else {}),
             **({"revisions": dict(self.revisions)} if self.revisions else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
@@ -193,6 +207,7 @@ class Memory:
             next_lrs=None if rows is None else _parse_rows(rows),
             lr_source=str(record.get("lr_source") or "untested"),
             recent_lrs=_parse_rows(record.get("recent_lrs") or ()),
+            used={str(name): _parse_rows(rows) for name, rows in dict(record.get("used") or {}).items()},
             topology=dict(record.get("topology") or {}),
             scaler=record.get("scaler"),
             averages=dict(record.get("averages") or {}),
@@ -266,7 +281,7 @@ def _parse_scheduler(record: Mapping[str, Any]) -> Scheduler:
         last_epoch=record.get("last_epoch"),
         step_count=record.get("step_count"),
         last_lr=tuple(float(lr) for lr in record.get("last_lr") or ()),
-        unit=int(record.get("unit") or 1),
+        unit=1 if record.get("unit") is None else int(record["unit"]),  # 0: stepped once an epoch
         further=tuple(tuple(float(lr) for lr in row) for row in record.get("further") or ()),
         bound=tuple(dict(numbers) for numbers in record.get("bound") or ()),
     )

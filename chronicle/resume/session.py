@@ -16,6 +16,7 @@ from typing import Any
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.resume.batch_reader import FirstBatch, check_revisions
+from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.checks.check import Check, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
@@ -33,11 +34,10 @@ from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
-from chronicle.resume.first_step import check_first_step, settle_checks
+from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.last_frames import LastFrames
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
@@ -189,7 +189,10 @@ class GuardSession:
         if not spoilt and step is not None:
             self._saved_steps = [*self._saved_steps[-63:], step]
         own = tuple(replace(digest, batches=self.data.position if seen is None else seen) for digest in memory.ranks)
+        with self.contained("options of the parameter groups"):
+            self.loads.options_set.see(live.optimizers)
         found = replace(memory, step=step, training=self._modes, identity=self._identity)
+        found = replace(found, used=self.loads.options_set.record())
         found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
@@ -273,6 +276,9 @@ class GuardSession:
         if self._training:
             self.verdicts.decide(found, "after load", self.start.loaded_from)
         else:
+            for check in found:
+                if check.error:
+                    self.faults.record_text(f"check of {check.name} after load", check.error)
             self.loads.defer(found)
 
     def load_failed(self, problem: BaseException) -> None:
@@ -397,6 +403,8 @@ class GuardSession:
         self._steps_here += 1
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
+        if not self._recent or lrs != self._recent[-1]:
+            self.loads.options_set.see_lrs(lrs)
         self._recent.append(lrs)
         self._witness = self._witness.see(lrs)
         if self._tripwire is not None:
@@ -481,20 +489,24 @@ class GuardSession:
             first_batches=first_batches,
             same_data=self.options.same_data,
         )
-        settled = list(checks)
+        found_checks, settled = list(checks), None
         with self.contained("first step"):
-            settled = settle_checks(self.loads, settled, live)
+            settled = settle_checks(self.loads, found_checks, live, found)
+        settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
         with self.contained("first step"):
+            self.loads.options_set.resumes(expected)
+            self.loads.options_set.see(live.optimizers)
             self.loads.trained(live.models)
         if self.start.expectation is None:
             for part, why in found.unknown.items():
                 cause = f"it cannot be described, so a resume will not compare it: {why}"
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
-            longer = any(check.name == SCHEDULE for check in settled)
+            # when the guard could not compare the LRs, it does not know that the promised ones still hold
+            longer = any(check.name == SCHEDULE or check.error for check in settled)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:

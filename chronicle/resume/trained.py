@@ -36,6 +36,7 @@ __all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", 
 
 VERSION = 1
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
+MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers
 # compared elsewhere (position, LRs), or no part of the state
 APART = {"last_epoch", "step_count", "last_lr", "verbose", "optimizer", "lr_lambdas", "num_steps"}
 
@@ -81,6 +82,7 @@ class TrainedWatch:
             "feed": feed_record(live.feed),
             "shape": self.shapes.to_json(),
             "schedulers": scheduler_states(live),
+            "own_schedulers": [i for i, bound in enumerate(live.schedulers) if is_of_another_make(bound.scheduler)],
             "versions": {name: str(getattr(sys.modules[name], "__version__", "")) for name in LIBRARIES if name in sys.modules},
         }
 
@@ -94,6 +96,14 @@ def gradients_of(models: Sequence[Any]) -> dict[str, int]:
 def scheduler_states(live: LiveState) -> list[dict[str, Any]]:
     """The plain fields of every scheduler's `state_dict`, with the arguments of functions that make its LRs."""
     return [_state_of(bound.scheduler) for bound in live.schedulers]
+
+
+def is_of_another_make(scheduler: Any) -> bool:
+    """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything."""
+    for base in type(scheduler).__mro__:
+        if base.__module__.partition(".")[0] in MAKERS and base.__name__ not in ("LRScheduler", "_LRScheduler"):
+            return False
+    return True
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:
@@ -210,6 +220,10 @@ TABLE = (
     _row("", "the run that saved the checkpoint", NOTED, "a fork is legitimate: `chronicle init --from` declares it"),
     _row("", "another living launch that writes the same run", NOTED, "it may be about to end"),
     _row("lr", "learning rates now and in the next 20 steps", REFUSED, "the most frequent accident of a resume"),
+    _row("", "an LR or another number of the groups that was restored, and then set by the script to a new value", NOTED,
+         "annealed or warmed up by hand; an LR that came back from earlier, the constructor's and a wiped one are refused"),
+    _row("", "weights, where the optimizer replaces them in a mode of its own (`optimizer.train()`)", UNCOMPARED,
+         "schedule-free methods are saved in one mode and train in the other"),
     _row("schedule", "the far end of a schedule that ends earlier, warms up otherwise or has another shape", REFUSED,
          "it takes effect when nobody looks"),
     _row("", "weights, moments, buffers, averages, loss scaler, registered objects, step counts", REFUSED,
@@ -247,7 +261,7 @@ def check_trained(expected: Expectation, found: Memory, *, same_data: bool = Fal
     yield from _model_checks(expected, saved, own)
     yield from _feed_checks(expected, saved, own, same_data)
     yield from _shape_checks(expected, saved.get("shape") or {}, own.get("shape") or {})
-    yield from _scheduler_checks(expected, saved, own)
+    yield from _scheduler_checks(expected, saved, own, found)
     yield from _gradient_checks(saved, own)
 
 
@@ -378,7 +392,9 @@ def _known_split(expected: Expectation) -> bool:
 # ---- schedulers and gradients ----------------------------------------------------------------------------------------
 
 
-def _scheduler_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+def _scheduler_checks(
+    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], found: Memory
+) -> Iterator[Check]:
     before, after = saved.get("schedulers") or (), own.get("schedulers") or ()
     if len(before) != len(after):
         return  # the schedulers themselves are compared by `check_memory`
@@ -393,10 +409,24 @@ def _scheduler_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapp
             and not (by_rollback and ("lr" in name or _is_scaled(expected, one[name], other[name])))
         ]
         state = [change for change in changes if "function " not in change[0]]
-        cause = "the scheduler's state was not restored, or changed after the load"
-        yield from _verdicts(expected, "scheduler_state", "M1", state, "state_dict() of the scheduler", cause)
+        if index in (own.get("own_schedulers") or ()) and _is_in_place(expected.memory, found, index):
+            yield from _notes("M1", state, f"state of scheduler {index}, of another make")
+        else:
+            cause = "the scheduler's state was not restored, or changed after the load"
+            yield from _verdicts(expected, "scheduler_state", "M1", state, "state_dict() of the scheduler", cause)
         if one and not state:
             yield _equal("scheduler state", "M1", f"{len(one)} fields")
+
+
+def _is_in_place(memory: Memory | None, found: Memory, index: int) -> bool:
+    """Whether a scheduler stands where it stood; one without a position, whether the LRs are those of the save."""
+    if memory is None or index >= len(memory.schedulers) or index >= len(found.schedulers):
+        return False
+    before, after = memory.schedulers[index].last_epoch, found.schedulers[index].last_epoch
+    if before is not None or after is not None:
+        return before == after
+    lrs = [[group.lr for group in one.groups] for one in (memory, found)]
+    return len(lrs[0]) == len(lrs[1]) and all(is_near(a, b) for a, b in zip(*lrs, strict=True))
 
 
 def _is_scaled(expected: Expectation, before: Any, after: Any) -> bool:

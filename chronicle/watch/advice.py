@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import find_checkpoint_roots, find_verdict
 from chronicle.journal.entries import Entry
@@ -20,6 +20,7 @@ from chronicle.journal.events import (
     CheckpointSaved,
     EntryKind,
     Hardware,
+    Incident,
     Note,
     Proposed,
     RollbackReceipt,
@@ -30,7 +31,8 @@ from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
-from rollback.detect import Event
+from chronicle.story.matters import answer_matters, collect_matters
+from rollback.detect import Event, Kind, Status, Tier
 from rollback.errors import RollbackError, Severity
 from rollback.propose import Action, CandidateCheckpoint, History, PastRollback, Proposal, propose
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 VERIFIED_AT_MOST = 6
 RECENT_POINTS = 64  # over which the seconds per step are measured
+GUARD = "guard"  # the channel of the guard's own incidents
+SPOILT = frozenset((Kind.POISONED, Kind.REPLICAS))
 ONSETS = frozenset((EntryKind.PROPOSAL, EntryKind.INCIDENT))  # entries that name an onset
 
 
@@ -261,4 +265,39 @@ def _discarded(lineage: Lineage) -> int:
     return sum(
         span.last_step - span.abandoned_after for span in lineage.launches
         if span.abandoned_after is not None and span.last_step is not None
+    )  # fmt: skip
+
+
+# ---- breaches that the guard wrote to the journal: they call for a rollback like the detector's events -----------------
+
+
+def is_breach(entry: Entry) -> bool:
+    """Whether the guard wrote this incident because the weights are spoilt."""
+    if entry.kind != EntryKind.INCIDENT:
+        return False
+    incident = Incident.of(entry)
+    return incident.channels == (GUARD,) and incident.kind in SPOILT and incident.onset_step is not None
+
+
+def breach_events(entries: Sequence[Entry], lineage: Lineage | None, *, after: Iterable[Event] = ()) -> list[Event]:
+    """The breaches that no rollback has answered yet, numbered behind the events `after`; each is a cluster of its own."""
+    matters = collect_matters(entry for entry in entries if is_breach(entry) or entry.kind == EntryKind.CLOSE)
+    standing = answer_matters(matters, lineage) if lineage is not None else matters
+    known = tuple(after)
+    number = 1 + max((event.id for event in known), default=-1)
+    cluster = 1 + max((event.cluster for event in known), default=-1)
+    return [
+        _event(matter.entry, number + place, cluster + place) for place, matter in enumerate(m for m in standing if m.open)
+    ]
+
+
+def _event(entry: Entry, number: int, cluster: int) -> Event:
+    incident = Incident.of(entry)
+    onset: Any = incident.onset_step
+    low = onset if incident.onset_low_step is None else incident.onset_low_step
+    return Event(
+        id=number, kind=Kind(incident.kind), tier=Tier.PROPOSE, status=Status.OPEN,
+        onset_step=onset, onset_low_step=low, onset_row=None, onset_low_row=None,
+        alarm_step=onset if incident.alarm_step is None else incident.alarm_step, alarm_row=0,
+        channels=(GUARD,), cluster=cluster, launch=entry.launch, evidence=(incident.text,) if incident.text else (),
     )  # fmt: skip

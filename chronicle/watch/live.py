@@ -20,8 +20,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import Adviser
-from chronicle.watch.breaches import breach_events, is_breach
+from chronicle.watch.advice import Adviser, breach_events, is_breach
 from chronicle.watch.follow import Tail
 from chronicle.watch.restart import (
     LiveRestart,

@@ -22,8 +22,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
 from chronicle.paths import RunPaths
-from chronicle.watch.advice import collect_candidates, collect_history
-from chronicle.watch.breaches import breach_events
+from chronicle.watch.advice import breach_events, collect_candidates, collect_history
 from chronicle.watch.two_processes import fold_in_two, is_long
 from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Status, Tier

@@ -50,6 +50,37 @@ class Evaluated(Regression):
         return None
 
 
+class ByEpochs(Regression):
+    """Lightning's default: the scheduler is stepped when an epoch ends, here after every second optimizer step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def test_scheduler_that_is_stepped_by_epochs_resumes(tmp_path: Path, run_dir: Path) -> None:
+    """Its LR falls in the middle of the fifty steps after a resume, as it should; a lost position is still refused."""
+
+    def fit(num_epochs: int, checkpoint: str | None = None) -> None:
+        torch.manual_seed(0)
+        trainer = pl.Trainer(
+            max_epochs=num_epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, limit_train_batches=4, callbacks=[ChronicleCallback(run_dir)],
+        )  # fmt: skip
+        trainer.fit(ByEpochs(), rows(), ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        trainer.callbacks[0].session.sealer.finish()
+
+    fit(3)
+    fit(6, str(tmp_path / "last.ckpt"))
+    assert [one["verdict"] for one in verdicts(run_dir)][-1] != "refused"
+    state = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    state["lr_schedulers"][0]["last_epoch"] -= 2
+    torch.save(state, tmp_path / "edited.ckpt")
+    with pytest.raises(ResumeRefused, match="scheduler position"):
+        fit(9, str(tmp_path / "edited.ckpt"))
+
+
 def rows() -> Any:
     data = torch.utils.data.TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
     return torch.utils.data.DataLoader(data, batch_size=8)

@@ -19,7 +19,8 @@ from chronicle.resume.configuration import model_record
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, dataset_record, order_record
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.memory import Memory
+from chronicle.resume.learning_rate import BoundScheduler
+from chronicle.resume.memory import Memory, Scheduler
 from chronicle.resume.trained import TABLE, TrainedWatch, check_trained, format_table
 from tests.guard.architectures import ARCHITECTURES, Recurrent, Rotary, gpt2, train
 
@@ -405,6 +406,45 @@ def test_objects_and_averages_that_the_script_names_are_compared(tmp_path: Path,
             assert names_of(refusal) == wrong
         else:
             loop.train(1)
+
+
+class OwnScheduler:
+    """A scheduler of the script's own make, with a position and a field that its load computes again."""
+
+    def __init__(self, last_epoch: int, field: float) -> None:
+        self.last_epoch, self.field = last_epoch, field
+
+    def step(self) -> None:
+        self.last_epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch, "field": self.field}
+
+
+class OwnPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """A class of the script's own, of torch's make."""
+
+
+def scheduler_outcomes(before: Any, after: Any) -> set[Outcome]:
+    saved, found = (
+        Memory(
+            trained=record(nn.Linear(2, 2), schedulers=[BoundScheduler(scheduler=one)]),
+            schedulers=(Scheduler(name="Own", last_epoch=one.last_epoch),),
+        )
+        for one in (before, after)
+    )
+    made = check_trained(Expectation(basis="manifest", memory=saved), found)
+    return {check.outcome for check in made if "scheduler" in check.name and check.outcome is not Outcome.EQUAL}
+
+
+def test_field_of_a_scheduler_of_another_make_is_noted_where_its_position_was_restored() -> None:
+    """Some recompute fields in their load. One that does not stand where it stood, and one of torch's make, are refused."""
+    assert scheduler_outcomes(OwnScheduler(6, 0.1), OwnScheduler(6, 0.2)) == {Outcome.NOTED}
+    assert scheduler_outcomes(OwnScheduler(6, 0.1), OwnScheduler(0, 0.2)) == {Outcome.DIFFERENT}
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    before, after = OwnPlateau(optimizer), OwnPlateau(optimizer)
+    before.best = 3.0
+    assert scheduler_outcomes(before, after) == {Outcome.DIFFERENT}
 
 
 @pytest.mark.parametrize(("field", "value"), [("best", 99.0), ("num_bad_epochs", 3), ("cooldown_counter", 2)])

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.resume.contract import Options, parse_mode
-from chronicle.resume.faults import last_resort, record_without_session
+from chronicle.resume.faults import last_resort, or_else, record_without_session
 
 __all__ = ["guard"]
 
 T = TypeVar("T")
 
 
+@or_else(lambda problem, target, *, run_dir=None, **_: _unguarded(problem, target, run_dir))
 def guard(
     target: T,
     *,
@@ -78,6 +79,12 @@ def guard(
             f"cannot guard a {type(target).__name__}: expected an Accelerator, a DeepSpeed engine or a Fabric",
             "plain torch: chronicle.attach(...); HF Trainer and Lightning: ChronicleCallback",
         )
+    return target
+
+
+def _unguarded(problem: Exception, target: T, run_dir: Any) -> T:
+    """The guard itself failed: `target` trains without one, which is said and recorded."""
+    record_without_session("attach", problem, run_dir)
     return target
 
 

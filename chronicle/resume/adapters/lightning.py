@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import shielded
+from chronicle.resume.faults import raised_by_script, reason_of, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.session import GuardSession
 
 __all__ = ["ChronicleCallback", "callbacks_factory"]
@@ -79,13 +79,20 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         session = self._session
         if session is None or session.off:
             return {}
+        try:
+            return {"memory": self._describe(session).to_json()}
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            self.lost("save", problem)  # the checkpoint says so itself, else its next resume would look for a description
+            return {"memory": {"unknown": {WHOLE: f"the guard failed: {reason_of(problem)}"}}}
+
+    def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
         self._honours, self._spoilt = memory.honours, memory.spoilt
         own = memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
-        if session.ranks.rank == 0:
-            memory = replace(memory, ranks=session.sealer.collect_soon(prefix, own))
-        return {"memory": memory.to_json()}
+        return memory if session.ranks.rank else replace(memory, ranks=session.sealer.collect_soon(prefix, own))
 
     @shielded("load")
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
@@ -93,6 +100,12 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         states = checkpoint.get("callbacks") or {}
         records = [states[key]["memory"] for key in (ChronicleCallback.key, EnteredCallback.key) if states.get(key)]
         self._found = Memory.from_json(records[0]) if records and isinstance(records[0], Mapping) else None
+
+    def lost(self, where: str, problem: Exception) -> None:
+        """One of the methods failed; a load whose description could not be read is not compared."""
+        super().lost(where, problem)
+        if where == "load":
+            self._found = Memory(unknown={WHOLE: f"the guard failed: {reason_of(problem)}"})
 
     @shielded("load")
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

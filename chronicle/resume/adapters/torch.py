@@ -37,13 +37,12 @@ from chronicle.resume.faults import (
 )
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
 from chronicle.resume.learning_rate import BoundScheduler, number
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.session import GuardSession
 
 __all__ = ["STEPS_BETWEEN", "AttachedRun", "Description", "attach"]
 
 KEY = "chronicle"  # in the optimizer's `state_dict`
-WHOLE = "memory"  # the part that is unknown when nothing could be described
 
 
 def _unguarded(problem: Exception, run: Any = None) -> "AttachedRun":
@@ -139,6 +138,9 @@ class AttachedRun:
         first = self._live.optimizers[0]
         first.register_state_dict_post_hook(shield(self._on_save, self._save_failed))
         first.register_load_state_dict_pre_hook(shield(self._on_load, lambda problem: self.session.lost("load", problem)))
+        for optimizer in self._live.optimizers:
+            optimizer.register_load_state_dict_pre_hook(shield(self._before_load, self._load_failed), prepend=True)
+            optimizer.register_load_state_dict_post_hook(shield(self._after_load, self._load_failed))
         hook_optimizer_steps(self.session)
         self.session.before_change = self._memory_changes
         if self._live.models:
@@ -254,6 +256,15 @@ class AttachedRun:
         why = "" if memory is None else memory.unknown.get(WHOLE, "")
         self.session.state_loaded(None if why else memory, why)
         return {key: value for key, value in state.items() if key != KEY}
+
+    def _before_load(self, optimizer: Any, state: dict[str, Any]) -> None:
+        self.session.loads.options_set.before_load((optimizer,))
+
+    def _after_load(self, optimizer: Any) -> None:
+        self.session.loads.options_set.after_load((optimizer,))
+
+    def _load_failed(self, problem: Exception) -> None:
+        self.session.faults.record("load", problem)
 
     def _observe(self) -> LiveState:
         topology: dict[str, Any] = {

@@ -98,8 +98,10 @@ class LrTripwire:
         is_own = longer or expectation.warms_up or accepted_world(expectation, found)
         promised = () if is_own else expectation.next_lrs() or ()
         rows = (*promised, *(own or ())[len(promised) :])
-        source = expectation.memory.lr_source if expectation.memory else "untested"
-        contract = expectation.contract
+        memory, contract = expectation.memory, expectation.contract
+        # no plan of the next steps: a constant LR without a scheduler, and a scheduler that is stepped at the end of an epoch
+        by_steps = memory is not None and bool(memory.schedulers) and all(one.unit for one in memory.schedulers)
+        source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
         return cls(rows=tuple(rows), source=source)

@@ -82,7 +82,7 @@ class Envelope:
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned)
-        self._promises.scaled = self._is_scaled
+        self._promises.scaled, self._promises.lost = self._is_scaled, self._failed
         self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
@@ -105,7 +105,7 @@ class Envelope:
         """A model is about to be trained: watch its first passes."""
         if not self.off and not self._probes and can_be_hooked(model):
             with self._flying():
-                self._probes.append(ForwardProbe(model, self._tell_now, self._resumed, self._batch_size))
+                self._probes.append(ForwardProbe(model, self._tell_now, self._resumed, self._batch_size, self._failed))
 
     def before_step(self, optimizer: Any, engine: Any = None) -> None:
         """An optimizer is about to step; with an `engine` its step as a whole."""
@@ -326,6 +326,11 @@ class Envelope:
     def _tell_now(self, kind: BreachKind, words: str) -> None:
         step = self._step()
         self.log.tell(Breach(kind=kind, step=step, words=words, seen=step))
+
+    def _failed(self, problem: Exception) -> None:
+        """One of the hooks failed."""
+        with self._flying():
+            raise problem
 
     @contextmanager
     def _flying(self) -> Iterator[None]:

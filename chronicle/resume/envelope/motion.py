@@ -19,6 +19,7 @@ from typing import Any
 
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
+from chronicle.resume.faults import last_resort, raised_by_script, shield
 
 __all__ = ["Motion", "Promises", "find_orphans", "lr_of"]
 
@@ -265,13 +266,13 @@ REPEATED = 2  # clippings that are wrong, until it is told
 class Probe:
     """Hooks on one parameter: backward passes since the last step, and whether one of them began from no gradient."""
 
-    def __init__(self, param: Any, later: DelayedReads) -> None:
+    def __init__(self, param: Any, later: DelayedReads, lost: Callable[[Exception], None]) -> None:
         self._param, self._later = weakref.ref(param), later
         self.passes, self.clean, self._candidate = 0, False, False
         self._old: list[Snapshot] = []
         self._handles = [
-            param.register_hook(self._before),
-            param.register_post_accumulate_grad_hook(self._after),
+            param.register_hook(shield(self._before, lost)),
+            param.register_post_accumulate_grad_hook(shield(self._after, lost)),
         ]
 
     def remove(self) -> None:
@@ -335,7 +336,7 @@ class Promises:
         chosen = [p for p in params if p.requires_grad and p.is_leaf and p.grad is not None and not p.grad.is_sparse]
         if not chosen:
             return
-        self._windows[optimizer] = _Window(Probe(chosen[-1], self._later))
+        self._windows[optimizer] = _Window(Probe(chosen[-1], self._later, lambda problem: self.lost(problem)))
         _watch_clipping(self)
 
     def before_step(self, optimizer: Any, step: int | None, declared: int | None) -> None:
@@ -393,6 +394,7 @@ class Promises:
             self._wrong.clear()
 
     scaled: Callable[[Sequence[Any]], bool] = staticmethod(lambda params: False)  # set where a loss scaler is known
+    lost: Callable[[Exception], None] = staticmethod(lambda problem: None)  # told of an error of a hook
 
     def _judge_clips(self, step: int | None) -> None:
         clips, self._clips = self._clips, []
@@ -431,8 +433,11 @@ def _report_clipping(parameters: Any, max_norm: Any) -> Any:
     for listener in tuple(_listeners):
         try:
             listener.clipped(listed, float(max_norm))
-        except Exception:  # noqa: BLE001 clipping goes on, whatever the listener thinks of it
-            _listeners.discard(listener)
+        except Exception as problem:
+            if raised_by_script(problem):
+                raise
+            _listeners.discard(listener)  # clipping goes on, whatever the listener thinks of it
+            last_resort(listener.lost, problem)
     return listed
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from chronicle.resume.compiled import outside_graphs, when_compiled
 from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
+from chronicle.resume.faults import shield
 
 __all__ = ["ForwardProbe", "PlannedLr", "Structure", "broken_promises", "tied_names"]
 
@@ -195,7 +196,15 @@ Tell = Callable[[BreachKind, str], None]
 class ForwardProbe:
     """Watches the first passes through one model. `resumed()`: whether this launch loaded a state."""
 
-    def __init__(self, model: Any, tell: Tell, resumed: Callable[[], bool], batch_size: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tell: Tell,
+        resumed: Callable[[], bool],
+        batch_size: Callable[[], int | None],
+        lost: Callable[[Exception], None],
+    ) -> None:
+        self.lost = lost  # told of an error of the probe itself
         self._tell, self._resumed, self._batch_size = tell, resumed, batch_size
         self._trained, self._evaluated = False, False
         self._leaves: list[Any] = []  # handles on the layers, during one pass
@@ -281,26 +290,27 @@ _probes: "weakref.WeakKeyDictionary[Any, ForwardProbe]" = weakref.WeakKeyDiction
 def _before(module: Any, args: Any, kwargs: Any) -> None:
     probe = _probes.get(module)
     if probe is not None:
-        try:
-            probe.begin(module, kwargs)
-        except Exception:  # noqa: BLE001 the pass goes on, whatever the probe thinks of it
-            probe.remove()
+        probe.begin(module, kwargs)
 
 
 def _after(module: Any, args: Any, output: Any) -> None:
     probe = _probes.get(module)
     if probe is not None:
-        try:
-            probe.end(module)
-        except Exception:  # noqa: BLE001 as above
-            probe.remove()
+        probe.end(module)
+
+
+def _failed(problem: Exception) -> None:
+    """The pass goes on, whatever a probe thinks of it; none of them looks any more."""
+    for probe in tuple(_probes.values()):
+        probe.remove()
+        probe.lost(problem)
 
 
 def _hooks() -> tuple[Callable[..., None], Callable[..., None]]:
     """The two hooks, which no graph contains. They take the functions' names, because a pickled model finds them by name."""
     global _before, _after
     if not hasattr(_before, "__wrapped__"):
-        _before, _after = outside_graphs(_before), outside_graphs(_after)
+        _before, _after = outside_graphs(shield(_before, _failed)), outside_graphs(shield(_after, _failed))
     return _before, _after
 
 
