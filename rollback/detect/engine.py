@@ -24,9 +24,18 @@ from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
 from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
-from rollback.detect.watches import BLOCK_POINTS, BLOCKS, DisguiseWatch, LrFinding, LrWatch, PlateauWatch, ScaleWatch
+from rollback.detect.watches import (
+    BLOCK_POINTS,
+    BLOCKS,
+    DisguiseWatch,
+    LrFinding,
+    LrWatch,
+    PlateauWatch,
+    ResumeWatch,
+    ScaleWatch,
+)
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
@@ -58,9 +67,11 @@ class Detector:
         self._scale = ScaleWatch()
         self._scale_event: int | None = None
         self._plateau = PlateauWatch()
+        self._resume = ResumeWatch()
         self._disguise = DisguiseWatch()
         self._disguise_event: int | None = None
         self._singles: dict[Role, str] = {}  # the first channel of each role that the watches read
+        self._name_singles()
         self._segment_row = -(10**9)
         self._rewound = False
         self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
@@ -112,8 +123,12 @@ class Detector:
                     self._shares.setdefault(name, deque(maxlen=SHARE_POINTS)).append((row, value))
                 continue
             if role is Role.LOSS and value - value == 0.0 and not repeated:
-                if self._fusion.first_loss is None:
-                    self._fusion.first_loss = value
+                self._fusion.note_loss(value, row, step)
+                if name == self._lead:
+                    if self._resume.count >= 0 or channel.excursion is not None:
+                        self._watch_resume(row, step, launch, name, value, changed)
+                    else:
+                        self._resume.past.append((step, value))
                 if self._plateau.feed(value):
                     self._note_plateau(row, step, launch, name, changed)
             if repeated and channel.last_step == step and value - value == 0.0:
@@ -122,8 +137,12 @@ class Detector:
             if items:
                 self._fuse(role, items, row, step, launch, changed)
         self._feed_evidence(row, step, launch, values, repeated, changed)
-        if not repeated and Role.LOSS in self._singles:
-            self._watch_disguise(row, step, launch, values, changed)
+        if not repeated and self._lead is not None:
+            loss, norm = values.get(self._lead), self._norm
+            if loss is None or self._counted or not self._disguise.pass_by(
+                step, loss, normed=norm is not None and values.get(norm) is not None
+            ):
+                self._watch_disguise(row, step, launch, values, changed)
         return changed
 
     def _feed_evidence(
@@ -172,11 +191,17 @@ class Detector:
         self._roles[name] = role
         if role in SINGLES and (role not in self._singles or role is Role.LOSS):
             self._singles[role] = name
+            self._name_singles()
         if role in DECISIVE:
             self._channels[name] = Channel(name, self._config_for(role))
         elif role in EVIDENCE:
             self._evidence[name] = Channel(name, self._config_for(role))
         return role
+
+    def _name_singles(self) -> None:
+        """Keep what each point is asked for at hand."""
+        self._lead, self._norm = self._singles.get(Role.LOSS), self._singles.get(Role.NORM)
+        self._counted = Role.SKIPPED in self._singles or Role.LOSS_SCALE in self._singles
 
     def _config_for(self, role: Role) -> ChannelConfig:
         if role is Role.REWARD:
@@ -198,6 +223,7 @@ class Detector:
             return
         if placement.segment_start:
             self._segment_row = row
+            self._resume.restart(row, step, rewound=placement.rewound_from is not None)
             self._scale.restart()
             self._rewound = placement.rewound_from is not None
         for name, channel in (*self._channels.items(), *self._evidence.items()):
@@ -208,7 +234,21 @@ class Detector:
         if placement.rewound_from is not None:
             self._fusion.forget_after(step)
             sentence = f"step goes back from {placement.rewound_from} to {step}"
+            if placement.another_run:
+                self._begin_another_run()
+                sentence += ": another run begins"
             changed.append(self._add(Kind.RESTART_REWIND, Tier.NOTICE, row, step, launch, (), sentence, closed=True))
+
+    def _begin_another_run(self) -> None:
+        """Forget what was usual: the points that follow are of another run in the same log."""
+        for channels in (self._channels, self._evidence):
+            for name, channel in channels.items():
+                channels[name] = Channel(name, channel.config)
+                channels[name].next_id = channel.next_id
+        self._lr, self._scale, self._plateau, self._disguise = LrWatch(), ScaleWatch(), PlateauWatch(), DisguiseWatch()
+        self._resume = ResumeWatch()
+        self._lr_event = self._scale_event = self._disguise_event = None
+        self._fusion.begin_run()
 
     def _watch_lr(
         self, row: int, step: int, launch: int | None, value: float, values: Mapping[str, float | None],
@@ -231,6 +271,25 @@ class Detector:
             self._lr_event = None
         else:
             return
+        changed.append(event)
+
+    def _watch_resume(
+        self, row: int, step: int, launch: int | None, name: str, value: float, changed: list[Event]
+    ) -> None:
+        channel = self._channels[name]
+        troubled = channel.excursion is not None
+        finding = self._resume.feed(step, value, channel.scale, troubled=troubled)
+        if finding is None:
+            return
+        since = finding.row
+        if any(name in e.channels and (e.onset_row or 0) >= since - 1 for e in self._fusion.events[-8:]):
+            return  # the channel has seen it by itself
+        kind = Kind.RESUME_BUMP if finding.excess > 0.0 else Kind.RESUME_DROP
+        event = self._add(kind, Tier.NOTICE, row, step, launch, (name,), finding.sentence, closed=True)
+        event = self._fusion.change(
+            event.id, onset_row=finding.row, onset_low_row=finding.row, onset_step=finding.step, onset_low_step=finding.step,
+            excess=finding.excess, sigmas=finding.sigmas,
+        )  # fmt: skip
         changed.append(event)
 
     def _watch_disguise(
@@ -350,6 +409,7 @@ class Detector:
             "scale_event": self._scale_event,
             "plateau": self._plateau.to_json(),
             "disguise": self._disguise.to_json(),
+            "resume": self._resume.to_json(),
             "disguise_event": self._disguise_event,
             "singles": {role.value: name for role, name in self._singles.items()},
             "segment_row": self._segment_row,
@@ -374,9 +434,11 @@ class Detector:
         detector._scale = ScaleWatch.from_json(record["scale"])
         detector._scale_event = record["scale_event"]
         detector._plateau = PlateauWatch.from_json(record["plateau"])
+        detector._resume = ResumeWatch.from_json(record["resume"])
         detector._disguise = DisguiseWatch.from_json(record["disguise"])
         detector._disguise_event = record["disguise_event"]
         detector._singles = {Role(role): name for role, name in record["singles"].items()}
+        detector._name_singles()
         detector._segment_row = record["segment_row"]
         detector._rewound = record["rewound"]
         for name, points in record["shares"].items():

@@ -127,6 +127,9 @@ class Excursion:
             event.status = status
         if self.count >= config.accept_points:
             event.closed = changed = True
+            if event.status is Status.OPEN:  # no bound shows it, but the mean is back
+                event.status = Status.RECOVERED
+                event.recovered_row, event.recovered_step = self._return_point()
         return changed
 
     def finish(self) -> bool:

@@ -25,6 +25,10 @@ UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
+CROSSINGS = 4  # changes of sign that show an objective, not a cross-entropy
+BEGUN_SHARE = 20  # a log whose first step is below this part of the alarm's holds the beginning of training
+RISEN_SIGMAS = 4.0
+SETTLED_ROWS = 150  # a loss that was flat for so long and rises then does not rise by nature
 REINIT_MOST = 1.5  # without a restart: further up is an explosion
 
 
@@ -75,8 +79,26 @@ class Fusion:
         self.groups: list[Group] = []  # open or recent ones
         self.loss_events: list[int] = []  # numbers of events led by a loss, for clusters
         self.first_loss: float | None = None
+        self.first_step = self.first_row = 0  # of the first loss
+        self.crossings = 0  # how often the loss changed its sign: no cross-entropy does
+        self.sign = 0.0
         self.objective = False  # rewards or objectives are logged: the loss need not fall
         self.lr_wrong = False  # the LR watch has an open mismatch: a lasting rise is proposed at once
+
+    def note_loss(self, value: float, row: int, step: int) -> None:
+        """Remember the first loss, and how often the loss crossed zero."""
+        if self.first_loss is None:
+            self.first_loss, self.first_row, self.first_step = value, row, step
+        if value * self.sign < 0.0:
+            self.crossings += 1
+        if value != 0.0:
+            self.sign = 1.0 if value > 0.0 else -1.0
+
+    def begin_run(self) -> None:
+        """Another run begins in this log: no earlier event belongs to it."""
+        self.first_loss, self.crossings, self.sign = None, 0, 0.0
+        self.loss_events, self.groups = [], []
+        self.lr_wrong = False
 
     def forget_after(self, step: int) -> None:
         """Leave out of later clusters what began after `step`: the log went back to it."""
@@ -122,6 +144,10 @@ class Fusion:
             "first_loss": self.first_loss,
             "lr_wrong": self.lr_wrong,
             "objective": self.objective,
+            "first_step": self.first_step,
+            "first_row": self.first_row,
+            "crossings": self.crossings,
+            "sign": self.sign,
             "groups": [group.to_json() for group in self.groups],
         }
 
@@ -133,6 +159,8 @@ class Fusion:
         fusion.loss_events = list(record["loss_events"])
         fusion.first_loss, fusion.lr_wrong = record["first_loss"], record["lr_wrong"]
         fusion.objective = record["objective"]
+        fusion.first_step, fusion.first_row = record["first_step"], record["first_row"]
+        fusion.crossings, fusion.sign = record["crossings"], record["sign"]
         fusion.groups = [Group.from_json(group, channels) for group in record["groups"]]
         return fusion
 
@@ -249,9 +277,19 @@ class Fusion:
             return known.tier
         return tier
 
+    def _need_not_fall(self, leader: ChannelEvent) -> bool:
+        """Whether this loss moves by nature: among rewards, with changing sign, or rising since training began."""
+        if self.objective or self.crossings >= CROSSINGS:
+            return True
+        if self.first_loss is None or self.first_step * BEGUN_SHARE > leader.alarm_step:
+            return False
+        risen = leader.level - self.first_loss
+        early = leader.onset_row - self.first_row < SETTLED_ROWS
+        return risen > RISEN_SIGMAS * leader.sigma or (early and risen > -RISEN_SIGMAS * leader.sigma)
+
     def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
-        if self.objective and leader.shape != "nan":  # among rewards and objectives a loss need not fall
+        if leader.shape != "nan" and self._need_not_fall(leader):
             return _objective_tier(leader)
         if leader.lasting and self.lr_wrong:
             return Tier.PROPOSE

@@ -13,6 +13,7 @@ INTERLEAVED_TURNS = 6  # steps back among the last 24 points: no run restarts th
 TURN_WINDOW = 24
 SAME_INTERVAL = 4.0  # a factor below this is irregular logging, not another interval
 CONFIRM = 3  # points with another interval before it is accepted
+BEGINNING_POINTS, RUN_POINTS = 1.5, 24  # steps so near to the first one begin a run; so many points make one before it
 REPEATS_AT_MOST = 8  # more points than that under one step: the step column counts something else
 
 
@@ -24,6 +25,7 @@ class Placement:
     rewound_from: int | None = None
     new_interval: bool = False
     repeated: bool = False
+    another_run: bool = False  # the steps begin again where the log began: a second run in the same log
     interleaved: bool = False  # two writers are recognised with this point
     foreign: bool = False  # the other writer's point
 
@@ -37,11 +39,13 @@ class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
     __slots__ = (
-        "candidate", "candidate_count", "descending", "interval", "last_launch", "last_step", "other_step", "points", "quiet",
+        "candidate", "candidate_count", "descending", "first_step", "interval", "last_launch", "last_step", "other_step",
+        "points", "quiet",
         "repeats", "turns",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.first_step: int | None = None
         self.last_step: int | None = None
         self.last_launch: int | None = None
         self.interval = 0.0
@@ -62,6 +66,7 @@ class Stream:
             return FOREIGN
         self.last_step, self.last_launch = step, launch
         if last is None:
+            self.first_step = step
             return ORDINARY
         started = launch != previous_launch and launch is not None and previous_launch is not None
         self.turns = ((self.turns << 1) | (step < last)) & ((1 << TURN_WINDOW) - 1)
@@ -90,7 +95,15 @@ class Stream:
             self.last_step, self.other_step = max(step, last), min(step, last)
             self.quiet = 0
             return Placement(interleaved=True, foreign=step < last)
+        if turns == 1 and self._is_begun_again(step, last):
+            return Placement(segment_start=True, rewound_from=last, another_run=True)
         return Placement(segment_start=turns == 1, rewound_from=last if turns == 1 else None)
+
+    def _is_begun_again(self, step: int, last: int) -> bool:
+        """Whether the steps are back where the log began, and that was the beginning of training."""
+        near = BEGINNING_POINTS * max(self.interval, 1.0)
+        first = self.first_step or 0
+        return first <= near and step <= first + near and last - step >= RUN_POINTS * max(self.interval, 1.0)
 
     def _is_foreign(self, step: int, last: int) -> bool:
         """Whether a point continues the other writer's steps rather than ours."""

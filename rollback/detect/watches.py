@@ -295,6 +295,15 @@ class DisguiseWatch:
         self.begun = True
         return DisguiseFinding(True, self.first_row, self.first_step, self.sound_step, sign)
 
+    def pass_by(self, step: int, loss: float, *, normed: bool) -> bool:
+        """Fold an ordinary point, which is nearly every one; False where it needs `feed`."""
+        if loss == self.last_loss or loss == 0.0 or self.signs or loss - loss != 0.0:
+            return False
+        self.usual += 1
+        self.normed = self.normed + 1 if normed else 0
+        self.last_loss, self.last_step, self.sound_step = loss, step, step
+        return True
+
     def _sign(
         self, step: int, loss: float | None, norm: float | None, scale: float | None, skipped: float | None, level: float,
         noise: float, told: bool,
@@ -344,6 +353,112 @@ class DisguiseWatch:
         for name in cls.__slots__:
             setattr(watch, name, record[name])
         return watch
+
+
+# --- A resume beside the curve it left
+
+# After a step back the same steps were logged before: the loss is compared with what it was at each of them. After a
+# launch that goes on, with the last points before it. Both signs; the mean of the first points against its own error.
+
+PAST_POINTS = 1024
+LOOKS = (8, 16, 32, 48)  # points after the restart at which the mean is judged
+MEAN_POINTS = 8
+BUMP_ERRORS = 4.0  # standard errors of that mean
+BUMP_LEAST = 0.35  # noise units: less is no bump that a person would name
+BEFORE_POINTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFinding:
+    """The loss after a restart is higher (`excess` above zero) or lower than at the same steps before."""
+
+    row: int
+    step: int
+    excess: float
+    sigmas: float
+    sentence: str
+
+
+class ResumeWatch:
+    """A fold over the leading loss; `restart` says that a launch begins with the next point."""
+
+    __slots__ = ("count", "error", "expected", "past", "row", "step", "total")
+
+    def __init__(self) -> None:
+        self.past: deque[tuple[int, float]] = deque(maxlen=PAST_POINTS)
+        self.expected: list[tuple[int, float]] = []
+        self.count, self.total, self.row, self.step = -1, 0.0, 0, 0  # count -1: nothing is compared
+        self.error = 0.0  # of a mean of `MEAN_POINTS` points, as the run itself shows it
+
+    def restart(self, row: int, step: int, *, rewound: bool) -> None:
+        """Begin to compare: with the abandoned curve where the steps went back, else with the level before."""
+        self.expected = []
+        self.error = error_of_means([value for _, value in self.past])
+        if rewound:
+            while self.past and self.past[-1][0] >= step:
+                self.expected.append(self.past.pop())
+            self.expected.reverse()
+        elif len(self.past) >= BEFORE_POINTS:
+            last = sorted(value for _, value in list(self.past)[-BEFORE_POINTS:])
+            self.expected = [(step, last[len(last) // 2])]
+        self.count, self.total, self.row, self.step = (0 if self.expected else -1), 0.0, row, step
+
+    def feed(self, step: int, value: float, noise: float, *, troubled: bool) -> ResumeFinding | None:
+        """Fold one loss; `noise` is the standard deviation of one point; `troubled`: an event is open."""
+        finding = self._compare(step, value, noise) if self.count >= 0 else None
+        if not troubled:
+            self.past.append((step, value))
+        return finding
+
+    def _compare(self, step: int, value: float, noise: float) -> ResumeFinding | None:
+        beside = len(self.expected) > 1
+        while len(self.expected) > 1 and self.expected[1][0] <= step:
+            self.expected.pop(0)
+        if beside and len(self.expected) <= 1:
+            self.count = -1
+            return None
+        self.total += value - self.expected[0][1]
+        self.count += 1
+        if self.count not in LOOKS or noise <= 0.0:
+            return None
+        mean = self.total / self.count
+        own = max(self.error * math.sqrt(MEAN_POINTS / self.count), noise / math.sqrt(self.count))
+        error = own * (math.sqrt(2.0) if beside else 1.0)
+        found = abs(mean) > max(BUMP_ERRORS * error, BUMP_LEAST * noise)
+        if not beside and mean < 0.0:
+            found = False  # a loss that goes on falling
+        if found or self.count == LOOKS[-1]:
+            self.count = -1
+        if not found:
+            return None
+        where = "at the same steps before" if beside else "before the restart"
+        sentence = f"after the restart the loss is {abs(mean):.3g} {'higher' if mean > 0.0 else 'lower'} than {where}"
+        return ResumeFinding(self.row, self.step, mean, mean / noise, sentence)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        record = {name: getattr(self, name) for name in self.__slots__}
+        record["past"], record["expected"] = [list(item) for item in self.past], [list(item) for item in self.expected]
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> ResumeWatch:
+        """Rebuild the fold from `to_json`."""
+        watch = cls()
+        for name in ("count", "error", "total", "row", "step"):
+            setattr(watch, name, record[name])
+        watch.past.extend((step, value) for step, value in record["past"])
+        watch.expected = [(step, value) for step, value in record["expected"]]
+        return watch
+
+
+def error_of_means(values: list[float]) -> float:
+    """Return the standard error of a mean of `MEAN_POINTS` points: by second differences, which no trend moves."""
+    recent = values[-16 * MEAN_POINTS :]
+    starts = range(0, len(recent) - MEAN_POINTS + 1, MEAN_POINTS)
+    means = [math.fsum(recent[at : at + MEAN_POINTS]) / MEAN_POINTS for at in starts]
+    bends = sorted(abs(means[i - 1] - 2.0 * means[i] + means[i + 1]) for i in range(1, len(means) - 1))
+    return bends[len(bends) // 2] / (0.6745 * math.sqrt(6.0)) if len(bends) >= 4 else 0.0
 
 
 # --- Plateau: slope of block means

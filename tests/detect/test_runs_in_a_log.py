@@ -1,0 +1,88 @@
+"""What is no divergence: a second run in the same log, a loss that rises by nature; and a resume beside its own past."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from rollback.detect import Detector, Event, Kind, Tier
+
+
+def curve(seed: int, size: int) -> list[float]:
+    dice = random.Random(seed)
+    return [2.0 + 3.0 / (1 + row / 40) + dice.gauss(0, 0.03) for row in range(size)]
+
+
+def fold(values: list[float], steps: list[int] | None = None, restart: int | None = None) -> tuple[Event, ...]:
+    detector = Detector()
+    for row, value in enumerate(values):
+        step = 10 * row if steps is None else steps[row]
+        detector.feed(step, {"loss": value}, launch=None if restart is None else 1 + (row >= restart))
+    detector.finish()
+    return detector.events
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_second_run_in_the_log_is_another_run(seed: int) -> None:
+    """A healthy run appended to a log was proposed as weights that were lost."""
+    size = (300, 900)[seed % 2]
+    steps = [10 * row for row in range(size)] * 2
+    events = fold(curve(seed, size) + curve(seed + 100, size), steps)
+    assert [(event.kind, event.tier) for event in events] == [(Kind.RESTART_REWIND, Tier.NOTICE)]
+    assert "another run begins" in events[0].evidence[0]
+
+
+def test_the_second_run_is_judged_by_itself() -> None:
+    second = curve(7, 600)
+    second[400] += 1.0
+    events = fold(curve(1, 600) + second, [10 * row for row in range(600)] * 2)
+    assert [(event.kind, event.onset_row) for event in events][1:] == [(Kind.INSTANT_SPIKE, 1000)]
+
+
+RISING: dict[str, Callable[[int, random.Random], float]] = {
+    "a generator that loses": lambda row, dice: 2 - 1.5 * math.exp(-row / 400) + dice.gauss(0, 0.1),
+    "a critic": lambda row, dice: 5 * (1 - math.exp(-row / 300)) * abs(1 + dice.gauss(0, 0.2)),
+    "a policy about zero": lambda row, dice: 0.02 * math.sin(row / 90) + dice.gauss(0, 0.05) + 0.04 * (row > 700),
+    "a discriminator": lambda row, dice: 0.7 + 0.5 * math.log1p(row / 200) + dice.gauss(0, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_a_loss_that_rises_by_nature_is_not_proposed(name: str) -> None:
+    """PPO and GAN logs were told to start anew."""
+    for seed in range(3):
+        dice = random.Random(seed)
+        events = fold([RISING[name](row, dice) for row in range(1500)])
+        assert all(event.tier is Tier.NOTICE for event in events), (name, seed)
+
+
+def test_a_loss_that_was_flat_and_then_rises_is_still_proposed() -> None:
+    """A fine-tuning that begins at its level falls no further; its divergence is one all the same."""
+    dice = random.Random(4)
+    events = fold([2.0 + dice.gauss(0, 0.03) + max(0, row - 400) * 0.01 for row in range(600)])
+    assert any(event.tier is Tier.PROPOSE for event in events)
+
+
+@pytest.mark.parametrize("back", [0, 30, 60])
+def test_a_small_bump_after_a_resume_is_seen_at_equal_steps(back: int) -> None:
+    """Three times the noise at first, gone after thirty points: no threshold against the level sees it."""
+    seen = quiet = 0
+    for seed in range(12):
+        whole, again = curve(seed, 600), curve(seed + 50, 600)
+        steps = list(range(400)) + [400 - back + row for row in range(150)]
+        for height in (0.09, 0.0):
+            after = [again[400 - back + row] + height * max(0.0, 1 - row / 30) for row in range(150)]
+            events = fold(whole[:400] + after, steps, restart=400)
+            found = [event for event in events if event.kind is Kind.RESUME_BUMP and event.onset_row == 400]
+            seen += bool(found) and height > 0.0
+            quiet += not found and height == 0.0
+            assert all(event.tier is Tier.NOTICE for event in events)
+    assert seen >= 8 and quiet >= 11, (seen, quiet)
+
+
+def test_an_event_that_came_back_does_not_stay_open() -> None:
+    """It was closed without a verdict after 600 points."""
+    dice = random.Random(9)
+    values = [2.0 + dice.gauss(0, 0.03) + (0.2 * math.exp(-(row - 600) / 120) if row >= 600 else 0.0) for row in range(2400)]
+    assert all(event.status.value != "open" for event in fold(values))
