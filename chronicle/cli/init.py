@@ -2,6 +2,7 @@
 
 import json as json_module
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,6 +94,7 @@ def _claim_moved(settings: Settings) -> CommandResult:
     paths = settings.paths
     place = _recorded_place(settings)
     copied = standing_of(place, paths) in (Standing.COPIED, Standing.UNCERTAIN)
+    _unshare(paths.run_dir)
     write_place(paths, place.at(paths.run_dir, settings.checkpoints_dir))
     with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
         event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path, copied=copied)
@@ -124,14 +126,35 @@ def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
         launch=story.lineage.head_launch,
         last_launch=max((launch.number for launch in story.launches), default=0),
         path=os.path.abspath(origin),
+        shared=_shared_roots(place, found, paths, origin),
     )
     own = Place(run_id=fresh_id(), parent=parent, names=place.names, roots=place.roots)
+    _unshare(paths.run_dir)
     write_place(paths, own.at(paths.run_dir, settings.checkpoints_dir))
     with JournalWriter(paths, checkpoints=settings.checkpoints_dir) as writer:
         event = RunFork(run_id=own.run_id, parent=parent.to_json(), copied=True)
         writer.write(event, step=parent.step, title=f"fork of {describe_parent(parent)}")
     text = f"run `{settings.run}` ({own.run_id}) is a fork of {describe_parent(parent)}: {paths.run_dir}"
+    for root in parent.shared:
+        text += f"\n`{root}` holds the checkpoints of its parent: name a directory of its own with --checkpoints DIR"
     return CommandResult(text=text, data={"run": settings.run, "run_id": own.run_id, "parent": parent.to_json()})
+
+
+def _shared_roots(place: Place, origin: Place | None, paths: RunPaths, origin_dir: Path) -> tuple[str, ...]:
+    """The checkpoint roots that were not copied: the copy reaches those of its parent by a link or by their absolute path."""
+    theirs = [root.path for root in place.roots]
+    theirs += () if origin is None else origin.anchors(Path(os.path.abspath(origin_dir))).roots
+    own = place.anchors(paths.run_dir).roots
+    return tuple(os.path.realpath(one) for one in own if any(is_same_directory(one, other) for other in theirs))
+
+
+def _unshare(run_dir: Path) -> None:
+    """Give this directory files of its own where a copy by links shares those that are written in place."""
+    for path in run_dir.iterdir():
+        if path.is_file() and (path.is_symlink() or path.stat().st_nlink > 1):
+            made = path.with_name(f".{path.name}.{os.getpid()}")
+            shutil.copy2(path, made)
+            os.replace(made, path)
 
 
 def _recorded_place(settings: Settings) -> Place:

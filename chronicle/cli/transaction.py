@@ -39,7 +39,7 @@ from chronicle.journal.events import (
 from chronicle.journal.events import (
     read as read_event,
 )
-from chronicle.journal.place import Anchors, Place, is_same_directory, look, refuse_copy
+from chronicle.journal.place import Anchors, Place, describe_parent, is_parents, is_same_directory, look, refuse_copy
 from chronicle.journal.reader import DAMAGED_HINT, damage_overridden, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
@@ -232,6 +232,7 @@ def open_run(
     place, standing = look(paths)
     if place is not None:
         refuse_copy(place, standing, paths)
+        _refuse_parents(place, settings)
     paths.run_dir.mkdir(parents=True, exist_ok=True)
     with hold_lock(paths.lock_path):
         journal = read_sound_journal(paths, force)
@@ -243,6 +244,8 @@ def open_run(
         opened = replace(_opened(settings, journal, force, is_new=is_new), place=place)
         try:
             for root in _roots(journal) if intent is None else ():
+                if place is not None and is_parents(place, root):
+                    continue
                 remove_leftovers(root, closed_intents(journal.entries), moved=opened.moved)
             yield opened
         finally:
@@ -277,12 +280,15 @@ def unfinished(intent: Entry) -> IntentOpen:
     )
 
 
+def _root_of(settings: Settings) -> Path:
+    return Path(os.path.abspath(settings.checkpoints_dir or settings.logs_dir.parent / "checkpoints"))
+
+
 def _opened(settings: Settings, journal: Journal, force: str | None, *, is_new: bool = False) -> OpenedRun:
-    root = Path(os.path.abspath(settings.checkpoints_dir or settings.logs_dir.parent / "checkpoints"))
     return OpenedRun(
         settings=settings,
         paths=settings.paths,
-        root=root,
+        root=_root_of(settings),
         journal=journal,
         writer=JournalWriter(settings.paths, checkpoints=settings.checkpoints_dir),
         force=force,
@@ -310,6 +316,17 @@ def _roots(journal: Journal) -> set[Path]:
     kinds = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PRUNE))
     events = (read_event(entry) for entry in journal.entries if entry.kind in kinds)
     return {Path(e.root) for e in events if isinstance(e, RollbackIntent | UndoIntent | Pruned) and e.root}
+
+
+def _refuse_parents(place: Place, settings: Settings) -> None:
+    """Raise `Refusal` when the checkpoints are those of the run that this one began from: they are never changed from here."""
+    root = _root_of(settings)
+    if is_parents(place, root) and place.parent is not None:
+        raise Refusal(
+            f"`{root}` holds the checkpoints of {describe_parent(place.parent)}, from which this run began: "
+            "nothing of a parent is changed",
+            "copy the checkpoints that this run needs into a directory of its own, and name it with --checkpoints DIR",
+        )
 
 
 def _refuse_alive(paths: RunPaths, journal: Journal, recovering: bool) -> None:

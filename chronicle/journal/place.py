@@ -31,6 +31,7 @@ __all__ = [
     "anchors_of",
     "describe_parent",
     "find_run",
+    "is_parents",
     "is_same_directory",
     "look",
     "names_of",
@@ -66,6 +67,7 @@ class Parent(NamedTuple):
     launch: int | None = None
     path: str = ""  # its run directory when the fork was made: a remark
     last_launch: int | None = None  # the newest launch in the journal that was copied: none of its numbers is used again
+    shared: tuple[str, ...] = ()  # its checkpoint roots that were not copied with it: links, or paths outside what was copied
 
     def to_json(self) -> dict[str, Any]:
         """The form in `run.json` and in the `run.fork` entry."""
@@ -76,6 +78,7 @@ class Parent(NamedTuple):
             "launch": self.launch,
             "path": self.path,
             "last_launch": self.last_launch,
+            **({"shared": list(self.shared)} if self.shared else {}),
         }
 
     @classmethod
@@ -88,6 +91,7 @@ class Parent(NamedTuple):
             launch=record.get("launch"),
             path=str(record.get("path") or ""),
             last_launch=record.get("last_launch"),
+            shared=tuple(str(root) for root in record.get("shared") or ()),
         )
 
 
@@ -359,6 +363,19 @@ def refuse_copy(place: Place, standing: Standing, paths: RunPaths) -> None:
     )
     refusal.run_dir, refusal.origin = run, place.path
     raise refusal
+
+
+def is_parents(place: Place, root: str | Path) -> bool:
+    """Whether a checkpoint root belongs to the run that this one began from: shared by a link, or named by both."""
+    parent = place.parent
+    if parent is None:
+        return False
+    found: tuple[str, ...] = ()
+    with contextlib.suppress(JournalError):
+        origin = read_place(RunPaths(Path(parent.path))) if parent.path and parent.run_id else None
+        if origin is not None and origin.run_id == parent.run_id:
+            found = origin.anchors(Path(parent.path)).roots
+    return any(is_same_directory(root, other) for other in (*parent.shared, *found))
 
 
 def _inode(path: str) -> int:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,3 +191,66 @@ def test_a_checkpoint_that_nobody_recorded_is_seen_in_the_runs_directory(tmp_pat
     assert "name their directory" not in shown
     world.root.rename(world.home / "unlisted")
     assert "name their directory with --checkpoints DIR" in world.command("status")[1]
+
+
+@pytest.mark.parametrize("how", ["link", "absolute path"])
+@pytest.mark.parametrize("parent_is_there", [True, False])
+def test_a_fork_that_shares_its_parents_checkpoints_changes_none_of_them(
+    tmp_path: Path, how: str, parent_is_there: bool
+) -> None:
+    """`cp -r` copies a link to a scratch disk, and a settings file that names one, but not what lies there."""
+    world, data = World(tmp_path / "project"), tmp_path / "x" / "data"
+    world.create()
+    world.launch(None, 12)
+    data.parent.mkdir()
+    world.root.rename(data)
+    if how == "link":
+        world.root.symlink_to(data)
+    else:
+        settings = world.home / "chronicle.toml"
+        settings.write_text(settings.read_text().replace('"checkpoints"', f'"{data}"'))
+    assert world.command("rollback", "--to", "10", "--lr-scale", "0.5", "--yes")[0] == 0
+    fork = World(tmp_path / "one" / "deeper" / "fork")
+    shutil.copytree(world.home, fork.home, symlinks=True)
+    code, said = fork.command("init", "--fork-of", str(world.paths.run_dir), "--run", RUN)
+    assert code == 0 and f"`{data}` holds the checkpoints of its parent" in said
+    if not parent_is_there:
+        world.home.rename(tmp_path / "gone")
+    before = digest_of(data)
+    for words in (("undo", "--yes"), ("rollback", "--to", "5", "--yes"), ("prune", "--yes"), ("recover",)):
+        code, said = fork.command(*words)
+        assert code == 3 and "nothing of a parent is changed" in said and "--checkpoints DIR" in said, said
+    assert digest_of(data) == before
+    assert fork.command("verify", "--all")[0] == 0  # reading is free
+    shutil.copytree(data, fork.home / "own")
+    own = ("--checkpoints", str(fork.home / "own"))
+    assert fork.command("rollback", "--to", "5", "--lr-scale", "0.5", "--yes", *own)[0] == 0
+    assert digest_of(data) == before
+
+
+def test_a_child_that_names_its_parents_directory_changes_nothing_there(family: Family) -> None:
+    family.child.root.mkdir(parents=True)
+    shared = ("--checkpoints", str(family.parent.root))
+    assert family.child.command("init", "--run", RUN, "--from", family.checkpoint, *shared)[0] == 0
+    before = digest_of(family.parent.home)
+    code, said = family.child.command("rollback", "--to", "10", "--yes", *shared)
+    assert code == 3 and "nothing of a parent is changed" in said
+    assert digest_of(family.parent.home) == before
+
+
+@pytest.mark.parametrize("option", ["-al", "-rs"])
+def test_a_copy_by_links_gets_files_of_its_own(tmp_path: Path, option: str) -> None:
+    """`journal-ends` is appended to: a line of the fork in the parent's file would call the parent's journal damaged."""
+    world = World(tmp_path / "project")
+    world.create()
+    world.launch(None, 12)
+    assert world.command("rollback", "--to", "10", "--lr-scale", "0.5", "--yes")[0] == 0
+    fork = World(tmp_path / "fork")
+    subprocess.run(["cp", option, str(world.home), str(fork.home)], check=True)
+    before = digest_of(world.home)
+    assert fork.command("init", "--fork-of", str(world.paths.run_dir), "--run", RUN)[0] == 0
+    assert fork.command("note", "from the fork")[0] == 0
+    if option == "-al":
+        assert fork.command("undo", "--yes")[0] == 0
+    assert digest_of(world.home) == before
+    assert world.command("audit")[0] == 0
