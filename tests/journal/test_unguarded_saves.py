@@ -171,6 +171,6 @@ def test_a_script_under_chronicle_run(tmp_path: Path, monkeypatch: pytest.Monkey
         assert run(["run", *places(tmp_path), "--", sys.executable, "train.py", str(first), str(last)]) == 0
     entries = read_journal(RunPaths(tmp_path / "logs" / "r")).of_kind(EntryKind.CHECKPOINT_SEEN)
     assert [(one.launch, one.step) for one in entries] == [(1, 2), (1, 4), (1, 6), (2, 4)]
-    assert chronicle(tmp_path, "rollback", "--to", "4", "--lr-scale", "0.5", "--yes") == 0
+    assert chronicle(tmp_path, "rollback", "--to", "4", "--yes") == 0
     (receipt,) = read_journal(RunPaths(tmp_path / "logs" / "r")).of_kind(EntryKind.ROLLBACK_RECEIPT)
     assert (receipt.data["identity"]["launch"], receipt.data["identity"]["step"]) == (2, 4)
