@@ -80,7 +80,8 @@ def test_a_rollback_to_a_file_is_not_inferred(tmp_path: Path, capsys: pytest.Cap
     carried = CARRIED | {"run_id": own, "launch": 1}
     state = {"model": {"w": torch.zeros(2)}, "optimizer": optimizer_state(chronicle={"v": 1, "identity": carried})}
     saved(tmp_path / "checkpoints" / "step-10.pt", state)
-    assert chronicle(tmp_path, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
+    edit = ("--lr-scale", "0.5", "--accept-unproved", "the loop sets none")
+    assert chronicle(tmp_path, "rollback", "--to", "10", *edit, "--yes") == 0
     paths = RunPaths(tmp_path / "logs" / "r")
     (receipt,) = read_journal(paths).of_kind(EntryKind.ROLLBACK_RECEIPT)
     assert receipt.data["identity"] == carried
