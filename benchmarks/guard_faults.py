@@ -250,7 +250,7 @@ def train_lightning(top: Path) -> list[float]:
 def _finish(session: Any) -> None:
     """What the end of the process does, with the guard's own shield around it."""
     if session is not None:
-        with session.contained("exit"):
+        with session.faults.contained("exit"):
             session.sealer.finish()
 
 
@@ -314,7 +314,10 @@ class _directory:
         return self._path
 
     def __exit__(self, *problem: Any) -> None:
+        from chronicle.resume.adapters import hooks
+
         shutil.rmtree(self._path, ignore_errors=True)
+        hooks._sessions.clear()  # what is still alive of this run must not take the next run's errors
         gc.collect()
 
 

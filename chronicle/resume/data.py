@@ -67,6 +67,7 @@ class DataWatch:
         self._full = 0  # batches of a whole pass, as far as the record knows
         self._said: set[str] = set()
         atexit.register(_finish, weakref.ref(self))
+        self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
         self.continues = False  # the trainer itself says that it skips the batches that were seen
 
     # ---- what enters the model -----------------------------------------------------------------------------------
@@ -154,6 +155,8 @@ class DataWatch:
         with self._contained("batches"):
             self.batches.settle()
         own = next(iter(attempt(NAME, "M4", self._compare)), None)
+        if own is not None and own.error:
+            self.failed(f"check of {NAME}", own.error)
         packed = None if own is None else [str(own.outcome), own.expected, own.found[:60], own.cause[:240], own.error[:120]]
         reports = self._ranks.gather({"rank": self._ranks.rank, "data": packed, "record": fresh_id()})
         self._record_id = str(reports[0]["record"])

@@ -155,10 +155,9 @@ def order_record(loader: Any) -> dict[str, Any]:
         generator = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
         if "seed" not in record and generator is not None and hasattr(generator, "initial_seed"):
             record["seed"] = int(generator.initial_seed())
-    for name in ("drop_last",):
-        value = getattr(loader, name, None)
-        if isinstance(value, bool):
-            record[name] = value
+    own = [getattr(loader, name, None) for name in ("drop_last", "_drop_last")]  # the second: of Accelerate's loaders
+    if known := [value for value in own if isinstance(value, bool)]:
+        record["drop_last"] = any(known)
     return {key: value for key, value in record.items() if value is not None}
 
 

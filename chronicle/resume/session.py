@@ -88,6 +88,7 @@ class GuardSession:
         self.batches = self.data.batches
         self.batches.lost = lambda problem: self.faults.record("batch", problem)
         self.sealer.failed = self.faults.record
+        self.data.failed = self.faults.record_text
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.batches.look = self._look_at
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")

@@ -87,7 +87,8 @@ def more_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _train(tmp_path_factory.mktemp("more"), MORE, 2)
 
 
-def _require_equal_states(directory: Path) -> None:
+def _equal_states(directory: Path) -> int:
+    """How many files of state are equal; asserts that none differs."""
     straight, halves = (directory / side / "checkpoints" / f"opt_step-{WHOLE}" / "accelerator_state"
                         for side in ("straight", "halves"))
     names = sorted(str(path.relative_to(straight)) for path in straight.rglob("*")
@@ -100,6 +101,7 @@ def _require_equal_states(directory: Path) -> None:
             _require_equal(_load(straight / name), _load(halves / name), name)
     _require_equal_parts(straight, halves)
     assert _load(halves / "custom_checkpoint_0.pkl")["last_epoch"] == WHOLE
+    return len(names)
 
 
 def _require_equal_parts(straight: Path, halves: Path) -> None:
@@ -137,7 +139,8 @@ def _require_equal(one: Any, other: Any, where: str) -> None:
         assert one == other or one != one, where
 
 
-def _require_equal_logs(directory: Path) -> None:
+def _equal_logs(directory: Path) -> int:
+    """How many steps were logged with equal values; asserts that none differs."""
     kept = ("step", "loss", "lr", "grad_norm", "loss/code", "tokens")
 
     def values(*paths: Path) -> list[dict[str, Any]]:
@@ -147,29 +150,31 @@ def _require_equal_logs(directory: Path) -> None:
     assert values(directory / "straight" / "launch") == values(halves / "launch", halves / "again")
     assert read_lines(directory / "straight" / "launch" / "samples.jsonl") == [
         *read_lines(halves / "launch" / "samples.jsonl"), *read_lines(halves / "again" / "samples.jsonl")]
-    assert [line["step"] for line in values(directory / "straight" / "launch")] == list(range(1, WHOLE + 1))
+    steps = [line["step"] for line in values(directory / "straight" / "launch")]
+    assert steps == list(range(1, WHOLE + 1))
+    return len(steps)
 
 
 @pytest.mark.parametrize("cell", SINGLE, ids=_name)
 def test_restart_of_one_process_changes_no_bit(single: Path, cell: Cell) -> None:
     """Weights, moments, schedule, progress and every logged value are the same with and without a restart."""
-    _require_equal_states(single / _name(cell))
-    _require_equal_logs(single / _name(cell))
+    assert _equal_states(single / _name(cell)) >= 4
+    assert _equal_logs(single / _name(cell)) == WHOLE
 
 
 @pytest.mark.parametrize("cell", TWO_RANKS, ids=_name)
 def test_restart_of_two_ranks_changes_no_bit(two_ranks: Path, cell: Cell) -> None:
     """The same for DDP and for FSDP2, whose checkpoints are whole."""
-    _require_equal_states(two_ranks / _name(cell))
-    _require_equal_logs(two_ranks / _name(cell))
+    assert _equal_states(two_ranks / _name(cell)) >= 4
+    assert _equal_logs(two_ranks / _name(cell)) == WHOLE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", MORE, ids=_name)
 def test_restart_of_the_other_two_rank_cells_changes_no_bit(more_cells: Path, cell: Cell) -> None:
     """The rest of the matrix."""
-    _require_equal_states(more_cells / _name(cell))
-    _require_equal_logs(more_cells / _name(cell))
+    assert _equal_states(more_cells / _name(cell)) >= 4
+    assert _equal_logs(more_cells / _name(cell)) == WHOLE
 
 
 def test_plateau_was_really_reached(single: Path) -> None:
@@ -195,8 +200,8 @@ def test_growth_really_happened(single: Path) -> None:
 def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell) -> None:
     """The parts of every rank are those of the run that never stopped."""
     _train(tmp_path, [cell], 2)
-    _require_equal_states(tmp_path / _name(cell))
-    _require_equal_logs(tmp_path / _name(cell))
+    assert _equal_states(tmp_path / _name(cell)) >= 4
+    assert _equal_logs(tmp_path / _name(cell)) == WHOLE
 
 
 @pytest.mark.slow
@@ -213,8 +218,8 @@ def test_whole_matrix_changes_no_bit(tmp_path: Path, kind: str) -> None:
 
 def _verdict(directory: Path) -> str:
     try:
-        _require_equal_states(directory)
-        _require_equal_logs(directory)
+        _equal_states(directory)
+        _equal_logs(directory)
     except AssertionError as problem:
         return f"differs: {str(problem).splitlines()[0]}"
     return "bit-identical"

@@ -57,5 +57,4 @@ CASE = Case(
     says=("(?i)drop.last",),
     bare=bare,
     guarded=guarded,
-    waits_for="the options of the loader in use are not compared with those of the prepared one",
 )

@@ -5,6 +5,7 @@ A case that waits for something is expected to fail, strictly: the day it is ans
 
 import ast
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ def marked(name: str, *, answered: bool) -> pytest.param:
 
 @pytest.mark.parametrize("name", [marked(name, answered=False) for name in NAMES])
 def test_it_happens_without_chronicle(name: str, tmp_path: Path) -> None:
-    """Otherwise the answer would be worth nothing."""
-    load(name).bare(tmp_path)
+    """Otherwise the answer would be worth nothing. `bare` asserts what goes wrong, in its own source."""
+    case = load(name)
+    assert "assert" in inspect.getsource(case.bare), "a case must say what goes wrong"
+    case.bare(tmp_path)
 
 
 @pytest.mark.parametrize("name", [marked(name, answered=True) for name in NAMES])

@@ -47,5 +47,4 @@ CASE = Case(
     says=("(?i)eval",),
     bare=bare,
     guarded=guarded,
-    waits_for="nothing watches the mode of the model between saves",
 )

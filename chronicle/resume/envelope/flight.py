@@ -114,6 +114,9 @@ class Envelope:
         key = optimizer if engine is None else engine
         pace = self._paces.get(key)
         compare = self._counting is not None and self._counting() is key and self._replicas is not None and self._replicas.due()
+        if self._structure is not None and self._structure.has_turned():
+            with self._flying():
+                self._look_at_structure(self._begin(), self._step())
         if pace is not None and pace.steps < pace.wait and not self._promises.armed and not compare and self._beats():
             pace.steps += 1
             return

@@ -36,6 +36,15 @@ class Structure:
         self._params = [p for model in models for p in model.parameters()]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
+        self._training = [model.training for model in self._models]  # as whole models, when it was last asked
+
+    def has_turned(self) -> bool:
+        """Whether a whole model changed its mode since this was last asked: cheap enough for every step."""
+        training = [model.training for model in self._models]
+        if training == self._training:
+            return False
+        self._training = training
+        return True
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
