@@ -77,10 +77,10 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """The description of memory at this save, with the digests of all ranks that arrive within a second."""
         session = self._session
-        if session is None or session.off:
+        if session is None:
             return {}
         try:
-            return {"memory": self._describe(session).to_json()}
+            return {} if session.off else {"memory": self._describe(session).to_json()}
         except Exception as problem:
             if raised_by_script(problem):
                 raise
