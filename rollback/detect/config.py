@@ -29,7 +29,7 @@ class ChannelConfig:
     window_points: int = 48  # residuals whose quartiles give the local noise
     fast_points: int = 8  # span of the fast level
     local_min: float = 6.0  # robust z below which nothing is sudden
-    local_max: float = 25.0
+    local_max: float = 14.0  # a run that spikes must not go deaf: 25 missed one spike in five of such a run
     tail_log_odds: float = 9.2  # ln(0.05 / 5e-6): one false alarm in 200k points under an exponential tail
     tail_prior: float = 0.7  # mean excess assumed before it is learnt (0.4 is Gaussian, 1.0 Laplace)
     tail_first: float = 1.645  # the tail threshold u starts where 5 % of a Gaussian lie above it
