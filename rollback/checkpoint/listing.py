@@ -175,7 +175,9 @@ def _describe(path: Path, *, abandoned: str | None) -> Checkpoint | None:
         entries: tuple[DirectoryEntry, ...] = (DirectoryEntry(path.name, FileType.FILE, path.stat().st_size),)
     else:
         entries = scan_entries(path)
-    known = find_format(path.name, entries)
+    # a `scheduler.pt` alone is a file that a script could have saved, not the directory that a Trainer puts it into
+    found = (form for form in FORMATS if form.single_file == single_file and form.claims(path.name, entries))
+    known = next(found, None)
     if known is None:
         return None
     manifest = None if single_file else _manifest_if_whole(path)

@@ -35,7 +35,7 @@ def summarise(state: CheckpointState) -> dict[str, object]:
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
-        "step": checkpoint.step if checkpoint.step is not None else state.optimizer_step,
+        "step": next((n for n in (checkpoint.step, state.writer_step, state.optimizer_step) if n is not None), None),
         "step_source": checkpoint.step_source if checkpoint.step is not None else "counters",
         "launch": checkpoint.launch,
         "abandoned": checkpoint.abandoned,

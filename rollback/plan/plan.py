@@ -32,6 +32,7 @@ from rollback.plan.request import (
 )
 
 VERSION = 1
+TRACKER = "latest_checkpointed_iteration.txt"  # of Megatron-LM: the iteration, not a name (checkpointing.py `read_metadata`)
 COMMENTS = ("notes", "cost")  # fields of a plan that change nothing on disk
 
 
@@ -215,7 +216,7 @@ def compose_plan(
         world_size=state.world_size,
         abandon=tuple(later),
         displaces=_displaces(checkpoint, checkpoints),
-        pointers=(*_pointer_edits(entry, pointers or {}), *_link_edits(entry, later, links or {})),
+        pointers=(*_pointer_edits(entry, checkpoint, pointers or {}), *_link_edits(entry, later, links or {})),
         inputs=tuple(inputs),
         has_manifest=has_manifest,
         config_edits=lr.config_edits,
@@ -255,12 +256,13 @@ def _displaces(target: Checkpoint, checkpoints: Sequence[Checkpoint]) -> bool:
     )
 
 
-def _pointer_edits(entry: str, pointers: Mapping[str, str]) -> tuple[PointerEdit, ...]:
+def _pointer_edits(entry: str, target: Checkpoint, pointers: Mapping[str, str]) -> tuple[PointerEdit, ...]:
     """Edits that replace the name in each pointer file; white space around it is kept."""
+    named = {path: str(target.step) if path == TRACKER else entry for path in pointers}
     return tuple(
-        PointerEdit(path=path, before=text, after=text.replace(text.strip(), entry) if text.strip() else entry)
+        PointerEdit(path=path, before=text, after=text.replace(text.strip(), named[path]) if text.strip() else named[path])
         for path, text in sorted(pointers.items())
-        if text.strip() != entry
+        if text.strip() != named[path] and (path != TRACKER or target.format == "megatron")
     )
 
 

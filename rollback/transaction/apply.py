@@ -25,19 +25,19 @@ from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.edits import dotted
 from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
-from rollback.files.torch_tree import TorchFile
+from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
 from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit
-from rollback.plan.plan import Plan, compose_plan
+from rollback.plan.plan import TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
 from rollback.transaction.change import Change, Receipt
-from rollback.transaction.protocol import Record, apply_change
+from rollback.transaction.protocol import Record, apply_change, probe_path, remove_probes
 from rollback.transaction.staging import StagedFile, Writer
 
 # A larger file is patched in place where its filesystem has no reflinks, and fingerprinted by size, time and inode:
 # gigabytes are neither copied nor read to change eight bytes.
 LARGE_BYTES = 128 << 20
-POINTER_NAMES = ("latest", "latest_universal")  # deepspeed/runtime/engine.py: a text file naming a directory beside it
+POINTER_NAMES = ("latest", "latest_universal", TRACKER)  # deepspeed/runtime/engine.py: a file naming a directory beside it
 
 
 def file_fingerprint(path: Path) -> str:
@@ -174,8 +174,9 @@ def plan_patches(
 
 
 def _has_reflinks(directory: Path, disk: Disk) -> bool:
-    probe, attributes = directory / f".chronicle-probe-{os.getpid()}", Attributes.of(directory)
+    probe, attributes = probe_path(directory), Attributes.of(directory)
     try:
+        remove_probes(directory, disk)
         disk.point("mkdir", probe)
         probe.mkdir()
         return disk.can_reflink(probe)
@@ -284,7 +285,7 @@ def _check_edited(original: TorchFile, edited: Path, edits: Sequence[FieldEdit])
     """Read the new file and compare every number: only the planned ones may differ."""
     wanted = {edit.keys: edit.after for edit in edits}
     for before, after in zip(original.leaves(), read_state_file(edited).leaves(), strict=True):
-        if before.keys != after.keys or before.kind != after.kind:
+        if before.keys != after.keys or (before.kind != after.kind and not _now_float(before, after, wanted)):
             raise RollbackError(
                 f"`{edited.name}` reads back with another structure: expected that of `{original.path}`", _NOT_AS_PLANNED
             )
@@ -300,6 +301,11 @@ def _check_edited(original: TorchFile, edited: Path, edits: Sequence[FieldEdit])
             raise RollbackError(
                 f"`{edited.name}`: {dotted(before.keys)} changed: it is not part of the plan", _NOT_AS_PLANNED
             )
+
+
+def _now_float(before: Leaf, after: Leaf, wanted: Mapping[Keys, float | int]) -> bool:
+    """Whether an LR that was saved as an integer is a float now, as planned."""
+    return before.keys in wanted and (before.kind, after.kind) == (LeafKind.INT, LeafKind.FLOAT)
 
 
 def _stored_as(wanted: float | int, found: object) -> bool:

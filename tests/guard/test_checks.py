@@ -275,3 +275,31 @@ def test_same_global_batch_on_other_ranks_is_noted() -> None:
 )
 def test_other_ranks_are_refused_where_more_than_the_split_differs(found: Memory) -> None:
     assert failures(found, Expectation(basis="manifest", memory=SPLIT))
+
+
+UNPROVED = Contract(
+    rollback="R", checkpoint="/ck", lrs=(1e-3,), lr_ratio=0.5, lr_unproved=("no scheduler was saved",), next_lrs=None
+)
+
+
+@pytest.mark.parametrize(
+    ("used", "trips_at"),
+    [
+        ([1e-3 * 0.99**i for i in range(60)], None),  # a schedule of its own, from the new LR on
+        ([2e-3] * 5, 1),  # the loop set the old LR
+        ([1e-3] * 7 + [2e-3], 8),  # an epoch later it came back
+    ],
+)
+def test_an_lr_that_was_accepted_without_proof_is_held(used: list[float], trips_at: int | None) -> None:
+    memory = replace(SAVED, lr_source="untested", schedulers=(), next_lrs=None)
+    wire = LrTripwire.after(Expectation(basis="contract", memory=memory, contract=UNPROVED), memory, [(1e-3,)] * 50)
+    found = [index for index, lr in enumerate(used[:50], start=1) if wire.feed((lr,)) is not None]
+    assert (found[0] if found else None) == trips_at
+
+
+def test_the_old_lr_before_the_first_step_is_refused_where_the_edit_was_not_proved() -> None:
+    """A script that sets its LR itself may change it by the factor two; here that would be the old LR."""
+    memory = replace(SAVED, lr_source="manual", schedulers=(), next_lrs=None)
+    proved = Expectation(basis="contract", memory=memory, contract=replace(UNPROVED, lr_unproved=()))
+    held = Expectation(basis="contract", memory=memory, contract=UNPROVED)
+    assert (proved.allowed_jump(), held.allowed_jump()) == (2.0, 2.0**0.5)

@@ -58,3 +58,11 @@ def test_logging_every_tenth_step_is_no_missing_step() -> None:
 
 def test_curve_too_short_to_know_its_noise_is_not_judged() -> None:
     assert check_log(curve(198, 200), curve(201, 260, shift=9.0), resume_step=200) == []
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.7, 0.9, 2.0])
+def test_the_old_lr_after_a_rollback_that_changed_it_is_seen(ratio: float) -> None:
+    """Without a guard the log is the only proof of an edit; 0.7 is within the factor that a schedule may jump."""
+    checks = check_log(BEFORE, curve(201, 260, lr=1e-3), resume_step=200, lr_ratio=ratio)
+    assert [(check.code, check.name) for check in checks] == [("L1", "logged learning rate")]
+    assert check_log(BEFORE, curve(201, 260, lr=1e-3 * ratio), resume_step=200, lr_ratio=ratio) == []

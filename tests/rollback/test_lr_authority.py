@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,89 @@ def test_states_made_at_random_are_never_named_as_another_class(seed: int, tmp_p
         whole = [s for s in state.schedulers if s.prefix == ("lr_scheduler",)]
         assert all(infer_scheduler_class(s.state) is None for s in whole), made
         assert lr_doubts(state, 0.5), made
+
+
+# --- Megatron's directories, single files, an LR saved as an integer, and what a killed process left
+
+
+def megatron_run(tmp_path: Path, layout: str) -> Path:
+    """Two checkpoints in the layout of `megatron/training/checkpointing.py`, and the tracker of the newest."""
+    from argparse import Namespace
+
+    root = tmp_path / "checkpoints"
+    model, optimizer, scheduler = build(COMPUTED["cosine"])
+    del scheduler
+    for step in range(1, 21):
+        loss = model(torch.ones(2, 4)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 10:
+            continue
+        state = {"max_lr": 1e-3, "min_lr": 1e-5, "num_steps": step, "lr_decay_style": "cosine",
+                 "lr_decay_steps": 100, "lr_warmup_steps": 0}  # fmt: skip
+        arguments = Namespace(lr=1e-3, min_lr=1e-5, use_checkpoint_opt_param_scheduler=True,
+                              override_opt_param_scheduler=False, lr_warmup_init=0.0)  # fmt: skip
+        content = {"args": arguments, "iteration": step, "opt_param_scheduler": state, "optimizer": optimizer.state_dict()}
+        folder = root / f"iter_{step:07d}"
+        path = folder / ("mp_rank_00/model_optim_rng.pt" if layout == "torch" else "common.pt")
+        path.parent.mkdir(parents=True)
+        if layout == "torch_dist":
+            import torch.distributed.checkpoint as dcp
+
+            dcp.save({"model": model.state_dict()}, checkpoint_id=str(folder))
+        torch.save(content | ({"model": model.state_dict()} if layout == "torch" else {}), path)
+    (root / "latest_checkpointed_iteration.txt").write_text("20")
+    return root
+
+
+@pytest.mark.parametrize("layout", ["torch", "torch_dist"])
+def test_megatron_goes_back_with_its_tracker(layout: str, tmp_path: Path) -> None:
+    root = megatron_run(tmp_path, layout)
+    file = root / "iter_0000010" / ("mp_rank_00/model_optim_rng.pt" if layout == "torch" else "common.pt")
+    before = torch.load(file, weights_only=False)
+    places = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", str(root)]
+    assert run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *places]) == 0
+    after = torch.load(file, weights_only=False)
+    assert (root / "latest_checkpointed_iteration.txt").read_text() == "10"
+    assert not (root / "iter_0000020").exists()
+    for name in ("max_lr", "min_lr"):
+        assert after["opt_param_scheduler"][name] == before["opt_param_scheduler"][name] / 2
+    assert after["optimizer"]["param_groups"][0]["lr"] == before["optimizer"]["param_groups"][0]["lr"] / 2
+    assert run(["undo", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]) == 0
+    assert (root / "latest_checkpointed_iteration.txt").read_text() == "20"
+
+
+def test_a_single_file_is_read_as_what_it_is(tmp_path: Path) -> None:
+    _, optimizer, scheduler = build(COMPUTED["step"])
+    torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    assert len(read_state(open_checkpoint(tmp_path / "scheduler.pt")).schedulers) == 1
+    assert len(read_state(open_checkpoint(tmp_path / "optimizer.pt")).optimizers) == 1
+
+
+def test_an_lr_saved_as_an_integer_is_scaled(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1)
+    scheduler = L.LambdaLR(optimizer, lambda n: 1)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    content = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "step": 10}
+    torch.save(content, root / "ckpt.pt")
+    places = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", str(root)]
+    assert run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *places]) == 0
+    edited = torch.load(root / "ckpt.pt", weights_only=False)
+    assert edited["optimizer"]["param_groups"][0]["lr"] == 0.5
+    assert edited["scheduler"]["base_lrs"] == [0.5]
+
+
+def test_the_probe_of_a_killed_process_is_removed_by_the_next_command(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    places = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", str(path.parent)]
+    assert run(["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", *places]) == 0
+    left = tmp_path / ".chronicle-probe-4194999"  # above the largest process number of Linux
+    left.mkdir()
+    running = tmp_path / f".chronicle-probe-{os.getppid()}"
+    running.mkdir()
+    assert run(["undo", "--yes", "--run", "r", "--logs", str(tmp_path / "logs")]) == 0
+    assert (left.exists(), running.exists()) == (False, True)

@@ -216,13 +216,16 @@ def _lr(earlier: Sequence[LoggedRow], later: Sequence[LoggedRow], ratio: float) 
         return []
     steady = max((max(a, b) / min(a, b) for a, b in pairwise(old) if min(a, b) > 0), default=1.0)
     limit = max(LR_JUMP, steady**2)
+    # the rollback's own factor: an LR nearer to the old one than to the promised one was not changed
+    first_limit = limit if ratio == 1.0 else max(steady**2, min(LR_JUMP, math.sqrt(max(ratio, 1 / ratio))))
     curve = [old[-1] * ratio, *new]
     for index, (last, now) in enumerate(pairwise(curve)):
-        fell = now * limit < last
+        bound = first_limit if index == 0 else limit
+        fell = now * bound < last
         # a schedule may fall in steps; one that falls and then rises has started again (seed exp9)
         if fell and max(curve[index + 1 :]) > now:
             cause = "the LR is far below its last value and rises: the schedule started again"
-        elif index == 0 and (fell or last * limit < now):
+        elif index == 0 and (fell or last * bound < now):
             cause = "the LR was not restored, or the script set it again"
         else:
             continue

@@ -6,7 +6,7 @@ The order matters: a format that contains the files of another comes first.
 from __future__ import annotations
 
 from rollback.checkpoint.formats.accelerate import AccelerateFormat
-from rollback.checkpoint.formats.dcp import DcpFormat
+from rollback.checkpoint.formats.dcp import DcpFormat, MegatronFormat
 from rollback.checkpoint.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
 from rollback.checkpoint.formats.format import CheckpointFormat
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
@@ -18,6 +18,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
     TransformersFormat(),
     UniversalFormat(),
     DeepSpeedFormat(),
+    MegatronFormat(),
     DcpFormat(),
     LightningFormat(),
     TorchFormat(),

@@ -1,8 +1,10 @@
-"""torch Distributed Checkpoint directories: `step-N` of torchtitan, and directories that other programs write.
+"""torch Distributed Checkpoint directories: `step-N` of torchtitan, `iter_N` of Megatron-LM, those of other programs.
 
 The app decides the structure of the state, so schedulers and optimizers are found by their keys. Numbers may be spread
 over several `.distcp` files; `located` says which file holds a field. `.metadata` is written last: without it the save
-was cut off (planner and filesystem writer, torch 2.13).
+was cut off (planner and filesystem writer, torch 2.13). Megatron's older layout has one file for each model-parallel rank
+instead; both keep scheduler, arguments and the optimizer's groups in torch files (`megatron/training/checkpointing.py`,
+`get_checkpoint_name`; `megatron/core/dist_checkpointing/strategies/common.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, mi
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, Role, StateFile, is_leftover, is_lookalike
 from rollback.checkpoint.state import (
     CheckpointState,
+    LrHint,
+    OptimizerState,
     Prefix,
+    SchedulerState,
     counters_in,
     find_states,
     hints_in,
@@ -26,6 +31,7 @@ from rollback.checkpoint.state import (
 )
 from rollback.errors import Finding, RollbackError, Severity
 from rollback.files.dcp_file import METADATA_NAME, missing_chunks, read_dcp_directory
+from rollback.files.state_file import read_state_file
 
 STEP_NAME = re.compile(r"step[-_]?(\d+)")
 _PART = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
@@ -106,6 +112,78 @@ def missing_in_dcp(files: Sequence[StateFile], folder: str) -> list[Finding]:
     if not any(_PART.fullmatch(name) for name in names):
         found.append(("__0_0.distcp", "no part holds any data"))
     return [missing_file(name, why, f"{folder}/{name}" if folder else name) for name, why in found]
+
+
+_MEGATRON_NAME = re.compile(r"iter_(\d{7,})")
+_MEGATRON_FILE = re.compile(
+    r"mp_rank_\d\d(?:_\d{3}){0,2}/(?P<stem>model_optim_rng|model_rng|optim|distrib_optim|model_optim_rng\.pt_optim)\.pt"
+)
+_MEGATRON_COMMON = "common.pt"
+
+
+class MegatronFormat(CheckpointFormat):
+    """`iter_NNNNNNN` of Megatron-LM and what is built on it: one file a rank (`torch`), or DCP and `common.pt`."""
+
+    name = "megatron"
+
+    def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
+        """A rank's file, or `common.pt` beside the parts, in a directory of that name."""
+        paths = {entry.path for entry in entries}
+        files = any(_MEGATRON_FILE.fullmatch(path) for path in paths)
+        return self.is_checkpoint_name(name) and (files or _MEGATRON_COMMON in paths)
+
+    def step_in_name(self, name: str) -> int | None:
+        """N in `iter_N`: the iterations done, which are optimizer steps."""
+        found = _MEGATRON_NAME.fullmatch(name)
+        return int(found[1]) if found else None
+
+    def role_of(self, path: str) -> RoleAndRank | None:
+        """Ranks' files, `common.pt`, and the parts of the DCP layout."""
+        found = _MEGATRON_FILE.fullmatch(path)
+        if found:
+            return (Role.OPTIMIZER if "optim" in found["stem"] else Role.MODEL), None
+        if path == _MEGATRON_COMMON:
+            return Role.OPTIMIZER, None
+        return (Role.OTHER, None) if path in ("metadata.json", "modelopt_state") else role_in_dcp(path)
+
+    def looks_like_state(self, path: str) -> bool:
+        """Leftovers among the parts."""
+        return "/" not in path and (is_leftover(path) or is_lookalike(path, STEMS))
+
+    def is_checkpoint_name(self, name: str) -> bool:
+        """`iter_N` with at least seven digits."""
+        return _MEGATRON_NAME.fullmatch(name) is not None
+
+    def missing(self, files: Sequence[StateFile]) -> list[Finding]:
+        """The metadata and a part, where the DCP layout was used."""
+        return missing_in_dcp(files, "") if any(file.path == _MEGATRON_COMMON for file in files) else []
+
+    def read_state(self, checkpoint: Checkpoint) -> CheckpointState:
+        """Groups, scheduler, arguments and `iteration` of every rank's file, or of `common.pt`."""
+        optimizers: list[OptimizerState] = []
+        schedulers: list[SchedulerState] = []
+        counters: dict[str, int | float] = {}
+        hints: tuple[LrHint, ...] = ()
+        for rank, file in enumerate(sorted(f.path for f in checkpoint.with_role(Role.OPTIMIZER))):
+            tree = read_state_file(checkpoint.path / file).tree
+            found = find_states(tree)
+            optimizers += [optimizer_state(file, p, v, rank=rank) for p, v, kind in found if kind == "optimizer"]
+            schedulers += [scheduler_state(file, p, v, owner="app", rank=rank) for p, v, kind in found if kind == "scheduler"]
+            counters.update(counters_in(file, tree, levels=1) if not counters else {})
+            hints += hints_in(file, tree, [prefix for prefix, _, _ in found])
+        iterations = [int(value) for name, value in counters.items() if name.endswith(":iteration")]
+        sharded = any(file.path == METADATA_NAME for file in checkpoint.files)
+        return CheckpointState(
+            checkpoint=checkpoint,
+            schedulers=tuple(schedulers),
+            optimizers=tuple(optimizers),
+            counters=counters,
+            optimizer_step=max((o.steps[1] for o in optimizers if o.steps), default=None),
+            writer_step=iterations[0] if iterations else None,
+            scheduler_unit=1 if schedulers else None,
+            findings=dcp_findings(checkpoint.path, "") if sharded else (),
+            lr_hints=hints,
+        )
 
 
 class DcpFormat(CheckpointFormat):

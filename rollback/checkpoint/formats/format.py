@@ -22,6 +22,7 @@ class CheckpointFormat(ABC):
     """The layout of one writer. A new writer is a subclass in a file of its own, and a line in `FORMATS`."""
 
     name: ClassVar[str]  # as shown and stored, e.g. "accelerate"
+    single_file: ClassVar[bool] = False  # whether its checkpoints are one file each
 
     @abstractmethod
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:

@@ -41,6 +41,7 @@ class LightningFormat(CheckpointFormat):
     """Lightning's `epoch=E-step=N.ckpt` and `last.ckpt`."""
 
     name = "lightning"
+    single_file = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One `.ckpt` file."""
@@ -91,6 +92,7 @@ class TorchFormat(CheckpointFormat):
     """One `torch.save` of a dict, in any container: the script's own names."""
 
     name = "torch"
+    single_file = True
 
     def claims(self, name: str, entries: Sequence[DirectoryEntry]) -> bool:
         """One file with an ending that scripts use."""
