@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _lineage("Lineage.owner", "self.kept[place].first <= step", "self.kept[place].first < step"),
     # the guard
     _guard("LrTripwire.feed", 'self.source != "scheduler"', "False"),
-    _guard("LrTripwire.after", 'expectation.memory.lr_source if expectation.memory else "untested"', '"scheduler"'),
+    _guard("LrTripwire.after", 'memory.lr_source if memory is not None and by_steps else "untested"', '"scheduler"'),
     _guard("LrWitness.source", "self.num_right >= NUM_CONFIRM", "self.num_right >= 0"),
     _guard("NORM", "1e-4", "1e-1"),
     _guard("_digest_checks", "if saved.moments:", "if False:"),
