@@ -54,7 +54,8 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
-        "prune": ("chronicle.cli.prune:prune", "Delete abandoned checkpoints that no undo needs."),
+        "keep": ("chronicle.cli.keep:keep", "Keep the checkpoints that a rollback needs most, within a budget."),
+        "prune": ("chronicle.cli.keep:prune", "Delete abandoned checkpoints that no undo needs."),
     },
     "Go back": {
         "propose": ("chronicle.cli.spikes:propose_rollback", "Propose a checkpoint to go back to, with reasons."),

@@ -212,13 +212,18 @@ class OpenedRun:
 
 @contextmanager
 def open_run(
-    settings: Settings, *, force: str | None = None, recovering: bool = False, writing: bool = True
+    settings: Settings,
+    *,
+    force: str | None = None,
+    recovering: bool = False,
+    writing: bool = True,
+    while_running: bool = False,
 ) -> Iterator[OpenedRun]:
     """Hold the run's rollback lock for the duration of a block.
 
     Raises `RunAlive`, `IntentOpen` (unless `recovering`), `Locked` or, for a damaged journal, `Refusal` before anything is
     changed; `force` (a reason, which is journalled) goes on with a run that seems alive and with a damaged journal.
-    With `writing` False, no lock is taken and nothing is created.
+    With `writing` False, no lock is taken and nothing is created. `while_running`: the run may be alive.
     """
     paths = settings.paths
     if not writing:
@@ -239,7 +244,7 @@ def open_run(
         intent = find_open_transaction(journal.entries)
         if intent is not None and not recovering:
             raise unfinished(intent)
-        if force is None:
+        if force is None and not while_running:
             _refuse_alive(paths, journal, recovering)
         opened = replace(_opened(settings, journal, force, is_new=is_new), place=place)
         try:

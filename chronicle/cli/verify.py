@@ -39,7 +39,7 @@ from rollback.checks.verify import (
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
 from rollback.transaction.cleanup import (
-    apply_quarantine,
+    apply_moves,
     moves_from_json,
     plan_quarantine,
     quarantine_dir,
@@ -225,8 +225,8 @@ def move_strays(
     with open_run(settings) as opened, uninterrupted():
         event = Quarantined(root=str(root), moves=tuple(move.to_json() for move in moves))
         entry = opened.writer.write(event, title=f"{len(moves)} strays moved out of the checkpoints")
-        apply_quarantine(root, entry.id, moves)
-    where = quarantine_dir(root, entry.id)
+        where = quarantine_dir(root, entry.id)
+        apply_moves(root, where, moves)
     return CommandResult(
         text=f"{text}\n\ndone: moved to {where}",
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
@@ -250,5 +250,5 @@ def bring_back(wanted: str, settings: Settings, *, yes: bool) -> CommandResult:
         with uninterrupted():
             title = f"{len(moves)} strays moved back"
             entry = opened.writer.write(QuarantineUndone(root=str(root)), title=title, refs=(made.id,))
-            count = move_back(root, made.id, moves)
+            count = move_back(root, quarantine_dir(root, made.id), moves)
     return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})

@@ -1,6 +1,6 @@
-"""Quarantine moves strays out of the checkpoints directory; pruning deletes abandoned checkpoints.
+"""Quarantine moves strays out of the checkpoints directory, `keep` sets whole checkpoints aside, pruning deletes those.
 
-A quarantine is a list of renames to `<root>/../quarantine/<id>/` on the same filesystem, and can be restored. It needs
+Both are lists of renames, to `<root>/../quarantine/<id>/` and `<root>/../abandoned/<id>/`, and can be restored. It needs
 no recovery: the journal entry with the moves is written first, any part of the moves is a safe state, and a second run
 makes the others. Pruning cannot be undone; it renames each checkpoint away before it removes a file of it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
-from rollback.transaction.change import workspace_of
+from rollback.transaction.change import ABANDONED, workspace_of
 
 QUARANTINE_DIR = "quarantine"
 
@@ -58,28 +58,38 @@ def refuse_mount_points(root: Path) -> None:
     root = Path(os.path.abspath(root))
     if is_mount_point(root):
         raise Refused(
-            f"`{root}` is a mount point: strays cannot be renamed out of it",
+            f"`{root}` is a mount point: nothing can be renamed out of it",
             "keep checkpoints one directory below the mount point, and name that with --checkpoints",
         )
 
 
-def apply_quarantine(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
-    """Make the moves that are not made yet; returns how many were made now.
+def plan_set_aside(root: Path, checkpoints: Sequence[Checkpoint]) -> tuple[StrayMove, ...]:
+    """Whole checkpoints that leave `root`, where no loader finds them and `prune` may delete them."""
+    paths = [Path(os.path.abspath(checkpoint.path)).relative_to(os.path.abspath(root)) for checkpoint in checkpoints]
+    return tuple(StrayMove(path=path.as_posix(), inode=os.lstat(root / path).st_ino) for path in sorted(paths))
+
+
+def set_aside_dir(root: Path, id_: str) -> Path:
+    """Where the checkpoints are that the journal entry `id_` set aside: beside those that rollbacks abandoned."""
+    return Path(os.path.abspath(root)).parent / ABANDONED / id_
+
+
+def apply_moves(root: Path, where: Path, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
+    """Make the moves from `root` to `where` that are not made yet; returns how many were made now.
 
     Raises `RollbackError` naming the first that fails; those before it stay made.
     """
-    return _rename_all([(root / move.path, quarantine_dir(root, id_) / move.path, move.inode) for move in moves], disk)
+    return _rename_all([(root / move.path, where / move.path, move.inode) for move in moves], disk)
 
 
-def restore(root: Path, id_: str, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
-    """Move the strays of `id_` back; returns how many were moved. Raises `Refused` instead of overwriting a file."""
+def restore(root: Path, source: Path, moves: Sequence[StrayMove], disk: Disk = REAL_DISK) -> int:
+    """Move back from `source` to `root`; returns how many were moved. Raises `Refused` instead of overwriting a file."""
     taken = [move.path for move in moves if is_there(root / move.path) and not _is(root / move.path, move.inode)]
     if taken:
         raise Refused(
-            f"`{root / taken[0]}` exists: restoring the stray file would overwrite it",
+            f"`{root / taken[0]}` exists: restoring would overwrite it",
             "move that file away first",
         )
-    source = quarantine_dir(root, id_)
     count = _rename_all([(source / move.path, root / move.path, move.inode) for move in moves], disk)
     for directory in sorted({(source / move.path).parent for move in moves}, key=lambda path: -len(path.parts)):
         _remove_empty(directory, source.parent.parent)

@@ -45,6 +45,8 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.GUARD_FAULT,
     EntryKind.GUARD_FIRST_BATCH,
     EntryKind.CHECKPOINT_SEEN,
+    EntryKind.KEEP,
+    EntryKind.KEEP_UNDONE,
 }
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels

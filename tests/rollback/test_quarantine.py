@@ -13,7 +13,7 @@ import pytest
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.disk.durable import Disk
 from rollback.errors import Refused, RollbackError
-from rollback.transaction.cleanup import apply_quarantine, moves_from_json, plan_quarantine, quarantine_dir, restore
+from rollback.transaction.cleanup import apply_moves, moves_from_json, plan_quarantine, quarantine_dir, restore
 from tests.attacks.hostile_files import safetensors, torch_zip
 from tests.attacks.pickle_bytes import optimizer, pickled, real, scheduler
 
@@ -50,10 +50,10 @@ def test_quarantine_moves_every_stray_and_restore_brings_back_every_byte(strayed
     before = snapshot(strayed)
     moves = plan_quarantine(strayed, list_checkpoints(strayed), list_root_strays(strayed))
     assert [move.path for move in moves] == MOVED
-    assert apply_quarantine(strayed, "Q1", moves) == 3
+    assert apply_moves(strayed, quarantine_dir(strayed, "Q1"), moves) == 3
     assert all(not c.strays for c in list_checkpoints(strayed)) and list_root_strays(strayed) == ()
     assert (quarantine_dir(strayed, "Q1") / MOVED[1]).read_bytes() == b"backup"
-    assert restore(strayed, "Q1", moves_from_json([move.to_json() for move in moves])) == 3
+    assert restore(strayed, quarantine_dir(strayed, "Q1"), moves_from_json([move.to_json() for move in moves])) == 3
     assert snapshot(strayed) == before
     assert not quarantine_dir(strayed, "Q1").exists()
 
@@ -77,14 +77,14 @@ def test_stopping_anywhere_leaves_a_list_that_can_be_finished_or_taken_back(stra
     stops = 0
     for stop in range(1, 60):
         try:
-            apply_quarantine(strayed, f"Q{stop}", moves, StopsAt(stop))
+            apply_moves(strayed, quarantine_dir(strayed, f"Q{stop}"), moves, StopsAt(stop))
             done = True
         except RollbackError as problem:
             assert "could not be moved" in problem.message
             done, stops = False, stops + 1
-            apply_quarantine(strayed, f"Q{stop}", moves)
+            apply_moves(strayed, quarantine_dir(strayed, f"Q{stop}"), moves)
         assert all(not c.strays for c in list_checkpoints(strayed))
-        restore(strayed, f"Q{stop}", moves)
+        restore(strayed, quarantine_dir(strayed, f"Q{stop}"), moves)
         assert snapshot(strayed) == before
         if done:
             break
@@ -93,10 +93,10 @@ def test_stopping_anywhere_leaves_a_list_that_can_be_finished_or_taken_back(stra
 
 def test_restore_overwrites_nothing(strayed: Path) -> None:
     moves = plan_quarantine(strayed, list_checkpoints(strayed), ())
-    apply_quarantine(strayed, "Q1", moves)
+    apply_moves(strayed, quarantine_dir(strayed, "Q1"), moves)
     (strayed / MOVED[1]).write_bytes(b"a new backup")
     with pytest.raises(Refused, match="exists: restoring"):
-        restore(strayed, "Q1", moves)
+        restore(strayed, quarantine_dir(strayed, "Q1"), moves)
     assert (strayed / MOVED[1]).read_bytes() == b"a new backup"
     assert (quarantine_dir(strayed, "Q1") / MOVED[2]).is_dir()
 

@@ -1,0 +1,321 @@
+"""`chronicle keep` sets checkpoints aside for which a byte budget has no room; `chronicle prune` deletes what was set aside.
+
+`keep` chooses by `rollback.plan.retention`: what stays is what a rollback would most likely need. It renames the others to
+`<checkpoints>/../abandoned/<id>/`, where no loader looks, and `keep --restore` brings them back. `prune` deletes abandoned
+checkpoints, and originals of edited files, that no undo needs.
+"""
+
+import json as jsonlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chronicle.checkpoints import CheckpointVerdict, find_verdict
+from chronicle.cli.options import (
+    CheckpointsOption,
+    CommandResult,
+    ForceOption,
+    JsonOption,
+    LogsOption,
+    RunOption,
+    YesOption,
+    settings_with_checkpoints,
+)
+from chronicle.cli.transaction import OpenedRun, agree, find_undoable, open_run, uninterrupted
+from chronicle.errors import ChronicleError, Refusal, UsageProblem
+from chronicle.journal import Entry, Journal
+from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, SetAsideUndone, events_of
+from chronicle.settings import Settings
+from chronicle.story.matters import open_proposal
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.checks.verify import passes, verify_checkpoint
+from rollback.errors import one_line
+from rollback.plan.retention import SAFE, Retention, Save, plan_retention
+from rollback.transaction.change import originals_of
+from rollback.transaction.cleanup import (
+    PrunePlan,
+    apply_moves,
+    apply_prune,
+    moves_from_json,
+    plan_prune,
+    plan_set_aside,
+    refuse_mount_points,
+    restore,
+    set_aside_dir,
+)
+
+__all__ = ["keep", "prune"]
+
+GB = 10**9
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
+
+
+# --- keep
+
+
+def keep(
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Bytes that checkpoints may take: 500GB, 1.5TB, or 40% of now.", metavar="SIZE"),
+    ] = None,
+    restore_id: Annotated[
+        str | None, typer.Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
+    ] = None,
+    force: ForceOption = None,
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Keep the checkpoints that a rollback needs most, within a budget.
+
+    Without --budget it shows what each budget would cost: the steps that a rollback would lose. The others are moved out of the
+    checkpoints directory; `keep --restore` moves them back, `prune` deletes them. The run may be running.
+
+    Example: chronicle keep --budget 2TB
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    if restore_id is not None:
+        return _bring_back(restore_id, settings, force=force, yes=yes)
+    with open_run(settings, force=force, while_running=True) as opened:
+        root = settings.need_checkpoints()
+        found = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
+        saves = _saves(found, opened.journal.entries)
+        if (good := sum(save.verified for save in saves)) < SAFE:
+            raise Refusal(
+                f"`{root}` has {good} checkpoints that pass verification: at least {SAFE} must stay",
+                "`chronicle verify --all` says what is wrong with the others",
+            )
+        if budget is None:
+            return _offers(saves, opened.journal)
+        limit = _bytes(budget, sum(save.size_bytes for save in saves))
+        plan = _plan(saves, limit, opened.journal)
+        data = _keep_data(plan, limit, str(root), done=False)
+        if not plan.remove:
+            fits = "fits" if plan.kept_bytes <= limit else "nothing more may go"
+            return CommandResult(text=f"nothing to set aside: {plan.kept_bytes / GB:.2f} GB, {fits}", data=data)
+        refuse_mount_points(root)
+        text = "\n".join(_keep_lines(plan, limit))
+        agree("Move them out of the checkpoints directory?", text, yes=yes)
+        by_name = {str(one.path): one for one in found}
+        moves = plan_set_aside(root, [by_name[save.name] for save in plan.remove])
+        with uninterrupted():
+            event = SetAside(
+                root=str(root),
+                moves=tuple(move.to_json() for move in moves),
+                budget=limit,
+                kept=tuple({"path": save.name, "step": save.step, "why": why} for save, why in plan.keep),
+                bytes=plan.removed_bytes,
+                expected_loss=round(plan.expected_loss, 1),
+                worst_loss=plan.worst_loss,
+                force=force,
+                overrode=opened.overrode if force is not None else (),
+            )
+            entry = opened.writer.write(event, title=f"{len(moves)} checkpoints set aside, {plan.removed_bytes / GB:.2f} GB")
+            where = set_aside_dir(root, entry.id)
+            apply_moves(root, where, moves)
+    talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle prune` deletes them",)
+    data = data | {"changed": True, "id": entry.id, "directory": str(where)}
+    return CommandResult(text=f"{text}\n\ndone: moved to {where}", data=data, talk=talk)
+
+
+def _saves(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> list[Save]:
+    """Those whose step is known; the others are no business of a plan by steps, and stay."""
+    good = _verified(found, entries)
+    return [Save(str(one.path), one.step, one.size_bytes, one.path in good) for one in found if one.step is not None]
+
+
+def _plan(saves: Sequence[Save], limit: int, journal: Journal) -> Retention:
+    seen = [event for _, event in events_of(journal.entries, Incident) if event.onset_step is not None]
+    told = [event for event in seen if event.tier in ("warn", "propose")]
+    late = [event.alarm_step - (event.onset_step or 0) for event in told if event.alarm_step is not None]
+    return plan_retention(
+        saves,
+        budget_bytes=limit,
+        onsets=[event.onset_step or 0 for event in told],
+        delays=[delay for delay in late if delay > 0],
+        pinned=_pinned(saves, journal),
+    )
+
+
+def _pinned(saves: Sequence[Save], journal: Journal) -> set[str]:
+    """The checkpoint that the undo of the last rollback needs, and the one that an open proposal names."""
+    undoable, proposed = find_undoable(journal.entries), open_proposal(journal.entries)
+    steps = {undoable.step if undoable else None, proposed.target_step if proposed else None}
+    return {save.name for save in saves if save.step in steps}
+
+
+def _bytes(said: str, now: int) -> int:
+    """Bytes of `500GB`, `1.5TiB`, `40%`; raises `UsageProblem`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|([KMGTP]?)(i?)B?)\s*", said, re.IGNORECASE)
+    if found is None:
+        raise UsageProblem(f"--budget `{said}`: expected bytes such as 500GB or 1.5TB, or a share such as 40%")
+    number = float(found[1])
+    if found[2] == "%":
+        return int(now * number / 100)
+    unit = UNITS[(found[3] or "").upper()]
+    return int(number * (1024 ** list(UNITS).index((found[3] or "").upper()) if found[4] else unit))
+
+
+def _offers(saves: Sequence[Save], journal: Journal) -> CommandResult:
+    """What each budget would cost."""
+    total = sum(save.size_bytes for save in saves)
+    rows, data = ["   budget           checkpoints   steps lost by a rollback: mean, worst in the recent window"], []
+    for share in SHARES:
+        plan = _plan(saves, total * share // 100, journal)
+        size = plan.kept_bytes
+        rows.append(
+            f"  {share:>4} %  {size / GB:>9.2f} GB  {len(plan.keep):>7}       {plan.expected_loss:>9.0f}  {plan.worst_loss:>9}"
+        )
+        data.append(
+            {"share": share, "bytes": size, "checkpoints": len(plan.keep), "expected_loss": round(plan.expected_loss, 1),
+             "worst_loss": plan.worst_loss, "window": plan.window}
+        )  # fmt: skip
+    return CommandResult(text="\n".join(rows), data={"changed": False, "budgets": data}, talk=("choose with --budget SIZE",))
+
+
+def _keep_lines(plan: Retention, limit: int) -> Iterator[str]:
+    yield f"keep: {len(plan.keep)} checkpoints, {plan.kept_bytes / GB:.2f} GB of {limit / GB:.2f} GB"
+    if plan.kept_bytes > limit:
+        yield "  more than the budget: what stays may not go"
+    yield (
+        f"  a rollback would lose {plan.expected_loss:.0f} steps in the mean (now {plan.expected_before:.0f}), and "
+        f"{plan.worst_loss} at most for an onset in the last {plan.window} steps (now {plan.worst_before})"
+    )
+    yield ""
+    for save, why in plan.keep:
+        yield f"  keep       {one_line(save.name)}  (step {save.step}{': ' + why if why else ''})"
+    for save in plan.remove:
+        doubt = "" if save.verified else ", does not pass verification"
+        yield f"  set aside  {one_line(save.name)}  (step {save.step}, {save.size_bytes / GB:.2f} GB{doubt})"
+
+
+def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[str, object]:
+    return {
+        "changed": done,
+        "root": root,
+        "budget": limit,
+        "kept": [{"path": save.name, "step": save.step, "why": why} for save, why in plan.keep],
+        "kept_bytes": plan.kept_bytes,
+        "set_aside": [save.name for save in plan.remove],
+        "set_aside_bytes": plan.removed_bytes,
+        "expected_loss": round(plan.expected_loss, 1),
+        "worst_loss": plan.worst_loss,
+        "window": plan.window,
+    }
+
+
+def _bring_back(wanted: str, settings: Settings, *, force: str | None, yes: bool) -> CommandResult:
+    """Move the checkpoints of one `keep` back to where they were."""
+    with open_run(settings, force=force, while_running=True) as opened:
+        made_here = events_of(opened.journal.entries, SetAside)
+        found = [(entry, event) for entry, event in made_here if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
+        if len(found) != 1:
+            text = f"{len(found)} entries of `keep` are called `{wanted}`: expected one"
+            raise ChronicleError(text, "`chronicle log` lists them")
+        made, event = found[0]
+        root, moves = Path(event.root), moves_from_json(list(event.moves))
+        text = "\n".join(["checkpoints to move back:", *(f"  {one_line(move.path)}" for move in moves)])
+        agree("Move them back?", text, yes=yes)
+        with uninterrupted():
+            title = f"{len(moves)} checkpoints moved back"
+            entry = opened.writer.write(SetAsideUndone(root=str(root)), title=title, refs=(made.id,))
+            count = restore(root, set_aside_dir(root, made.id), moves)
+    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
+
+
+# --- prune
+
+
+def prune(
+    force: ForceOption = None,
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Delete abandoned checkpoints that no undo needs.
+
+    It keeps the checkpoints that the undo of the last rollback needs, and enough others
+    that two verified ones remain.
+
+    Example: chronicle prune
+    """
+    settings = settings_with_checkpoints(run, logs, checkpoints)
+    with open_run(settings, force=force) as opened:
+        root = settings.need_checkpoints()
+        found = list_checkpoints(root)
+        undoable = find_undoable(opened.journal.entries)
+        pinned = set() if undoable is None else {str(RollbackReceipt.of(undoable).intent)}
+        plan = plan_prune(found, _verified(found, opened.journal.entries), pinned)
+        objects = _unneeded_objects(opened)
+        if not plan.delete and not objects:
+            kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
+            return CommandResult(
+                text=f"nothing to prune{kept}", data=_data(plan, objects, str(opened.root), done=False)
+            )
+        text = _text(plan, objects)
+        agree("Delete them permanently?", text, yes=yes)
+        with uninterrupted():
+            forced = {} if force is None else {"force": force, "overrode": list(opened.overrode)}
+            data = _data(plan, objects, str(opened.root), done=True) | forced
+            entry = opened.writer.write(
+                Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
+            )
+            apply_prune(plan, objects, parent=opened.root.parent, id_=entry.id)
+    return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
+
+
+def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:
+    """Checkpoints that pass a quick verification and that no full `chronicle verify` found unsound."""
+    verdicts = {c.path: find_verdict(c.path, entries) for c in found}
+    return {c.path for c in found if _passed(verdicts[c.path]) and passes(verify_checkpoint(c))}
+
+
+def _passed(verdict: CheckpointVerdict | None) -> bool:
+    return verdict is None or verdict.passes
+
+
+def _unneeded_objects(opened: OpenedRun) -> list[Path]:
+    """Originals of rollbacks that were undone and that no other entry refers to."""
+    undone = {ref for entry in opened.journal.of_kind(EntryKind.UNDO_RECEIPT) for ref in entry.refs}
+    past = {
+        sha256
+        for entry in opened.journal.of_kind(EntryKind.ROLLBACK_RECEIPT)
+        if entry.id in undone and "files" in entry.data
+        for sha256 in originals_of(entry.data)
+    }
+    others = "".join(
+        jsonlib.dumps(entry.data, default=str)
+        for entry in opened.journal.entries
+        if not (entry.kind == EntryKind.ROLLBACK_RECEIPT and entry.id in undone)
+    )
+    paths = [opened.paths.object_path(sha256) for sha256 in sorted(past) if sha256 not in others]
+    return [path for path in paths if path.is_file()]
+
+
+def _text(plan: PrunePlan, objects: Sequence[Path]) -> str:
+    lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {plan.size_bytes / GB:.2f} GB", ""]
+    lines += [f"  delete  {c.path}  (step {c.step}, {c.size_bytes / GB:.2f} GB)" for c in plan.delete]
+    lines += [f"  keep    {c.path}  ({reason})" for c, reason in plan.kept]
+    if objects:
+        lines.append(f"  delete  {len(objects)} originals of rollbacks that were undone")
+    return "\n".join(lines)
+
+
+def _data(plan: PrunePlan, objects: Sequence[Path], root: str, *, done: bool) -> dict[str, object]:
+    return {
+        "changed": done,
+        "deleted": [str(c.path) for c in plan.delete],
+        "kept": [{"path": str(c.path), "reason": reason} for c, reason in plan.kept],
+        "objects": [path.name for path in objects],
+        "bytes": plan.size_bytes,
+        "root": root,
+    }
