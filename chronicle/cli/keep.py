@@ -73,7 +73,7 @@ def keep(
     checkpoints: CheckpointsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Keep the checkpoints that a rollback needs most, within a budget.
+    """Keep within a budget the checkpoints a rollback may need.
 
     Without --budget it shows what each budget would cost: the steps that a rollback would lose. The others are moved out of the
     checkpoints directory; `keep --restore` moves them back, `prune` deletes them. The run may be running.

@@ -54,7 +54,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
         "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
-        "keep": ("chronicle.cli.keep:keep", "Keep the checkpoints that a rollback needs most, within a budget."),
+        "keep": ("chronicle.cli.keep:keep", "Keep within a budget the checkpoints a rollback may need."),
         "prune": ("chronicle.cli.keep:prune", "Delete abandoned checkpoints that no undo needs."),
     },
     "Go back": {
