@@ -31,13 +31,13 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
 from rollback.checks.verify import (
-    check_retention,
     passes,
     root_stray_findings,
     verify_checkpoint,
 )
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
+from rollback.plan.retention import check_retention
 from rollback.transaction.cleanup import (
     apply_moves,
     moves_from_json,

@@ -15,7 +15,7 @@ file a loader would take.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_names",
-    "check_retention",
     "check_sound",
     "compare_manifest",
     "passes",
@@ -186,23 +185,6 @@ def root_stray_findings(names: Sequence[str]) -> list[Finding]:
             remedy="move it elsewhere, or let `chronicle verify --all --quarantine` do it",
         )
         for name in names
-    ]
-
-
-def check_retention(
-    checkpoint: Checkpoint, others: Sequence[Checkpoint], passing: Callable[[Checkpoint], bool]
-) -> list[Finding]:
-    """F10: whether at least two other checkpoints of the same root pass."""
-    good = sum(1 for other in others if other.path != checkpoint.path and passing(other))
-    if good >= 2:
-        return []
-    return [
-        Finding(
-            check="F10",
-            severity=Severity.INFO,
-            path=".",
-            message=f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}: expected at least 2; do not delete any",
-        )
     ]
 
 

@@ -17,13 +17,16 @@ Pure: reads no file. The window comes from public cases: a spike that lasted 34 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 from statistics import median
 
-__all__ = ["Retention", "Save", "loss_of", "plan_retention"]
+from rollback.checkpoint.layout import Checkpoint
+from rollback.errors import Finding, Severity
+
+__all__ = ["Retention", "Save", "check_retention", "loss_of", "plan_retention"]
 
 WINDOW_SAVES = 40
 WINDOW_SHARE = 0.5
@@ -104,6 +107,18 @@ def plan_retention(
 def loss_of(steps: Iterable[int], onset: int) -> int:
     """Steps lost by a rollback for this onset: back to the newest of `steps` at or before it, or to the start (step 0)."""
     return onset - max((step for step in steps if step <= onset), default=0)
+
+
+def check_retention(
+    checkpoint: Checkpoint, others: Sequence[Checkpoint], passing: Callable[[Checkpoint], bool]
+) -> list[Finding]:
+    """F10: whether at least two other checkpoints of the same root pass."""
+    good = sum(1 for other in others if other.path != checkpoint.path and passing(other))
+    if good >= SAFE:
+        return []
+    passed = f"{good} other checkpoint{'s pass' if good != 1 else ' passes'}"
+    message = f"{passed}: expected at least {SAFE}; do not delete any"
+    return [Finding(check="F10", severity=Severity.INFO, path=".", message=message)]
 
 
 def _never_removed(
