@@ -33,6 +33,7 @@ from chronicle.metrics.records import (
 )
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of
+from rollback.errors import one_line
 
 SHOWN_NAMES = 24  # names that a message lists
 
@@ -314,5 +315,5 @@ class Contents:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN_NAMES])
+    shown = ", ".join(one_line(name) for name in names[:SHOWN_NAMES])
     return f"{shown}, … ({len(names)} in all)" if len(names) > SHOWN_NAMES else shown
