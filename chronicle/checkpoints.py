@@ -85,9 +85,11 @@ class CheckpointVerdict(NamedTuple):
 
 def verdict_event(checkpoint: Checkpoint, findings: Sequence[Finding], *, full: bool, stamp: str) -> Verified:
     """The entry that records what `chronicle verify` found."""
+    from rollback.disk.content import RemoteView
+
     errors = [finding for finding in findings if finding.severity.value == "error"]
     return Verified(
-        path=str(checkpoint.path),
+        path=str(checkpoint.path) if RemoteView.opened is None else RemoteView.opened.shown(str(checkpoint.path)),
         stamp=stamp,
         full=full,
         passes=not errors,
@@ -220,6 +222,8 @@ def record_verdicts(
     """
     from chronicle.journal import JournalWriter, read_journal  # `status` imports this file and writes nothing
 
+    if settings.logs_url is not None:
+        return ("not recorded: the journal is in an object store, which is only read",)
     if not settings.paths.journal_dir.is_dir():
         return ()
     try:

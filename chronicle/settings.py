@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from chronicle.errors import SettingsError, UsageProblem
+from chronicle.errors import Refusal, SettingsError, UsageProblem
 from chronicle.paths import RunPaths
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["Settings", "Stores", "is_url", "load_settings", "refuse_store"]
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
@@ -31,6 +31,37 @@ VARIABLES = {
 }
 
 
+URL = re.compile(r"([a-z][a-z0-9+.-]+):/")  # `Path("s3://bucket/x")` is `s3:/bucket/x`
+
+
+class Stores(Protocol):
+    """What reads object stores (`rollback.disk.remote`); commands that only read pass it on."""
+
+    def local_path(self, named: str | Path) -> Path:
+        """The local path that shows what a URL names."""
+        ...
+
+    def fetch_whole(self, directory: Path) -> None:
+        """Fetch the journal of a run."""
+        ...
+
+
+def is_url(named: str | Path) -> bool:
+    """Whether this names something in an object store."""
+    found = URL.match(str(named))
+    return found is not None and found[1] != "file"
+
+
+def refuse_store(named: str | Path) -> Refusal:
+    """The refusal of a command that would have to write into a store, or follow what is there."""
+    url = re.sub(r":/+", "://", str(named), count=1)
+    return Refusal(
+        f"`{url}` is in an object store, where this command does nothing: a store cannot exchange a whole checkpoint at once",
+        "copy it to a disk, work there, and upload the result under a new prefix; "
+        "`inspect`, `verify`, `diff`, `latest` and `status` read it where it is",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of a command. `origin` maps each key to where its value comes from."""
@@ -38,6 +69,8 @@ class Settings:
     logs_dir: Path
     run: str
     checkpoints_dir: Path | None
+    checkpoints_url: str | None = None  # where the checkpoints are in a store, and this command reads none
+    logs_url: str | None = None  # where `logs_dir` only shows what is in a store: nothing is written there
     mlflow_uri: str | None = None
     deepspeed_config: Path | None = None  # config of the next launch; a rollback edits its LRs too
     utc: bool = False  # times are shown in UTC, not in the local time zone
@@ -53,6 +86,7 @@ class Settings:
 
     def need_checkpoints(self) -> Path:
         """The checkpoints directory; raises `UsageProblem` when it is unknown or does not exist."""
+        self.refuse_stores()
         if self.checkpoints_dir is None:
             raise UsageProblem(
                 f"the checkpoints directory of run `{self.run}` is unknown{self._where_from()}",
@@ -66,6 +100,11 @@ class Settings:
             )
         return self.checkpoints_dir
 
+    def refuse_stores(self) -> None:
+        """Raise `Refusal` where the checkpoints are in a store that this command does not read; before it locks anything."""
+        if self.checkpoints_url is not None:
+            raise refuse_store(self.checkpoints_url)
+
     def _where_from(self) -> str:
         origin = self.origin.get("checkpoints", "default")
         return "" if origin == "default" else f" ({origin})"
@@ -78,15 +117,24 @@ def load_settings(
     run: str | None = None,
     logs: Path | None = None,
     checkpoints: Path | None = None,
+    stores: Stores | None = None,
 ) -> Settings:
-    """The settings of a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change."""
+    """The settings of a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change.
+
+    Logs in an object store are read with `stores`; without it they are refused (`Refusal`), and checkpoints there are
+    refused where they are needed.
+    """
     values: dict[str, Any] = {"logs": cwd / "logs"}
     origin = dict.fromkeys(KEYS, "default")
     _take(values, origin, *_read_file(cwd))
     _take_environment(values, origin, environ, cwd)
-    flags = {"run": run, "logs": logs and cwd / logs, "checkpoints": checkpoints and cwd / checkpoints}
+    flags = {"run": run, "logs": logs and _place(cwd, logs), "checkpoints": checkpoints and _place(cwd, checkpoints)}
     _take(values, origin, {key: value for key, value in flags.items() if value is not None}, "flag")
-    logs_dir = Path(values["logs"])
+    logs_dir, logs_url = Path(values["logs"]), None
+    if is_url(logs_dir):
+        if stores is None:
+            raise refuse_store(logs_dir)
+        logs_url, logs_dir = str(logs_dir), stores.local_path(logs_dir)
     name = values.get("run")
     if name is None:
         name, origin["run"] = _only_run(logs_dir, cwd)
@@ -97,11 +145,18 @@ def load_settings(
         )
     if values.get("checkpoints") is None and (cwd / "checkpoints").is_dir():
         values["checkpoints"] = cwd / "checkpoints"
+    found, checkpoints_url = values.get("checkpoints"), None
+    if found is not None and is_url(found):
+        found, checkpoints_url = (None, str(found)) if stores is None else (stores.local_path(found), None)
+    if logs_url is not None and stores is not None:
+        stores.fetch_whole(logs_dir / name)
     hooks = {key: values[key] for key in ("on_notice", "on_warn", "on_propose") if values.get(key)}
     return Settings(
         logs_dir=logs_dir,
         run=name,
-        checkpoints_dir=None if values.get("checkpoints") is None else Path(values["checkpoints"]),
+        checkpoints_dir=None if found is None else Path(found),
+        checkpoints_url=checkpoints_url,
+        logs_url=logs_url,
         mlflow_uri=values.get("mlflow_uri"),
         deepspeed_config=values.get("deepspeed_config"),
         utc=values.get("utc") in (True, "1", "true", "yes"),
@@ -124,7 +179,7 @@ def _take_environment(
     for key, variable in VARIABLES.items():
         if environ.get(variable):
             value = environ[variable]
-            _take(values, origin, {key: cwd / value if key in PATH_KEYS else value}, variable)
+            _take(values, origin, {key: _place(cwd, value) if key in PATH_KEYS else value}, variable)
 
 
 def _read_file(cwd: Path) -> tuple[dict[str, Any], str]:
@@ -167,8 +222,16 @@ def _checked(table: Any, path: Path) -> dict[str, Any]:
             raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected true or false")
         if not isinstance(value, str):
             raise SettingsError(f"setting `{key}` in `{path}` is {value!r}: expected a string")
-        values[key] = path.parent / value if key in PATH_KEYS else value
+        values[key] = _place(path.parent, value) if key in PATH_KEYS else value
     return values
+
+
+def _place(base: Path, value: str | Path) -> Path:
+    """A path relative to `base`; a URL stays one, and that of a local file is its path."""
+    found = URL.match(str(value))
+    if found is None:
+        return base / value
+    return Path("/" + str(value)[found.end() :].lstrip("/")) if found[1] == "file" else Path(value)
 
 
 def _only_run(logs_dir: Path, cwd: Path) -> tuple[str, str]:

@@ -12,6 +12,7 @@
     │   ├── RunAlive                a launch of this run is still running
     │   └── IntentOpen              an earlier transaction is not finished
     └── StoppedPartWay              exit 4: `chronicle recover` finishes or reverts it
+    StoreFailed                     exit 1: a store did not answer; no RollbackError, for it says nothing of a checkpoint
 
 A message says what was found, where, and what was expected. `remedy` is the way out; it is shown as `hint:`.
 """
@@ -95,6 +96,18 @@ class StoppedPartWay(RollbackError):
     """A transaction started and could not be finished; `chronicle recover` finishes or reverts it."""
 
     exit_code: ClassVar[int] = 4
+
+
+class StoreFailed(Exception):
+    """An object store did not answer, or what it holds changed while it was read.
+
+    Not a `RollbackError`: those are taken for a fault of the checkpoint, which is then passed over or called damaged.
+    """
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        self.message = visible(message)
+        self.remedy = visible(remedy) if remedy is not None else None
+        super().__init__(self.message)
 
 
 # --- Findings: what a check reports; a value, not an exception

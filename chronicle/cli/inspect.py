@@ -20,6 +20,7 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import read_state, refuse_strays
 from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
+from rollback.disk import remote
 from rollback.errors import UnreadableFile, one_line, visible
 
 __all__ = [
@@ -44,7 +45,9 @@ def inspect(
 
     Example: chronicle inspect checkpoints/opt_step-30500
     """
-    chosen = checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints), count_steps=False)
+    checkpoint = str(remote.local_path(checkpoint))
+    root = settings_root(checkpoint, run, logs, checkpoints, stores=remote)
+    chosen = checkpoint_named(checkpoint, root, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
     return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
 
@@ -205,7 +208,10 @@ def diff(
     """
     one, other = (
         read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
-        for named, root in ((named, settings_root(named, run, logs, checkpoints)) for named in (a, b))
+        for named, root in (
+            (named, settings_root(named, run, logs, checkpoints, stores=remote))
+            for named in (str(remote.local_path(a)), str(remote.local_path(b)))
+        )
     )
     differences = compare_states(one, other)
     names = [state.checkpoint.path.name for state in (one, other)]

@@ -81,6 +81,7 @@ def keep(
     Example: chronicle keep --budget 2TB
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.refuse_stores()
     if restore_id is not None:
         return _bring_back(restore_id, settings, force=force, yes=yes)
     with open_run(settings, force=force, while_running=True) as opened:
@@ -249,6 +250,7 @@ def prune(
     Example: chronicle prune
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.refuse_stores()
     with open_run(settings, force=force) as opened:
         root = settings.need_checkpoints()
         found = list_checkpoints(root)

@@ -22,7 +22,7 @@ from typer.main import get_command
 from chronicle.cli.options import CommandResult, ExitCode
 from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
-from rollback.errors import Refused, RollbackError, StoppedPartWay
+from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
 
 __all__ = ["main"]
 
@@ -190,6 +190,8 @@ def run(argv: Sequence[str]) -> int:
         import_module("chronicle.cli.completion").enable()
     try:
         outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
+        if (stores := _stores()) is not None:
+            stores.refuse_changed()
     except RunCopied as problem:
         try:
             return run(argv) if _declare(problem) else _explain(problem)
@@ -241,13 +243,15 @@ def _render(outcome: Any, *, as_json: bool) -> int:
         return outcome  # typer's own exit, for example after --help
     if not isinstance(outcome, CommandResult):
         return ExitCode.DONE
-    for line in outcome.talk:
+    stores = _stores()
+    for line in (*outcome.talk, *(() if stores is None else stores.notes())):
         print(_shown(line), file=sys.stderr)
     text = outcome.text
     if as_json and outcome.data is not None:
         text = json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str)
     if text:
         text += "" if text.endswith("\n") else "\n"
+        text = text if stores is None else stores.shown(text)
     try:
         sys.stdout.write(text)
     except BrokenPipeError:
@@ -267,6 +271,8 @@ def _explain(problem: BaseException) -> int:
         return ExitCode.DONE
     if isinstance(problem, ChronicleError):
         return _say(problem.message, problem.remedy, problem.exit_code)
+    if isinstance(problem, StoreFailed):
+        return _say(problem.message, problem.remedy, ExitCode.ERROR)
     if isinstance(problem, RollbackError):
         return _say(str(problem), problem.remedy, _code_of(problem))
     if type(problem).__name__ == "NoArgsIsHelpError":  # `chronicle data`: its help, as `chronicle` alone prints its own
@@ -316,8 +322,15 @@ def _say(message: str, remedy: str | None, code: int) -> int:
     return int(code)
 
 
+def _stores() -> Any:
+    """The module that reads object stores, if this command has imported it."""
+    return sys.modules.get("rollback.disk.remote")
+
+
 def _shown(text: str) -> str:
     """`text` without control characters: messages quote file names and arguments."""
+    if (stores := _stores()) is not None:
+        text = stores.shown(text)
     if text.replace("\n", "").isprintable():
         return text
     from chronicle.story.plain import plain_block

@@ -15,7 +15,7 @@ import typer
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
-from chronicle.settings import Settings, load_settings
+from chronicle.settings import Settings, Stores, is_url, load_settings, refuse_store
 from rollback.channels import LossKind
 
 if TYPE_CHECKING:
@@ -74,9 +74,13 @@ def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
     return tuple(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
-def settings_from(run: str | None, logs: Path | None, checkpoints: Path | None = None) -> Settings:
-    """The settings of this command: from files, environment variables and these flags."""
-    settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints)
+def settings_from(
+    run: str | None, logs: Path | None, checkpoints: Path | None = None, *, stores: Stores | None = None
+) -> Settings:
+    """The settings of this command: from files, environment variables and these flags. `stores`: it reads object stores."""
+    settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints, stores=stores)
+    if settings.logs_url is not None:
+        os.environ["CHRONICLE_CACHE"] = "off"  # an index of a temporary directory is of no use later
     if settings.utc:
         os.environ["CHRONICLE_UTC"] = "1"  # for this command and what it starts
     return settings
@@ -185,13 +189,17 @@ def _near(here: Path) -> Iterator[tuple[Path, str]]:
 
 # --- The checkpoints directory, from settings or from the journal
 
-def settings_with_checkpoints(run: str | None, logs: Path | None, checkpoints: Path | None) -> Settings:
+def settings_with_checkpoints(
+    run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: Stores | None = None
+) -> Settings:
     """The settings of a command that works on checkpoints, with the checkpoints directory.
 
     It is the configured one; else the one recorded at saves, if exactly one of those still exists; else `checkpoints`
     here. If several exist, none is chosen and `origin` names them.
     """
-    settings = settings_from(run, logs, checkpoints)
+    settings = settings_from(run, logs, checkpoints, stores=stores)
+    if settings.checkpoints_url is not None:
+        return settings
     if settings.checkpoints_dir is not None and settings.origin.get("checkpoints") != "default":
         return settings
     roots = _recorded_roots(settings.paths)
@@ -225,17 +233,21 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
 
 
-def settings_root(named: str, run: str | None, logs: Path | None, checkpoints: Path | None) -> Path | None:
+def settings_root(
+    named: str, run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: Stores | None = None
+) -> Path | None:
     """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
     if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
         return None
-    return settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
+    return settings_with_checkpoints(run, logs, checkpoints, stores=stores).need_checkpoints()
 
 
 def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> "Checkpoint":
     """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
     from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, select_checkpoint
 
+    if is_url(named):
+        raise refuse_store(named)
     step, _, launch = named.partition("@")
     if root is not None and step.isdigit() and (not launch or launch.isdigit()):
         return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None)

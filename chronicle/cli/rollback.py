@@ -148,6 +148,7 @@ def rollback(
         accept_unproved=accept_unproved.strip(),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.refuse_stores()
     if deepspeed_config is not None:
         origin = {**settings.origin, "deepspeed_config": "flag"}
         settings = replace(settings, deepspeed_config=deepspeed_config.absolute(), origin=origin)

@@ -46,6 +46,7 @@ def undo_rollback(
     Example: chronicle undo
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.refuse_stores()
     with open_run(settings, force=force) as opened:
         entry = find_undoable(opened.journal.entries, rollback)
         if entry is None:
@@ -94,6 +95,7 @@ def recover_transaction(
     Example: chronicle recover
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.refuse_stores()
     with open_run(settings, force=force, recovering=True) as opened:
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:

@@ -35,6 +35,7 @@ from rollback.checks.verify import (
     root_stray_findings,
     verify_checkpoint,
 )
+from rollback.disk import remote
 from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, one_line
 from rollback.plan.retention import check_retention
@@ -88,11 +89,12 @@ def verify_checkpoints(
     """
     if restore is not None:
         return bring_back(restore, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
-    root = None if checkpoint and not all_ else settings_with_checkpoints(run, logs, checkpoints).need_checkpoints()
+    stores = None if quarantine else remote  # which moves what it finds
     if checkpoint and not all_:
-        chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints))]
+        root, checkpoint = None, checkpoint if quarantine else str(remote.local_path(checkpoint))
+        chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints, stores=stores))]
     else:
-        assert root is not None
+        root = settings_with_checkpoints(run, logs, checkpoints, stores=stores).need_checkpoints()
         chosen = list_checkpoints(root)
     if quarantine:
         beside = list_root_strays(root) if root is not None else ()
@@ -148,7 +150,7 @@ def _remember(
     checkpoints: Path | None,
 ) -> tuple[str, ...]:
     try:
-        settings = settings_with_checkpoints(run, logs, checkpoints)
+        settings = settings_with_checkpoints(run, logs, checkpoints, stores=remote)
     except ChronicleError:
         return ()  # a checkpoint named by its path needs no run
     looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]

@@ -175,7 +175,7 @@ def _reason(problem: OSError) -> str:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     try:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+        from fsspec.core import url_to_fs
     except ImportError as problem:
         raise ShardProblem(f"remote shard `{url}` needs fsspec", "pip install fsspec") from problem
     try:

@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
@@ -18,6 +19,7 @@ from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.story.assemble import Story, assemble, with_checkpoint
+from rollback.disk.content import open_file, pread
 
 __all__ = [
     "BRIEF_KINDS",
@@ -44,10 +46,9 @@ BRIEF_KINDS = frozenset(
 def ends_of(path: Path) -> tuple[int, int] | None:
     """First and last logged step; None when there is no readable line."""
     try:
-        with path.open("rb") as file:
-            first = next(_points(file.read(BLOCK_BYTES).split(b"\n")), None)
-            size = file.seek(0, os.SEEK_END)
-            last = _last(file.fileno(), size)
+        with _opened(path) as (fd, size):
+            first = next(_points(_whole(fd, min(size, BLOCK_BYTES)).split(b"\n")), None)
+            last = _last(fd, size)
     except OSError:
         return None
     return None if first is None or last is None else (first.step, last.step)
@@ -56,18 +57,35 @@ def ends_of(path: Path) -> tuple[int, int] | None:
 def points_until(path: Path, step: int, count: int = WINDOW) -> list[Point]:
     """The last `count` points at or before `step`, oldest first."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
+        with _opened(path) as (fd, size):
             if size <= WHOLE_BYTES:
-                file.seek(0)
-                points = (point for point in _points(file) if point.step <= step)
+                points = (point for point in _points(_whole(fd, size).split(b"\n")) if point.step <= step)
                 return list(deque(points, maxlen=count))
-            end = _offset_after(file.fileno(), size, step)
+            end = _offset_after(fd, size, step)
             start = max(0, end - BLOCK_BYTES)
-            lines = os.pread(file.fileno(), end - start, start).split(b"\n")
+            lines = _whole(fd, end, start).split(b"\n")
     except OSError:
         return []
     return [point for point in _points(lines[0 if start == 0 else 1 :]) if point.step <= step][-count:]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """(descriptor, size) of a log, which may be in an object store."""
+    fd = open_file(path)
+    try:
+        yield fd, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _whole(fd: int, end: int, start: int = 0) -> bytes:
+    """The bytes of `[start, end)`; fewer where the file became shorter."""
+    parts = []
+    while start < end and (part := pread(fd, end - start, start)):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
 
 
 def _points(lines: Iterator[bytes] | list[bytes]) -> Iterator[Point]:
@@ -78,7 +96,7 @@ def _last(fd: int, size: int) -> Point | None:
     block = BLOCK_BYTES
     while True:
         start = max(0, size - block)
-        lines = os.pread(fd, size - start, start).split(b"\n")
+        lines = _whole(fd, size, start).split(b"\n")
         for line in reversed(lines[0 if start == 0 else 1 :]):
             point = parse_line(line)
             if point is not None:
@@ -93,7 +111,7 @@ def _offset_after(fd: int, size: int, step: int) -> int:
     low, high = 0, size
     while high - low > BLOCK_BYTES:
         middle = (low + high) // 2
-        block = os.pread(fd, BLOCK_BYTES, middle)
+        block = _whole(fd, min(size, middle + BLOCK_BYTES), middle)
         head, _, rest = block.partition(b"\n")
         point = next(_points(rest.split(b"\n")[:-1]), None)
         if point is None or point.step > step:
@@ -101,7 +119,7 @@ def _offset_after(fd: int, size: int, step: int) -> int:
         else:
             low = middle + len(head) + 1
     end = low
-    for line in os.pread(fd, min(size, high + BLOCK_BYTES) - low, low).split(b"\n")[:-1]:
+    for line in _whole(fd, min(size, high + BLOCK_BYTES), low).split(b"\n")[:-1]:
         point = parse_line(line)
         if point is not None and point.step > step:
             break

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from rollback.disk.content import RemoteView
 from rollback.errors import CheckpointNotFound, UnreadableFile
 
 MAX_ENTRIES = 200_000
@@ -177,10 +178,10 @@ def is_lookalike(name: str, stems: re.Pattern[str]) -> bool:
 
 
 def stamp_of(path: Path) -> str:
-    """A digest of names, sizes, modification times and inodes of the checkpoint at `path`; no content is read.
+    """A digest of names, sizes, modification times and inodes (in a store: ETags) of the checkpoint at `path`.
 
-    It changes when a file is changed or copied and stays when the checkpoint is moved on its filesystem. Raises
-    `RollbackError` or `OSError` when the checkpoint does not exist.
+    No content is read. It changes when a file is changed or copied and stays when the checkpoint is moved on its filesystem.
+    Raises `RollbackError` or `OSError` when the checkpoint does not exist.
     """
     import hashlib  # imported here: it takes 5 ms that most readers do not need
 
@@ -190,6 +191,8 @@ def stamp_of(path: Path) -> str:
     digest = hashlib.sha256()
     for name in names:
         found = os.lstat(path / name)
-        values = (found.st_size, found.st_mtime_ns, found.st_ino) if not os.path.isdir(path / name) else ()
+        mark = RemoteView.opened.mark(path / name) if RemoteView.opened is not None else None
+        kept = (found.st_mtime_ns, found.st_ino) if mark is None else mark
+        values = (found.st_size, *kept) if not os.path.isdir(path / name) else ()
         digest.update(repr((name, *values)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, FileType, scan_entries
-from rollback.disk.content import open_bounded
+from rollback.disk.content import open_bounded, open_file, read_part
 from rollback.disk.durable import write_atomic
 from rollback.errors import UnreadableFile
 from rollback.files.json_file import JsonPart, json_parts, put_part
@@ -244,12 +244,18 @@ def digest_file(path: Path) -> tuple[str, str]:
     view = memoryview(buffer)
     try:
         # a link may lead to a pipe or a device, on which a plain open waits and a read never ends
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as f:
-            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+        fd = open_file(path)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise UnreadableFile(f"`{path}` is not a regular file", "remove it from the checkpoint")
-            while count := f.readinto(buffer):
-                sha.update(view[:count])
-                crc = zlib.crc32(view[:count], crc)
+            at = 0
+            while part := read_part(fd, view, at):
+                sha.update(part)
+                crc = zlib.crc32(part, crc)
+                at += len(part)
+        finally:
+            os.close(fd)
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be read: {problem.strerror}") from None
     return sha.hexdigest(), f"{crc:08x}"

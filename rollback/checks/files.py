@@ -8,7 +8,6 @@ are high (KempnerForge #115), and NaN in them persists. A few tens of kilobytes 
 
 from __future__ import annotations
 
-import os
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import OptimizerState, as_mapping
-from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
+from rollback.disk.content import ByteProgress, ChecksumTarget, pread, wrong_checksums
 from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, UnreadableFile
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.files.json_file import json_parts
@@ -99,7 +98,7 @@ def _examine(path: Path, name: str, *, full: bool) -> tuple[list[Problem], list[
     if path.suffix == ".distcp":
         return _examine_dcp(path, name) if full and (path.parent / METADATA_NAME).is_file() else ([], [])
     with open_state_file(path) as (fd, size_bytes), naming(path):
-        head = os.pread(fd, 512, 0)
+        head = pread(fd, 512, 0)
         if size_bytes == 0:
             return ([("the file is empty: a write was lost", None)] if path.suffix in TORCH_SUFFIXES else []), []
         if head.startswith(b"PK\x03\x04"):

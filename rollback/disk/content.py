@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rollback.disk.durable import REAL_DISK, Disk
 from rollback.errors import UnreadableFile
@@ -25,16 +25,74 @@ from rollback.errors import UnreadableFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+class RemoteFile(int):
+    """A descriptor of a file that stands for an object in a store (`rollback.disk.remote`): sized, but without bytes.
+
+    `fetch(offset, count)` asks the store for a range and keeps it for the next reader, `prefetch` for many at once; `stream`
+    keeps nothing.
+    """
+
+    fetch: Callable[[int, int], bytes]
+    prefetch: Callable[[Sequence[tuple[int, int]]], None]
+    stream: Callable[[int, int], bytes]
+
+
+class RemoteView:
+    """What opens the files that stand for objects; none is set unless a command was given the URL of a store."""
+
+    opened: ClassVar[RemoteView | None] = None
+
+    def open(self, path: Path) -> RemoteFile | None:
+        """The descriptor of such a file; None for a path that is no part of the view."""
+        raise NotImplementedError
+
+    def mark(self, path: Path) -> tuple[str, ...] | None:
+        """What tells two states of an object apart: ETag, generation, time; None for a path that is no part of the view."""
+        raise NotImplementedError
+
+    def shown(self, text: str) -> str:
+        """`text` with the URL in place of the local path that stands for it."""
+        raise NotImplementedError
+
+
+def open_file(path: Path, flags: int = 0) -> int:
+    """A descriptor to read from with `pread`. Does not wait for a pipe. Raises `OSError`."""
+    found = RemoteView.opened.open(path) if RemoteView.opened is not None else None
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags) if found is None else found
+
+
+def pread(fd: int, count: int, offset: int) -> bytes:
+    """Up to `count` bytes at `offset`: `os.pread`, and the same for an object in a store."""
+    return fd.fetch(offset, count) if isinstance(fd, RemoteFile) else os.pread(fd, count, offset)
+
+
+def expect(fd: int, ranges: Iterator[tuple[int, int]]) -> None:
+    """Say which (offset, count) will be read, so that a store is asked for them at the same time; nothing on a disk."""
+    if isinstance(fd, RemoteFile):
+        fd.prefetch(list(ranges))
+
+
+def read_part(fd: int, buffer: memoryview, offset: int, most: int | None = None) -> memoryview:
+    """The next bytes at `offset`, at most `most`, read into `buffer` or fetched from a store; empty at the end of the file."""
+    if isinstance(fd, RemoteFile):
+        left = os.fstat(fd).st_size - offset
+        count = min(left, _REMOTE_BYTES, left if most is None else most)
+        return memoryview(fd.stream(offset, count) if count > 0 else b"")
+    return buffer[: os.preadv(fd, [buffer if most is None else buffer[:most]], offset)]
+
+
 def disk_bytes(fd: int) -> int:
     """Bytes that the file occupies on disk, without holes; its size where the filesystem does not report blocks."""
     status = os.fstat(fd)
+    if isinstance(fd, RemoteFile):
+        return status.st_size  # a store has no holes
     return min(status.st_size, status.st_blocks * 512) if status.st_blocks else status.st_size
 
 
 @contextmanager
 def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
     """(descriptor, size) of a regular file of at most `max_bytes`, links followed; raises `UnreadableFile` or `OSError`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = open_file(path)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -50,8 +108,11 @@ def open_bounded(path: Path, max_bytes: int) -> Iterator[tuple[int, int]]:
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
     """The bytes of a regular file of at most `max_bytes`; raises as `open_bounded`."""
-    with open_bounded(path, max_bytes) as (fd, _), open(fd, "rb", buffering=0, closefd=False) as file:
-        return file.read(max_bytes)
+    with open_bounded(path, max_bytes) as (fd, size_bytes):
+        found = b""
+        while part := pread(fd, size_bytes - len(found), len(found)):
+            found += part
+        return found
 
 
 # --- Pointer files, such as DeepSpeed's `latest`
@@ -89,6 +150,11 @@ _ENOUGH_FILES = 48
 def map_files(read: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     """`[read(job) for job in jobs]`, in several processes when there are many jobs; the first error is raised."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if RemoteView.opened is not None and len(jobs) > 1:  # waiting for a store takes longer than reading the pickles
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=16) as threads:
+            return list(threads.map(read, jobs))
     if len(jobs) < _ENOUGH_FILES or cores < 2:
         return [read(job) for job in jobs]
     from concurrent.futures import ProcessPoolExecutor
@@ -101,6 +167,7 @@ def map_files(read: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
 # --- CRC-32 of parts of files, and of a file after a few bytes changed
 
 _SPAN_BYTES = 128 * 2**20
+_REMOTE_BYTES = 8 * 2**20  # a request to a store takes some 30 ms, however little it asks for
 _BUFFER_BYTES = 2**20  # stays in the processor's cache between the read and the checksum
 
 ByteProgress = Callable[[int], None]
@@ -158,14 +225,15 @@ def _buffer() -> bytearray:
 
 def _crc_of(span: _Span, progress: ByteProgress | None) -> int:
     view = memoryview(_buffer())
-    fd = os.open(span.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = open_file(span.path)
     try:
         at, left, crc = span.offset, span.length, 0
         while left:
-            count = os.preadv(fd, [view[: min(left, _BUFFER_BYTES)]], at)
+            part = read_part(fd, view, at, left)
+            count = len(part)
             if not count:
                 raise UnreadableFile(f"`{span.path}` ends at byte {at}: expected {left} more bytes")
-            crc = zlib.crc32(view[:count], crc)
+            crc = zlib.crc32(part, crc)
             at, left = at + count, left - count
             if progress is not None:
                 progress(count)

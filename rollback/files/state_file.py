@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rollback.disk.content import pread
 from rollback.disk.durable import BytePatch, Piece, write_new
 from rollback.errors import PlanRefused, UnreadableFile
 from rollback.files.dcp_file import read_distcp_file
@@ -60,7 +61,7 @@ def read_state_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
     if path.suffix == ".distcp":
         return read_distcp_file(path)
     with open_state_file(path) as (fd, size_bytes), naming(path):
-        if os.pread(fd, 1, 0) in (b"{", b"["):
+        if pread(fd, 1, 0) in (b"{", b"["):
             return _read_json(fd, path, size_bytes)
         return read_torch_content(fd, path, size_bytes, limits=limits)
 
@@ -80,7 +81,7 @@ def _read_json(fd: int, path: Path, size_bytes: int) -> TorchFile:
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = stored_number(value, Place(0, part.start, length, Encoding.JSON))
         members[part.keys[0]] = value
-    tree = members if os.pread(fd, 1, 0) == b"{" else list(members.values())
+    tree = members if pread(fd, 1, 0) == b"{" else list(members.values())
     return TorchFile(path=path, container=Container.JSON, tree=tree, segments=(), size_bytes=size_bytes)
 
 

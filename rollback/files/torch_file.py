@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rollback.disk.content import disk_bytes
+from rollback.disk.content import disk_bytes, expect, open_file, pread
 from rollback.errors import UnknownFormat, UnreadableFile
 from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
 from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef, decode_number, item_size
@@ -23,6 +23,7 @@ from rollback.files.torch_zip import RECORD_BYTES, ZipLayout, ZipRecord, data_of
 
 LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 _MAX_SCALARS = 200_000
+_SCALAR_RECORD = 512  # bytes: local header, name, padding to 64, and one number
 _FIRST_WINDOW = 256 * 2**10
 
 _T = TypeVar("_T")
@@ -41,7 +42,7 @@ def read_torch_file(path: Path | str, *, limits: Limits | None = None) -> TorchF
 def read_torch_content(fd: int, path: Path, size_bytes: int, *, limits: Limits | None = None) -> TorchFile:
     """As `read_torch_file`, for a file that is open already."""
     limits = limits or Limits.for_file(disk_bytes(fd))
-    head = os.pread(fd, 4096, 0)
+    head = pread(fd, 4096, 0)
     if head.startswith(b"PK\x03\x04"):
         return _read_zip(fd, path, size_bytes, limits)
     if head.startswith(LEGACY_MAGIC):
@@ -55,7 +56,7 @@ def read_torch_content(fd: int, path: Path, size_bytes: int, *, limits: Limits |
 def open_state_file(path: Path) -> Iterator[tuple[int, int]]:
     """(file descriptor, size in bytes) of a regular file, opened without blocking on a FIFO."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = open_file(path, os.O_NOCTTY)
     except OSError as problem:
         raise UnreadableFile(f"`{path}` cannot be opened: {problem.strerror}") from None
     try:
@@ -162,6 +163,8 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tu
     records = {record.name: record for record in layout.records}
     order = records.get(folder + "byteorder")
     big_endian = order is not None and read_record(fd, layout, order, max_bytes=64) == b"big"
+    found = (records.get(f"{folder}data/{t.storage.key}") for t in scalars[:_MAX_SCALARS] if t.storage is not None)
+    expect(fd, ((layout.base + r.header_offset, _SCALAR_RECORD) for r in found if r is not None and r.size_bytes <= 16))
     for tensor in scalars[:_MAX_SCALARS]:
         assert tensor.storage is not None
         record = records.get(f"{folder}data/{tensor.storage.key}")

@@ -8,13 +8,12 @@ are refused, because no checkpoint writer makes them.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollback.disk.content import disk_bytes
+from rollback.disk.content import disk_bytes, pread
 from rollback.errors import UnreadableFile
 
 _MAX_RECORDS = 60_000  # in a file of any size; more need 8 kB on disk each
@@ -80,7 +79,7 @@ def read_at(fd: int, offset: int, count: int) -> bytes:
         raise UnreadableFile(f"{count} bytes at {offset} were requested: the offsets are damaged")
     parts: list[bytes] = []
     while count:
-        part = os.pread(fd, min(count, 2**30), offset)
+        part = pread(fd, min(count, 2**30), offset)
         if not part:
             raise UnreadableFile(f"file ends at byte {offset}: expected {count} more bytes")
         parts.append(part)

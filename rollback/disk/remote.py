@@ -1,0 +1,332 @@
+"""Checkpoints in an object store: a local directory that shows the names and sizes of the objects, and reads them by range.
+
+`local_path` lists what lies below a URL (`s3://bucket/run/checkpoints`) through fsspec, and makes an empty file of the right
+size for each object in a temporary directory. Every reader of this package then works as on a disk: where it opens such a
+file (`rollback.disk.content`), it gets a descriptor whose bytes are fetched from the store, only those that it asks for. That
+descriptor itself cannot be read (`O_PATH`), so that no hole is taken for content. Nothing is written to a store.
+
+What a store answers is checked: as many bytes as were asked for, and at the end the same objects as were listed. `StoreFailed`
+says that it did not, and never that a checkpoint is damaged. fsspec and its clients are optional (`chronicle-ml[remote]`) and
+imported when a URL is given. A `file://` URL is the local path that it names.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import tempfile
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rollback.disk.content import RemoteFile, RemoteView
+from rollback.errors import StoreFailed
+
+__all__ = ["bytes_read", "fetch_whole", "is_store", "local_path", "notes", "refuse_changed", "shown"]
+
+# `Path("s3://bucket/x")` is `s3:/bucket/x`: settings hold paths, so both are read
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
+_PIECE_BYTES = 8 * 2**20
+_OF_A_RUN = ("run.json", "contract.json", "journal-ends")
+_AT_ONCE = 16  # requests
+_INSTALL = "pip install 'chronicle-ml[remote]'"
+_MOST_OBJECTS = 1_000_000
+_LEAST_BYTES = 1024  # of one request: the header of a zip record, and the number behind it
+_MOST_AHEAD = 256 * 2**10  # when a file is read from front to back
+_KEPT_BYTES = 16 * 2**20  # of one file
+# what tells two states of an object apart, in the words of the stores' clients
+_MARKS = (
+    *("ETag", "etag", "generation", "md5Hash", "crc32c", "VersionId", "LastModified", "last_modified", "updated", "mtime"),
+    "created",
+)
+
+
+def is_store(named: str | Path) -> bool:
+    """Whether this is the URL of an object store, and not a local path."""
+    found = _URL.fullmatch(str(named))
+    return found is not None and found[1] != "file"
+
+
+def local_path(named: str | Path) -> Path:
+    """The local path to read what `named` names: of a URL its view, of a `file://` URL its path, else `named` itself.
+
+    Raises `StoreFailed` when the store does not answer or cannot be listed as files.
+    """
+    found = _URL.fullmatch(str(named))
+    if found is None:
+        return Path(named)
+    if found[1] == "file":
+        return Path("/" + found[2])
+    if not isinstance(RemoteView.opened, _View):
+        RemoteView.opened = _View()
+    return RemoteView.opened.show(found[1], found[2].rstrip("/"))
+
+
+def fetch_whole(directory: Path) -> None:
+    """Fetch the journal and the small files of a run, for readers that open them as files."""
+    view = RemoteView.opened
+    if isinstance(view, _View):
+        view.fetch_whole(os.path.abspath(directory))
+
+
+def shown(text: str) -> str:
+    """`text` with the URL in place of the local path of each view."""
+    return text if RemoteView.opened is None else RemoteView.opened.shown(text)
+
+
+def notes() -> tuple[str, ...]:
+    """What could not be looked at in the stores, one sentence each."""
+    view = RemoteView.opened
+    return tuple(view.notes) if isinstance(view, _View) else ()
+
+
+def bytes_read() -> int:
+    """How many bytes of objects were fetched by this process."""
+    view = RemoteView.opened
+    return view.bytes_read if isinstance(view, _View) else 0
+
+
+def refuse_changed() -> None:
+    """Raise `StoreFailed` if an object that was read is not the one that was listed."""
+    view = RemoteView.opened
+    if isinstance(view, _View):
+        view.compare()
+
+
+class _View(RemoteView):
+    """The objects of all stores that one command looks at, as files below one temporary directory."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.mkdtemp(prefix="chronicle-store-")
+        atexit.register(shutil.rmtree, self.directory, ignore_errors=True)
+        self.directory_of = re.compile(re.escape(self.directory) + r"/([a-z][a-z0-9+.-]+)(?:/|$)")
+        self.objects: dict[str, _Object] = {}  # by local path
+        self.fetched: dict[str, _Object] = {}  # files whose bytes are here
+        self.listed: dict[str, tuple[str, Any, str]] = {}  # URL -> its scheme, filesystem and name there
+        self.notes: list[str] = []
+        self.bytes_read = 0
+
+    def show(self, scheme: str, rest: str) -> Path:
+        """List what lies below a URL, and the names beside it; returns the local path that stands for it."""
+        url = f"{scheme}://{rest}"
+        if ".." in rest.split("/") or scheme in ("http", "https"):
+            raise StoreFailed(f"`{url}` cannot be listed", "name a bucket and a prefix: s3://BUCKET/PREFIX")
+        if url not in self.listed:
+            filesystem, base = _open_store(url)
+            self.listed[url] = scheme, filesystem, base
+            found = _find(filesystem, base, url)
+            self._add(scheme, filesystem, found, url)
+            self._add_neighbours(scheme, filesystem, base, url)
+        return Path(self.directory, scheme, rest.strip("/"))
+
+    def _add_neighbours(self, scheme: str, filesystem: Any, base: str, url: str) -> None:
+        """The names beside it, where a loader may look too, and abandoned checkpoints."""
+        parent, _, name = base.rstrip("/").rpartition("/")
+        if not parent or not name:
+            return
+        try:
+            beside = {one["name"]: one for one in filesystem.ls(parent, detail=True)}
+            for key in list(beside):
+                if key.rstrip("/") == f"{parent}/abandoned" and beside[key].get("type") == "directory":
+                    beside.update(filesystem.find(key, detail=True))
+        except Exception as problem:  # noqa: BLE001 each store's client raises its own; what lies beside is not needed
+            self.notes.append(f"not looked at: what lies beside `{url}` ({_words(problem)})")
+            return
+        self._add(scheme, filesystem, beside, url)
+
+    def _add(self, scheme: str, filesystem: Any, found: Mapping[str, Mapping[str, Any]], url: str) -> None:
+        if len(found) > _MOST_OBJECTS:
+            raise StoreFailed(f"`{url}` holds {len(found)} objects: at most {_MOST_OBJECTS} are listed", "name a longer prefix")
+        for name, info in sorted(found.items()):
+            parts = name.strip("/").split("/")
+            path = os.path.join(self.directory, scheme, *parts)
+            if any(part in ("", ".", "..") or "\0" in part or len(os.fsencode(part)) > 255 for part in parts):
+                raise StoreFailed(f"`{scheme}://{name}` is no name of a file: `{url}` cannot be read as files", "rename it")
+            size_bytes = info.get("size")
+            try:
+                if info.get("type") == "directory" or (name.endswith("/") and not size_bytes):
+                    os.makedirs(path, exist_ok=True)
+                elif not isinstance(size_bytes, int):
+                    raise StoreFailed(f"`{scheme}://{name}` has no size that the store tells", "copy it to a disk")
+                elif not (os.path.isdir(path) and not size_bytes):  # an empty object marks the folder of that name
+                    self._add_object(path, _Object(self, filesystem, name, f"{scheme}://{name}", size_bytes, _mark(info)))
+            except OSError as problem:
+                raise StoreFailed(
+                    f"`{scheme}://{name}` cannot be shown as a file in `{self.directory}`: {problem.strerror}",
+                    "an object and a folder of the same name cannot both be there; TMPDIR names another place",
+                ) from None
+
+    def _add_object(self, path: str, found: _Object) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if path not in self.objects and path not in self.fetched:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0)
+            try:
+                os.ftruncate(fd, found.size_bytes)
+            finally:
+                os.close(fd)
+            self.objects[path] = found
+
+    def open(self, path: Path) -> RemoteFile | None:
+        """The descriptor of the file that stands for an object."""
+        found = self.objects.get(os.path.abspath(path))
+        if found is None:
+            return None
+        opened = RemoteFile(os.open(path, getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC))
+        opened.fetch, opened.prefetch, opened.stream = found.fetch, found.prefetch, found.stream
+        return opened
+
+    def mark(self, path: Path) -> tuple[str, ...] | None:
+        """ETag and the like of the object."""
+        found = self.objects.get(os.path.abspath(path))
+        return None if found is None else found.mark
+
+    def shown(self, text: str) -> str:
+        """`text` with URLs."""
+        return self.directory_of.sub(r"\1://", text)
+
+    def fetch_whole(self, directory: str) -> None:
+        """Fetch what lies below `directory`, but for the logs of its launches, which are read by range."""
+        for path, found in list(self.objects.items()):
+            inner = os.path.relpath(path, directory).split(os.sep)
+            if inner[0] in ("journal", "heartbeats") or (len(inner) == 1 and inner[0] in _OF_A_RUN):
+                os.chmod(path, 0o600)
+                with open(path, "r+b") as file:
+                    for start in range(0, found.size_bytes, _PIECE_BYTES):
+                        file.write(found.stream(start, min(_PIECE_BYTES, found.size_bytes - start)))
+                self.fetched[path] = self.objects.pop(path)
+
+    def compare(self) -> None:
+        """List again, and compare the objects of which something was read."""
+        for url, (_, filesystem, base) in self.listed.items():
+            read = [one for one in (*self.objects.values(), *self.fetched.values()) if one.was_read]
+            below = base.rstrip("/") + "/"
+            inside = [o for o in read if o.filesystem is filesystem and (o.name == base or o.name.startswith(below))]
+            if not inside:
+                continue
+            now = _find(filesystem, base, url)
+            for one in inside:
+                info = now.get(one.name)
+                if info is None or (info.get("size"), _mark(info)) != (one.size_bytes, one.mark):
+                    what = "is gone" if info is None else "was replaced"
+                    raise StoreFailed(
+                        f"`{one.url}` {what} while it was read: nothing is said about its checkpoint",
+                        "repeat the command when no launch writes to that prefix",
+                    )
+
+
+class _Object:
+    """One object: where it is, what was listed of it, and the ranges that were fetched."""
+
+    def __init__(self, view: _View, filesystem: Any, name: str, url: str, size_bytes: int, mark: tuple[str, ...]) -> None:
+        self.view, self.filesystem, self.name, self.url = view, filesystem, name, url
+        self.size_bytes, self.mark, self.was_read = size_bytes, mark, False
+        self.starts: list[int] = []
+        self.ranges: list[bytes] = []  # at `starts`, disjoint or overlapping
+        self.next_start, self.ahead = -1, _LEAST_BYTES
+        self.lock = threading.Lock()
+
+    def fetch(self, offset: int, count: int) -> bytes:
+        """Up to `count` bytes at `offset`, from what is kept or from the store."""
+        count = max(0, min(count, self.size_bytes - offset))
+        with self.lock:
+            index = bisect_right(self.starts, offset) - 1
+            if index >= 0 and offset < self.starts[index] + len(self.ranges[index]):
+                start = offset - self.starts[index]
+                return self.ranges[index][start : start + count]
+            if not count:
+                return b""
+            self.ahead = min(2 * self.ahead, _MOST_AHEAD) if offset == self.next_start else _LEAST_BYTES
+            data = self.stream(offset, min(max(count, self.ahead), self.size_bytes - offset))
+            self._keep(offset, data)
+            return data[:count]
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Ask for ranges that will be read, sixteen at a time."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        wanted = [(at, min(count, self.size_bytes - at)) for at, count in sorted(ranges) if 0 <= at < self.size_bytes]
+        wanted = [(at, count) for at, count in wanted if not self._is_kept(at)]
+        with self.lock, ThreadPoolExecutor(max_workers=_AT_ONCE) as threads:
+            for (at, _), data in zip(wanted, threads.map(lambda one: self.stream(*one), wanted), strict=True):
+                self._keep(at, data)
+
+    def _is_kept(self, offset: int) -> bool:
+        index = bisect_right(self.starts, offset) - 1
+        return index >= 0 and offset < self.starts[index] + len(self.ranges[index])
+
+    def _keep(self, offset: int, data: bytes) -> None:
+        self.next_start = offset + len(data)
+        if sum(map(len, self.ranges)) + len(data) > _KEPT_BYTES:
+            self.starts, self.ranges = [], []
+        if len(data) <= _KEPT_BYTES:
+            index = bisect_right(self.starts, offset)
+            self.starts.insert(index, offset)
+            self.ranges.insert(index, data)
+
+    def stream(self, offset: int, count: int) -> bytes:
+        """Exactly these bytes from the store, not kept. Raises `StoreFailed`."""
+        self.was_read = True
+        with _asking(self.url):
+            data = bytes(self.filesystem.cat_file(self.name, start=offset, end=offset + count))
+        self.view.bytes_read += len(data)
+        if len(data) != count:
+            raise StoreFailed(
+                f"`{self.url}`: the store gave {len(data)} bytes at {offset}, {count} were asked for", "repeat the command"
+            )
+        return data
+
+
+def _mark(info: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={info[key]}" for key in _MARKS if info.get(key) is not None)
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    """The fsspec filesystem of a URL, and the name of what it names there."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise StoreFailed(f"`{url}` is in a store, which is read with fsspec: it is not installed", _INSTALL) from None
+    try:
+        filesystem, base = url_to_fs(url, use_listings_cache=False)
+    except ImportError as problem:
+        raise StoreFailed(f"`{url}`: the client of this store is not installed ({_words(problem)})", _INSTALL) from None
+    except Exception as problem:  # noqa: BLE001 each store's client raises its own
+        raise StoreFailed(f"`{url}` cannot be opened: {_words(problem)}", "is it s3://BUCKET/PREFIX or gs://…?") from None
+    return filesystem, str(base)
+
+
+def _find(filesystem: Any, base: str, url: str) -> dict[str, Any]:
+    """Name -> what the store tells, of each object below `base`, or of the object itself."""
+    with _asking(url):
+        filesystem.invalidate_cache()
+        try:
+            found = filesystem.find(base, detail=True)
+            return {name: info or filesystem.info(name) for name, info in found.items()}
+        except FileNotFoundError:
+            return {}
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[None]:
+    """Whatever the client of a store raises becomes one sentence."""
+    try:
+        yield
+    except StoreFailed:
+        raise
+    except FileNotFoundError:
+        raise StoreFailed(f"`{url}` is not there, or was removed while it was read", "`chronicle verify` again") from None
+    except PermissionError as problem:
+        raise StoreFailed(f"the store does not let `{url}` be read: {_words(problem)}", "check the credentials") from None
+    except Exception as problem:  # noqa: BLE001 each store's client raises its own
+        raise StoreFailed(f"the store did not answer for `{url}`: {_words(problem)}", "repeat the command") from None
+
+
+def _words(problem: BaseException) -> str:
+    """The first line of an error, at most 200 characters."""
+    text = next(iter(str(problem).splitlines()), "")
+    return (f"{type(problem).__name__}: {text}" if text else type(problem).__name__)[:200]
