@@ -17,7 +17,6 @@ SETTINGS = ("norm=pre", "window_bytes=12", "max_bits=108", "batch_size=32", "opt
 
 
 @pytest.mark.slow
-@pytest.mark.sample
 @pytest.mark.timeout(900)
 def test_model_learns_and_the_schedule_does_not_drift(tmp_path: Path) -> None:
     """Held-out bits per byte below the unigram's on the same bytes, in both sources; every step's LR is the schedule's."""
