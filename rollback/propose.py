@@ -59,7 +59,8 @@ LR_SCALES = {Action.LR_75: 0.75, Action.LR_50: 0.5}
 class CandidateCheckpoint:
     """A checkpoint that exists. `verified` None: not verified yet, `chronicle rollback` will do it.
 
-    `honours`: the options that the run supported when it saved this one; None: no save of it is on record.
+    `honours`: the options that the run supported when it saved this one; None: no save of it is on record. `lr_elsewhere`:
+    why the LR of the next launch does not follow from this checkpoint, so that an edit of it would be refused.
     """
 
     step: int
@@ -67,6 +68,7 @@ class CandidateCheckpoint:
     verified: bool | None = None
     healthy: bool = True
     honours: frozenset[str] | None = None
+    lr_elsewhere: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,7 @@ class Proposal:
     reasons: tuple[str, ...]
     exhausted: tuple[str, ...]
     command: str | None
+    by_hand: str = ""  # what a person must change too, because the command cannot
 
     @property
     def without_target(self) -> str | None:
@@ -217,6 +220,7 @@ def propose(
         lr_scale, action = 1.0, Action.STOP
         reasons.append(f"the LR is already {history.lr_factor:.4g} × the original: it is not reduced further")
     exhausted = _exhausted(history, budgets, relapses, target, onset)
+    by_hand = _by_hand(target, action, lr_scale, history)
     return Proposal(
         events=tuple(event.id for event in cluster), cluster=calling[-1].cluster, onset_step=onset,
         onset_low_step=low, before_step=limit, target_step=target.step if target else None,
@@ -225,6 +229,7 @@ def propose(
         cost_hours=_hours(history, target), alternatives=tuple(_alternative(history, c) for c in older[-3:-1][::-1]),
         reasons=tuple(reasons), exhausted=exhausted,
         command=_command(target, checkpoints, action, lr_scale, history, onset, honours) if target else None,
+        by_hand=by_hand,
     )  # fmt: skip
 
 
@@ -394,6 +399,17 @@ def _alternative(history: History, candidate: CandidateCheckpoint) -> Alternativ
     )
 
 
+def _by_hand(target: CandidateCheckpoint | None, action: Action, lr_scale: float, history: History) -> str:
+    """The change of the LR where the checkpoint cannot carry it; "" where it can, or where none is proposed."""
+    if target is None or not target.lr_elsewhere:
+        return ""
+    if lr_scale != 1.0:
+        return f"multiply by {lr_scale:g} the LR that the next launch is given ({target.lr_elsewhere})"
+    if action is Action.FIX_LR and history.lr_expected is not None:
+        return f"give the next launch the LR {history.lr_expected:.6g} ({target.lr_elsewhere})"
+    return ""
+
+
 def _command(
     target: CandidateCheckpoint, checkpoints: Sequence[CandidateCheckpoint], action: Action, lr_scale: float,
     history: History, onset: int, honours: frozenset[str],
@@ -405,12 +421,12 @@ def _command(
     where = f"{target.step}@{target.launch}" if len(twins) > 1 and target.launch is not None else str(target.step)
     parts = ["chronicle rollback", f"--to {where}"]
     if lr_scale != 1.0:
-        parts.append(f"--lr-scale {lr_scale:g}")
+        parts += [] if target.lr_elsewhere else [f"--lr-scale {lr_scale:g}"]
     elif action is Action.SKIP and SKIP in honours:
         parts.append(f"--skip-batches {onset + SKIP_AFTER_ONSET - target.step}")
     elif action is Action.SKIP and RESHUFFLE in honours:
         parts.append("--reshuffle")
-    elif action is Action.FIX_LR and history.lr_expected is not None:
+    elif action is Action.FIX_LR and history.lr_expected is not None and not target.lr_elsewhere:
         parts.append(f"--lr {history.lr_expected:.6g}")
     if history.run is not None:
         parts.append(f"--run {history.run}")

@@ -190,6 +190,7 @@ def describe_proposal(proposal: Proposal) -> str:
     lines += [f"or: {_place(other.step, other.cost_steps, other.cost_hours)}" for other in proposal.alternatives]
     lines.append(f"action: {proposal.action.value}")
     lines += [f"budget exceeded: {text}" for text in proposal.exhausted]
+    lines += [f"by hand: {proposal.by_hand}"] if proposal.by_hand else []
     if proposal.command is not None:
         lines.append(proposal.command)
     return "\n".join(lines)

@@ -634,6 +634,7 @@ class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
     reasons: tuple[str, ...] = ()
     exhausted: tuple[str, ...] = ()
     command: str | None = None
+    by_hand: str = ""  # what a person must change too, because the command cannot
     withdrawn: bool = False
 
 

@@ -21,9 +21,11 @@ from chronicle.journal.events import (
     EntryKind,
     Hardware,
     Incident,
+    LaunchStart,
     Note,
     Proposed,
     RollbackReceipt,
+    events_of,
 )
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
@@ -100,7 +102,8 @@ class Adviser:
         """Return the title of the journal entry."""
         if proposal.target_step is None:
             return "no verified checkpoint before the onset"
-        scale = f", LR ×{proposal.lr_scale:g}" if proposal.lr_scale != 1.0 else ""
+        who = " by hand" if proposal.by_hand else ""
+        scale = f", LR ×{proposal.lr_scale:g}{who}" if proposal.lr_scale != 1.0 else ""
         return f"roll back to {proposal.target_step}{scale}"
 
     @staticmethod
@@ -109,7 +112,8 @@ class Adviser:
         if proposal.command is None:
             return f"no rollback proposed: {proposal.without_target or proposal.reasons[-1]}"
         cost = f" (discards {proposal.cost_steps} steps)" if proposal.cost_steps is not None else ""
-        return f"to roll back, type: {proposal.command}{cost}"
+        also = f"; and {proposal.by_hand}" if proposal.by_hand else ""
+        return f"to roll back, type: {proposal.command}{cost}{also}"
 
 
 # --- Checkpoints that can be a target
@@ -140,7 +144,8 @@ def collect_candidates(
         honours = None if saved is None else _honours_in(saved)
         candidates.append(
             CandidateCheckpoint(
-                step=step, launch=checkpoint.launch, verified=verified, healthy=not spoilt, honours=honours
+                step=step, launch=checkpoint.launch, verified=verified, healthy=not spoilt, honours=honours,
+                lr_elsewhere=_lr_elsewhere(checkpoint, entries) if verified else "",
             )
         )
     return tuple(reversed(candidates))
@@ -166,6 +171,20 @@ def _is_verified(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> bo
         return all(finding.severity is not Severity.ERROR for finding in verify_checkpoint(checkpoint))
     except (RollbackError, OSError):
         return False
+
+
+def _lr_elsewhere(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> str:
+    """Why `chronicle rollback --lr-scale` would refuse this checkpoint; "" where it would not, or where that is not known."""
+    from rollback.checkpoint.listing import read_state
+    from rollback.checkpoint.manifest import read_manifest
+    from rollback.plan.lr import lr_elsewhere
+
+    argv = next((start.argv for _, start in reversed(tuple(events_of(entries, LaunchStart))) if start.argv), ())
+    try:
+        manifest = None if checkpoint.single_file else read_manifest(checkpoint.path)
+        return lr_elsewhere(read_state(checkpoint), None if manifest is None else manifest.memory, argv)
+    except (RollbackError, OSError, ValueError):
+        return ""  # the rollback says it
 
 
 # --- History: earlier rollbacks, LR, hardware

@@ -70,6 +70,8 @@ def decide(end: Ended, proposal: Proposed | None, *, rolled_back: bool) -> Decis
     reason = proposal.reasons[-1] if proposal.reasons else "no reason given"
     if proposal.exhausted:
         return Decision(step=Step.HALT, reason="; ".join(proposal.exhausted))
+    if proposal.by_hand:
+        return Decision(step=Step.HALT, reason=f"only a person can do a part of it: {proposal.by_hand}")
     if not proposal.command:
         return Decision(step=Step.HALT, reason=f"no further rollback is proposed: {reason}")
     if proposal.lr_scale is not None and proposal.lr_scale > 1.0:

@@ -97,6 +97,16 @@ def plan_lr_edits(
     )
 
 
+def lr_elsewhere(state: CheckpointState, memory: Mapping[str, Any] | None, argv: Sequence[str] = ()) -> str:
+    """Why an edit of the LRs would be refused because the next launch may take its LR from elsewhere; "" where it is proved.
+
+    DeepSpeed's own schedulers are left out: their LRs are edited in its config.
+    """
+    if not state.optimizers or seen_by_guard(state, memory) or any(_is_deepspeeds_own(one) for one in state.schedulers):
+        return ""
+    return "; ".join(dict.fromkeys(doubt.seen for doubt in lr_doubts(state, 0.5, Evidence(memory=memory, argv=tuple(argv)))))
+
+
 def _unproved(
     request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence
 ) -> tuple[str, ...]:

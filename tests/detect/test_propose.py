@@ -148,6 +148,19 @@ def test_command_carries_exactly_what_the_rung_asks() -> None:
     assert twins and twins.command is not None and "--to 750@" in twins.command
 
 
+def test_what_the_checkpoint_cannot_carry_is_for_a_person() -> None:
+    """The command is one that `rollback` would not refuse; the change of the LR stands beside it."""
+    elsewhere = grid(0, 1_000, lr_elsewhere="no scheduler was saved")
+    raised = propose([event(1_000)], elsewhere, History(lr_raised=2.0))
+    assert raised and raised.command == "chronicle rollback --to 750" and raised.lr_scale == 0.5
+    assert raised.by_hand == "multiply by 0.5 the LR that the next launch is given (no scheduler was saved)"
+    mismatch = event(1_000, kind=Kind.LR_MISMATCH, evidence=("LR 2e-4 where 1e-4 was promised",))
+    wrong = propose([mismatch], elsewhere, History(lr_expected=1e-4))
+    assert wrong and wrong.by_hand.startswith("give the next launch the LR 0.0001") and "--lr" not in (wrong.command or "")
+    same = propose([event(1_000)], elsewhere, History())
+    assert same and same.by_hand == ""
+
+
 def test_wrong_lr_is_put_right_before_anything_else() -> None:
     """exp9: no data was bad; a checkpoint saved under the wrong LR carries it, so the target lies before that."""
     wrong = event(30_250, kind=Kind.LR_MISMATCH, evidence=("lr 2.5e-08, expected 1.77e-05",), cluster=1, id=1)

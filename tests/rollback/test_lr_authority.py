@@ -12,6 +12,7 @@ import torch
 from torch.optim import lr_scheduler as L
 
 from chronicle.cli.main import run
+from chronicle.watch.advice import collect_candidates
 from rollback.checkpoint.listing import open_checkpoint, read_state
 from rollback.errors import PlanRefused
 from rollback.lr.authority import Evidence, lr_doubts
@@ -30,7 +31,7 @@ def saved(tmp_path: Path, name: str = "cosine", **more: Any) -> Path:
     for _ in range(10):
         train_step(model, optimizer, scheduler)
     path = tmp_path / "checkpoints" / "ckpt.pt"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 10}
     torch.save(content | ({"scheduler": scheduler.state_dict()} | more), path)
     return path
@@ -71,6 +72,14 @@ def test_the_argument_is_quoted_from_the_command_of_the_newest_launch(tmp_path: 
     said = doubts(path, argv=("python", "train.py", "--lr", "1e-3", "optim.min_lr=1e-4", "--lr-decay-iters", "100"))
     assert "`--lr 1e-3` → `--lr 0.0005`, `optim.min_lr=1e-4` → `optim.min_lr=5e-05`" in said
     assert "decay-iters" not in said
+
+
+def test_a_proposal_knows_what_the_checkpoint_cannot_carry(tmp_path: Path) -> None:
+    """Its command must be one that the rollback does not refuse."""
+    known, unknown = saved(tmp_path / "a"), saved(tmp_path / "b", scheduler=None)
+    found = [collect_candidates([path.parent], before=10**6)[-1] for path in (known, unknown)]
+    assert [one.verified for one in found] == [True, True]
+    assert found[0].lr_elsewhere == "" and "no scheduler was saved" in found[1].lr_elsewhere
 
 
 def test_an_optimizer_that_no_scheduler_is_at_is_a_doubt(tmp_path: Path) -> None:

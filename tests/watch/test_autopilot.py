@@ -39,6 +39,7 @@ STOPPED = {"stopped_by": "proposal"}
         (End(data=STOPPED), PROPOSAL | {"exhausted": ["4 rollbacks in one day (budget 4)"]}, False, Step.HALT),
         (End(data=STOPPED), PROPOSAL | {"command": None}, False, Step.HALT),
         (End(data=STOPPED), PROPOSAL | {"lr_scale": 2.0}, False, Step.HALT),
+        (End(data=STOPPED), PROPOSAL | {"by_hand": "multiply by 0.5 the LR of the script"}, False, Step.HALT),
         (End(exit_code=78), None, True, Step.UNDO),
         (End(exit_code=78), None, False, Step.LAND),
     ],
