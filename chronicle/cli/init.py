@@ -2,7 +2,6 @@
 
 import json as json_module
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +28,7 @@ from chronicle.journal.writer import fresh_id
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings
 from chronicle.story import read_story
+from rollback.disk.durable import REAL_DISK, Attributes
 
 __all__ = ["init"]
 
@@ -153,8 +153,9 @@ def _unshare(run_dir: Path) -> None:
     for path in run_dir.iterdir():
         if path.is_file() and (path.is_symlink() or path.stat().st_nlink > 1):
             made = path.with_name(f".{path.name}.{os.getpid()}")
-            shutil.copy2(path, made)
-            os.replace(made, path)
+            REAL_DISK.copy_new(path, made)
+            REAL_DISK.set_attributes(made, Attributes.of(path.resolve()))
+            REAL_DISK.replace(made, path)
 
 
 def _recorded_place(settings: Settings) -> Place:

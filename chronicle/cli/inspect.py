@@ -16,6 +16,7 @@ from chronicle.cli.options import (
     settings_root,
 )
 from chronicle.errors import ChronicleError
+from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import read_state, refuse_strays
 from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
@@ -67,7 +68,7 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
     yield from _listed("strays", summary["strays"])
     yield from _listed("notes", summary["notes"])
     if all_files:
-        yield from _listed("files", [f"{f['path']}  {f['role']}  {_size(f['size_bytes'])}" for f in summary["files"]])
+        yield from _listed("files", [f"{f['path']}  {f['role']}  {format_size(f['size_bytes'])}" for f in summary["files"]])
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -76,7 +77,7 @@ def _headline(summary: Mapping[str, Any]) -> str:
     )
     ranks = f"{summary['world_size']} ranks" if (summary["world_size"] or 1) > 1 else "1 rank"
     files = f"{summary['num_files']} file{'s' if summary['num_files'] != 1 else ''}"
-    parts = [summary["format"], step, ranks, f"{files}, {_size(summary['size_bytes'])}"]
+    parts = [summary["format"], step, ranks, f"{files}, {format_size(summary['size_bytes'])}"]
     if summary["launch"] is not None:
         parts.append(f"launch {summary['launch']}")
     if summary["abandoned"]:
@@ -178,15 +179,6 @@ def _values(value: Any) -> str:
         shown = [_values(part) for part in value[:6]]
         return "  ".join(shown) + (f"  … {len(value)}" if len(value) > 6 else "")
     return str(value)
-
-
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 # --- chronicle diff

@@ -30,6 +30,7 @@ from chronicle.journal import Entry, Journal
 from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, SetAsideUndone, events_of
 from chronicle.settings import Settings
 from chronicle.story.matters import open_proposal
+from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
@@ -50,7 +51,6 @@ from rollback.transaction.cleanup import (
 
 __all__ = ["keep", "prune"]
 
-GB = 10**9
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 SHARES = (100, 75, 50, 40, 25, 10)  # of the bytes, shown without a budget
 
@@ -100,7 +100,7 @@ def keep(
         data = _keep_data(plan, limit, str(root), done=False)
         if not plan.remove:
             fits = "fits" if plan.kept_bytes <= limit else "nothing more may go"
-            return CommandResult(text=f"nothing to set aside: {plan.kept_bytes / GB:.2f} GB, {fits}", data=data)
+            return CommandResult(text=f"nothing to set aside: {format_size(plan.kept_bytes)}, {fits}", data=data)
         refuse_mount_points(root)
         text = "\n".join(_keep_lines(plan, limit))
         agree("Move them out of the checkpoints directory?", text, yes=yes)
@@ -118,7 +118,7 @@ def keep(
                 force=force,
                 overrode=opened.overrode if force is not None else (),
             )
-            entry = opened.writer.write(event, title=f"{len(moves)} checkpoints set aside, {plan.removed_bytes / GB:.2f} GB")
+            entry = opened.writer.write(event, title=f"{len(moves)} checkpoints set aside, {format_size(plan.removed_bytes)}")
             where = set_aside_dir(root, entry.id)
             apply_moves(root, where, moves)
     talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle prune` deletes them",)
@@ -139,7 +139,7 @@ def _plan(saves: Sequence[Save], limit: int, journal: Journal) -> Retention:
     return plan_retention(
         saves,
         budget_bytes=limit,
-        onsets=[event.onset_step or 0 for event in told],
+        onsets=[min(event.onset_low_step or event.onset_step or 0, event.onset_step or 0) for event in told],
         delays=[delay for delay in late if delay > 0],
         pinned=_pinned(saves, journal),
     )
@@ -170,19 +170,23 @@ def _offers(saves: Sequence[Save], journal: Journal) -> CommandResult:
     rows, data = ["   budget           checkpoints   steps lost by a rollback: mean, worst in the recent window"], []
     for share in SHARES:
         plan = _plan(saves, total * share // 100, journal)
-        size = plan.kept_bytes
-        rows.append(
-            f"  {share:>4} %  {size / GB:>9.2f} GB  {len(plan.keep):>7}       {plan.expected_loss:>9.0f}  {plan.worst_loss:>9}"
-        )
+        lost = f"{plan.expected_loss:>9.0f}  {plan.worst_loss:>9}"
+        rows.append(f"  {share:>4} %  {format_size(plan.kept_bytes):>12}  {len(plan.keep):>7}       {lost}")
         data.append(
-            {"share": share, "bytes": size, "checkpoints": len(plan.keep), "expected_loss": round(plan.expected_loss, 1),
-             "worst_loss": plan.worst_loss, "window": plan.window}
-        )  # fmt: skip
+            {
+                "share": share,
+                "bytes": plan.kept_bytes,
+                "checkpoints": len(plan.keep),
+                "expected_loss": round(plan.expected_loss, 1),
+                "worst_loss": plan.worst_loss,
+                "window": plan.window,
+            }
+        )
     return CommandResult(text="\n".join(rows), data={"changed": False, "budgets": data}, talk=("choose with --budget SIZE",))
 
 
 def _keep_lines(plan: Retention, limit: int) -> Iterator[str]:
-    yield f"keep: {len(plan.keep)} checkpoints, {plan.kept_bytes / GB:.2f} GB of {limit / GB:.2f} GB"
+    yield f"keep: {len(plan.keep)} checkpoints, {format_size(plan.kept_bytes)} of {format_size(limit)}"
     if plan.kept_bytes > limit:
         yield "  more than the budget: what stays may not go"
     yield (
@@ -194,7 +198,7 @@ def _keep_lines(plan: Retention, limit: int) -> Iterator[str]:
         yield f"  keep       {one_line(save.name)}  (step {save.step}{': ' + why if why else ''})"
     for save in plan.remove:
         doubt = "" if save.verified else ", does not pass verification"
-        yield f"  set aside  {one_line(save.name)}  (step {save.step}, {save.size_bytes / GB:.2f} GB{doubt})"
+        yield f"  set aside  {one_line(save.name)}  (step {save.step}, {format_size(save.size_bytes)}{doubt})"
 
 
 def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[str, object]:
@@ -304,8 +308,8 @@ def _unneeded_objects(opened: OpenedRun) -> list[Path]:
 
 
 def _text(plan: PrunePlan, objects: Sequence[Path]) -> str:
-    lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {plan.size_bytes / GB:.2f} GB", ""]
-    lines += [f"  delete  {c.path}  (step {c.step}, {c.size_bytes / GB:.2f} GB)" for c in plan.delete]
+    lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {format_size(plan.size_bytes)}", ""]
+    lines += [f"  delete  {c.path}  (step {c.step}, {format_size(c.size_bytes)})" for c in plan.delete]
     lines += [f"  keep    {c.path}  ({reason})" for c, reason in plan.kept]
     if objects:
         lines.append(f"  delete  {len(objects)} originals of rollbacks that were undone")

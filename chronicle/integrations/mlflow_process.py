@@ -54,7 +54,9 @@ class MlflowProcess:
             return True  # it has ended already
         os.close(stdin_fd)
         try:
-            return bool(select.select([process], [], [], timeout_seconds)[0])
+            ended = select.poll()  # not `select`: it refuses descriptors from 1024 on
+            ended.register(process, select.POLLIN)
+            return bool(ended.poll(timeout_seconds * 1000))
         finally:
             os.close(process)
 

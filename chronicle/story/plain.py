@@ -8,7 +8,7 @@ import os
 import re
 from datetime import UTC, datetime
 
-__all__ = ["format_age", "format_factor", "format_number", "format_when", "plain", "plain_block"]
+__all__ = ["format_age", "format_factor", "format_number", "format_size", "format_when", "plain", "plain_block"]
 
 ON = ("1", "true", "yes")  # of CHRONICLE_UTC; a command sets it from the setting `utc`
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
@@ -40,6 +40,16 @@ def format_number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.4g}"
+
+
+def format_size(size_bytes: int) -> str:
+    """Bytes in decimal units: `37 B`, `1.9 kB`, `2.5 TB`."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def format_factor(factor: float | None) -> str:
