@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _transaction("_read_back", "found != expected", "False"),
     _transaction("_patch", "byte not in pair", "False"),
     _transaction("_is_begun", "prepared.patched and patched_at", "False and patched_at"),
-    _transaction("_remove_workspace", "path.name == READY", "path.name != READY", "tests/rollback/test_crash_points.py"),
+    _transaction("_remove_workspace", "path.name == READY", "path.name != READY"),
     _transaction("refuse_stale", "file_fingerprint(path) != file.fingerprint", "False", "tests/rollback/test_plan.py"),
     _transaction("_check_edited", "before.value != after.value", "False", "tests/rollback/test_torch_file.py"),
     # learning rates and plans

@@ -667,3 +667,17 @@ def test_receipt_without_extended_attributes_leaves_them_alone(tmp_path: Path) -
     old = Attributes.from_json([0o600, os.getuid(), os.getgid(), OLD_NS, OLD_NS])
     Disk().set_attributes(path, old)
     assert os.getxattr(path, "user.origin") == b"a" and old.to_json() == [0o600, os.getuid(), os.getgid(), OLD_NS, OLD_NS]
+
+
+def test_the_record_of_a_transaction_is_the_last_file_of_its_workspace_to_go(tmp_path: Path) -> None:
+    """Without it the rest looks like a transaction that never began, and a recovery would revert what is done."""
+
+    class Watching(Disk):
+        def point(self, operation: str, path: Path) -> None:
+            if operation == "unlink" and path.parts[len(root.parent.parts)].startswith(".chronicle-"):
+                removed.append(path.name)
+
+    removed: list[str] = []
+    root, journal = make_world(tmp_path), Journal()
+    apply(root, change_to(root, 500), journal, Watching())
+    assert len(removed) > 1 and removed.index("transaction.json") == len(removed) - 1
