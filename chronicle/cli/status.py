@@ -25,7 +25,6 @@ from chronicle.story.plain import format_age, format_factor, format_number, plai
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
-from rollback.disk import remote
 from rollback.errors import RollbackError
 
 __all__ = ["show_status"]
@@ -42,7 +41,7 @@ def show_status(
 
     Example: chronicle status --run tr-190
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=remote))
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=True))
     story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)
