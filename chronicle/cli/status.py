@@ -29,6 +29,7 @@ from rollback.errors import RollbackError
 
 __all__ = ["show_status"]
 
+WELL = ("finished", "proposal")  # causes of an end that need no explanation
 SHOWN = 3  # open entries that are listed; the others are counted
 
 
@@ -111,6 +112,8 @@ def _where(story: Story, now: float) -> Iterator[str]:
     age = _since(last, now)
     yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
     yield from _begins(story)
+    if last.because and not last.alive and last.cause not in WELL:
+        yield _row("ended", plain(last.because))
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
