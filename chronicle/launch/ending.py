@@ -94,7 +94,8 @@ def _judge_failure(seen: Seen) -> Ending:
         seen.exit_code,
     )
     if seen.oom_kills and killed:
-        return Ending(EndCause.OUT_OF_MEMORY, f"{who}; the kernel ended {_processes(seen.oom_kills)} for lack of memory (oom_kill)")
+        counted = f"the kernel ended {_processes(seen.oom_kills)} for lack of memory (oom_kill)"
+        return Ending(EndCause.OUT_OF_MEMORY, f"{who}; {counted}")
     if seen.scheduler is not None and (said := _cause_of_state(seen.scheduler.state)) is not None:
         return Ending(said, f"{who}; SLURM says {seen.scheduler.state}")
     last = last_exception(seen.lines)

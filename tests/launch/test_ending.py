@@ -1,4 +1,4 @@
-"""Why launches end: one cause each, from what was seen. Real processes, a real OOM kill and a real full disk; SLURM's words are given."""
+"""Why launches end: one cause each, from what was seen. A real OOM kill and a real full disk; SLURM's words are given."""
 
 import os
 import signal
@@ -23,6 +23,8 @@ from chronicle.launch.slurm import JobStart, JobWord, ask_job, ask_past_state, i
 from tests.launch.driver import LAUNCHERS
 
 RUNNING = JobWord("RUNNING", seconds_left=9000.0)
+
+TORCH_WRITE = "RuntimeError: PytorchStreamWriter failed writing file data/0"
 
 CASES = [
     (Seen(), EndCause.FINISHED),
@@ -56,14 +58,8 @@ CASES = [
         EndCause.OUT_OF_MEMORY,
     ),
     (Seen(exit_code=1, launcher_code=1, lines=("OSError: [Errno 28] No space left on device: 'ck'",)), EndCause.DISK_FULL),
-    (
-        Seen(exit_code=1, launcher_code=1, lines=("RuntimeError: PytorchStreamWriter failed writing file data/0",), full=("ck",)),
-        EndCause.DISK_FULL,
-    ),
-    (
-        Seen(exit_code=1, launcher_code=1, lines=("RuntimeError: PytorchStreamWriter failed writing file data/0",)),
-        EndCause.CRASH,
-    ),
+    (Seen(exit_code=1, launcher_code=1, lines=(TORCH_WRITE,), full=("ck",)), EndCause.DISK_FULL),
+    (Seen(exit_code=1, launcher_code=1, lines=(TORCH_WRITE,)), EndCause.CRASH),
     (
         Seen(exit_code=134, launcher_code=-6, lines=("[E] [Rank 0] Watchdog caught collective operation timeout: Work",)),
         EndCause.HANG,
@@ -153,8 +149,10 @@ def end_of(driver):
 
 def test_a_rank_that_is_killed_is_a_crash_with_rank_and_signal(driver):
     script = driver.directory / "train.py"
-    script.write_text("import os, signal, time\nprint('up', flush=True)\n"
-                      "time.sleep(1)\nos.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n")  # fmt: skip
+    script.write_text(
+        "import os, signal, time\nprint('up', flush=True)\ntime.sleep(1)\n"
+        "os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n"
+    )
     driver.start([*LAUNCHERS["torchrun"][0], str(script)], "--grace", "5")
     assert driver.wait() == 1
     end = end_of(driver)
