@@ -28,7 +28,7 @@ from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind, words_of
 from chronicle.journal.reader import anchor_heads, find_damage
 from chronicle.journal.writer import id_milliseconds
-from chronicle.launch.record import verify_seals
+from chronicle.launch.record import broken_seals
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
 from chronicle.story.plain import format_age, plain
@@ -137,7 +137,7 @@ def _warn(check: str, path: str, message: str) -> Finding:
 
 def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Logs and evidence files that changed after they were sealed."""
-    for sentence in verify_seals(paths, journal.entries):
+    for sentence in broken_seals(paths, journal.entries).values():
         yield _warn("seal-broken", "launches", sentence)
 
 

@@ -1,7 +1,7 @@
 """What a launch writes to the journal: its entries, the exit report, and the seals of its files.
 
 An entry that cannot be written waits in memory, and the run goes on. A seal is {path below the run, bytes, sha256}.
-`verify_seals` hashes the files again and reports every file that differs.
+`broken_seals` hashes the files again and reports every file that differs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
     "TAIL_LINES",
     "LaunchRecord",
     "LaunchSeals",
+    "broken_seals",
     "code_of",
     "describe_end",
     "format_end",
     "refusal_of",
     "seal_file",
     "title_of_end",
-    "verify_seals",
 ]
 
 
@@ -249,15 +249,17 @@ def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
     return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest.hexdigest()}
 
 
-def verify_seals(paths: RunPaths, entries: Iterable[Entry]) -> list[str]:
-    """Return one sentence per sealed file that is missing or has changed."""
-    problems = []
+def broken_seals(
+    paths: RunPaths, entries: Iterable[Entry], wanted: Callable[[str], bool] = lambda path: True
+) -> dict[str, str]:
+    """The sealed files that are missing or have changed, each with a sentence; keys: paths below the run directory."""
+    problems = {}
     for entry in entries:
         event = SEALING[entry.kind].of(entry) if entry.kind in SEALING else None
         for seal in event.sealed if event is not None else ():
-            problem = _check(paths, seal)
+            problem = _check(paths, seal) if wanted(str(seal["path"])) else None
             if problem:
-                problems.append(f"{problem} (sealed by {entry.kind} {entry.id})")
+                problems[str(seal["path"])] = f"{problem} (sealed by {entry.kind} {entry.id})"
     return problems
 
 
