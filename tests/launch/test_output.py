@@ -170,7 +170,7 @@ def test_seals_cover_rank_logs_and_evidence(tmp_path):
 def test_signal_names_in_the_journal_are_the_full_ones(driver):
     driver.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
     assert driver.wait() == 128 + signal.SIGSEGV
-    assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV"
+    assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV: crash"
 
 
 def test_binary_rubbish_and_lines_without_end_cost_little_and_keep_every_byte():
