@@ -57,9 +57,11 @@ class DataWatch:
         self._record = self._new_record()
         self._record_id = ""
         self._contained = contained
+        self.told: Callable[[int], None] = lambda digest: None  # of the digest of every batch
         self._was_equal = False
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
+        self._early: list[tuple[int, int]] = []  # (digest, step) after the first batch and before the first optimizer step
         self._expected: deque[int] = deque()  # batches of the first pass that should come next
         self._astray = 0
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
@@ -88,6 +90,7 @@ class DataWatch:
         self._record = self._new_record()
         self.batches.restart()
         self._first, self.first, self._record_id = None, (), ""
+        self._early.clear()
         self._expected.clear()
         self._passes.clear()
         self._astray = self._in_pass = 0
@@ -104,8 +107,11 @@ class DataWatch:
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
+        self.told(digest)
         if self._first is None:
             self._first = digest
+        elif not self._record.begun and step is not None and len(self._early) < NUM_FOLLOWED:
+            self._early.append((digest, step))
         if len(self.first) < NUM_FIRST:
             self.first = (*self.first, f"{digest:016x}")
         self._record.add(digest, 0 if step is None else step + 1, place)
@@ -212,6 +218,9 @@ class DataWatch:
             self._full = max(before.pass_lengths(), default=0)
             rest = before.entries["digest"][before.position + 1 :][:NUM_FOLLOWED]
             self._expected.extend(int(one) for one in rest)
+            for digest, step in self._early:  # further micro-batches of the first step
+                self._follow(digest, step)
+            self._early.clear()
         return compared(NAME, "M4", True, expected=f"{followed:016x}", found="equal")
 
     def _parent(self) -> Position | None:

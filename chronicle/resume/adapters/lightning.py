@@ -59,6 +59,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if self._session is None:
             self._session = GuardSession(self._observe, self._options)
             hook_optimizer_steps(self._session)
+            self._session.gradients_later = True
         self._session.begins()
         watch_loaders()
         self._session.envelope.watch(pl_module)
@@ -122,6 +123,12 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if self._session is not None:
             self._session.batches.take(batch)
 
+    @shielded("step")
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The gradient is there: Lightning's steps run the backward pass inside, after the guard has looked at the step."""
+        if self._session is not None:
+            self._session.gradient_ready(getattr(optimizer, "optimizer", optimizer))
+
     @shielded("log")
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write one line to the launch's per-step log."""
@@ -140,7 +147,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             session.sealer.seal_file(
                 target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
             )
-            session.data.after_save()
+            session.state_written()
 
     def _observe(self) -> LiveState:
         trainer = self._trainer
@@ -157,6 +164,10 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
                 "sharding": type(trainer.strategy).__name__,
                 **_batch_size(trainer),
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+            },
+            arguments={
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
             },
             averages=_averages(trainer.callbacks),
             objects=_stopping(trainer.callbacks),

@@ -246,7 +246,7 @@ class AttachedRun:
             )
             self.session.journal.write(saved, step=memory.step, title="state taken")
             if memory.step is not None:
-                self.session.data.after_save()
+                self.session.state_written()
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         record = state.get(KEY)

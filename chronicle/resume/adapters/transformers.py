@@ -41,6 +41,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
+        self._kind: Mapping[str, Any] = {}  # class and loss function of the Trainer
         self._trainer: Any = None  # whose `training_step` is wrapped
 
     @property
@@ -113,6 +114,9 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         says.packed = bool(getattr(args, "packing", False))
         if self.session.ranks.rank == 0:
             says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
+        if trainer is not None:
+            own = getattr(trainer, "compute_loss_func", None)
+            self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
         if trainer is not None and "training_step" not in vars(trainer):
             says.has_prompts = _has_prompts(trainer)
             self._trainer = trainer
@@ -207,9 +211,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             reading=loader,
             feed=self._parts.get("train_dataloader"),
             scaler=getattr(optimizer, "scaler", None),  # of Accelerate's wrapper
+            arguments={**_arguments(args), **self._kind},
         )
-
-
 
 
 def enter(handler: Any) -> None:
@@ -235,6 +238,20 @@ def _trainer_of(callback: ChronicleCallback) -> Any:
             return None
         frame = frame.f_back
     return None
+
+
+# Arguments that shape what is learned, or its order. All others are compared elsewhere, or shape logs, files and speed.
+SHAPING = re.compile(
+    r"smooth|grad_norm|neftune|loss|beta$|margin|temperature|gamma|^epsilon|^bf16|^fp16|^tf32|reward|generations|iterations|max_.*length"
+    r"|pack|padding|truncat|mask|completion|assistant|template|eos|seed$|drop_last|group_by|sampling_strategy|average_tokens"
+)
+NOT_SHAPING = re.compile(r"eval|prediction|logging|adam|optim|hub|save|_scheduler|timeout|vllm|use_cpu|log_")
+
+
+def _arguments(args: Any) -> dict[str, Any]:
+    """Those of the training arguments that shape loss, gradient or the order of the data."""
+    values = vars(args) if hasattr(args, "__dict__") else {}
+    return {name: value for name, value in values.items() if SHAPING.search(name) and not NOT_SHAPING.search(name)}
 
 
 def _asked_warmup(args: Any, planned: int | None) -> int | None:

@@ -34,9 +34,18 @@ class Structure:
         self._modules = tuple((name, module) for model in models for name, module in model.named_modules())
         self._modes = [module.training for _, module in self._modules]
         self._params = [p for model in models for p in model.parameters()]
+        self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
         self._training = [model.training for model in self._models]  # as whole models, when it was last asked
+
+    def has_new_parameters(self) -> bool:
+        """Whether the models hold other parameters than when this was last asked: a layer was replaced or added."""
+        ids = [id(p) for model in self._models for p in model.parameters()]
+        if ids == self._ids:
+            return False
+        self._ids = ids
+        return True
 
     def has_turned(self) -> bool:
         """Whether a whole model changed its mode since this was last asked: cheap enough for every step."""
