@@ -31,6 +31,7 @@ from chronicle.resume.configuration import (
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.memory import Memory
 
 __all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
@@ -204,7 +205,7 @@ TABLE = (
     _row("trainer", "arguments of the trainer that shape loss or gradient: label smoothing, clipping, noise, `beta`, precision",
          REFUSED, "the same state and batch would give another gradient"),
     _row("", "other arguments of the trainer: seeds, order, masks of its own", NOTED, "the next batch itself is compared (M4)"),
-    _row("gradient", "gradient of the first step, where micro-batches and random numbers are those of the first pass", REFUSED,
+    _row(GRADIENT, "gradient of the first step, where micro-batches and random numbers are those of the first pass", REFUSED,
          "equal state and batch give an equal gradient: the loss, its labels or the clipping are others"),
     _row("autocast", "precision in which the first batch is computed (autocast)", REFUSED,
          "the loss is computed less, or more, exactly"),
