@@ -26,13 +26,14 @@ from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.verdict import Ranks, StartingPoint
 
-__all__ = ["DataWatch", "compare_first_batch"]
+__all__ = ["NO_STEP_SEEN", "DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
 NOT_SEEN = "no batch had entered the model before this step: it runs inside the step (a closure) or inside a compiled function"
 NO_POSITION = "the checkpoint does not say how many batches had been seen when it was saved"
 NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"
+ASKED_AT = (3, 32, 256)  # batches after which it is asked whether steps are taken that nobody sees
 NUM_FIRST = 3
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
@@ -70,6 +71,7 @@ class DataWatch:
         self._said: set[str] = set()
         atexit.register(_finish, weakref.ref(self))
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
+        self.look_for_steps: Callable[[], None] = lambda: None  # whether steps are taken that no hook sees
         self.continues = False  # the trainer itself says that it skips the batches that were seen
 
     # ---- what enters the model -----------------------------------------------------------------------------------
@@ -102,6 +104,7 @@ class DataWatch:
     def finish(self) -> None:
         """The process ends: nothing stays in memory."""
         with self._contained("batches"):
+            self.look_for_steps()
             self.batches.settle()
             self._record.flush()
 
@@ -117,6 +120,8 @@ class DataWatch:
         self._record.add(digest, 0 if step is None else step + 1, place)
         if step is None and self._record.num_seen == NUM_WITHOUT_STEP:
             self._journal.say("no step", f"not verified: {NO_STEP_SEEN}")
+        if self._record.num_seen in ASKED_AT:
+            self.look_for_steps()
         if self._start.resumed and step is not None:
             self._follow(digest, step)
             self._count(place, step)

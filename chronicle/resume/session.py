@@ -29,16 +29,16 @@ from chronicle.resume.contract import (
     requested_ranks,
     wants_batch_text,
 )
-from chronicle.resume.data import DataWatch
+from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
-from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
+from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
 from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
 from chronicle.resume.honours import Honours
-from chronicle.resume.horizon import SCHEDULE
+from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
@@ -91,6 +91,7 @@ class GuardSession:
         self.batches.lost = lambda problem: self.faults.record("batch", problem)
         self.sealer.failed = self.faults.record
         self.data.failed = self.faults.record_text
+        self.data.look_for_steps = self._look_for_steps
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.batches.look = self._look_at
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
@@ -191,6 +192,8 @@ class GuardSession:
 
         `seen`: the position in the data at the save, when that was earlier than now.
         """
+        with self.contained("steps"):
+            self._look_for_steps()
         self.honours.restore_lrs()
         live = self._live()
         memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
@@ -343,6 +346,16 @@ class GuardSession:
             self._stepped = True  # a later step would compare what training has changed
             with self.contained("verdict"):
                 self.verdicts.conclude((), "before the first step")
+
+    def _look_for_steps(self) -> None:
+        """Whether the optimizer has stepped since the load and no hook saw it: then nothing was compared, which is said."""
+        expectation = self.start.expectation
+        if self._stepped or self._loading or self.off or not self.start.resumed or expectation is None:
+            return
+        loaded = None if expectation.memory is None else expectation.memory.step
+        taken = optimizer_steps(self._observe().optimizers)
+        if loaded is not None and taken is not None and taken[1] > loaded:
+            self._forget("step", NO_STEP_SEEN)
 
     def retire(self) -> None:
         """The guard could not be set up completely: it does nothing more in this launch."""
@@ -558,7 +571,8 @@ class GuardSession:
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
             # when the guard could not compare the LRs, it does not know that the promised ones still hold
-            longer = any(check.name == SCHEDULE or check.error for check in settled)
+            unsure = (check.name in ABOUT_LRS and check.outcome is Outcome.NOT_COMPARED for check in settled)
+            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:

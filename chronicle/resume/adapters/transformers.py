@@ -19,7 +19,7 @@ from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optim
 from chronicle.resume.batch_reader import TrainerSays, heads_of, revisions_of
 from chronicle.resume.batches import digest_of, sample_batch
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import shielded
+from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
@@ -123,23 +123,30 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             trainer.training_step = self._step_seen(trainer.training_step, says)
 
     def _step_seen(self, original: Any, says: TrainerSays) -> Any:
-        session = self.session
+        record = self.session.faults.record
+
+        def see(inputs: Any) -> Any:
+            if not isinstance(inputs, Mapping):
+                return None
+            self.session.first_batch.see((), inputs)
+            says.reads_trainer = says.reads_trainer or "input_ids" in inputs
+            return self._keep_frame(inputs)
+
+        def tell() -> None:  # a batch that the model cannot take: what is wrong with it is known
+            self.session.first_batch.tell(self._observe(), self._parts["state"].global_step)
+
+        sees = shield(see, lambda problem: record("batch", problem))
+        tells = shield(tell, lambda problem: record("first batch in words", problem))
+        looks = shield(self._look_at_loss, lambda problem: record("loss", problem))
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            frame: dict[str, Any] = {}
-            if isinstance(inputs, Mapping):
-                with session.contained("batch"):
-                    session.first_batch.see((), inputs)
-                    says.reads_trainer = says.reads_trainer or "input_ids" in inputs
-                    frame = self._keep_frame(inputs)
+            frame = sees(inputs)
             try:
                 loss = original(model, inputs, *args, **kwargs)
-            except Exception:  # a batch that the model cannot take: what is wrong with it is known
-                with session.contained("first batch in words"):
-                    session.first_batch.tell(self._observe(), self._parts["state"].global_step)
+            except Exception:
+                tells()
                 raise
-            with session.contained("loss"):
-                self._look_at_loss(frame, loss)
+            looks(frame, loss)
             return loss
 
         return training_step
@@ -161,7 +168,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self.session.frames.add(read)
         return frame
 
-    def _look_at_loss(self, frame: dict[str, Any], loss: Any) -> None:
+    def _look_at_loss(self, frame: dict[str, Any] | None, loss: Any) -> None:
         """The Trainer itself reads every loss where it filters NaN from its log; else only a loss on the CPU is read."""
         if not frame or not hasattr(loss, "isfinite"):
             return
