@@ -44,6 +44,7 @@ from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.save import Sealer, checkpoint_root
+from chronicle.resume.self_report import SelfReport
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -100,6 +101,7 @@ class GuardSession:
         self.first_gradient = FirstGradient(None if paths is None else paths.gradients_dir, self.ranks.rank)
         self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
+        self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
@@ -175,6 +177,7 @@ class GuardSession:
             try:
                 self.sealer.seal(root, self.describe(), save_seconds)
                 self.state_written()
+                self.report.saved(self._observe(), self.step)
             except Exception as problem:
                 text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
@@ -527,6 +530,8 @@ class GuardSession:
         self.data.begin()
         with self.contained("first batch in words"):
             self.first_batch.tell(self._observe(), self.start.start_step)
+        with self.contained("facts of this launch"):
+            self.report.begin(self._observe(), self.first_batch, self.data.first)
 
     def _check_first_step(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
         live = self._live()

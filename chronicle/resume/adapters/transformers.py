@@ -112,6 +112,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         says.asked_warmup = _asked_warmup(args, says.planned)
         says.max_length = getattr(args, "max_length", None)
         says.packed = bool(getattr(args, "packing", False))
+        says.precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
         if self.session.ranks.rank == 0:
             says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
         if trainer is not None:
