@@ -1,4 +1,4 @@
-"""Megatron-LM #7452: a combination of parallel modes gives another gradient scale; here a launch that averages what was to be summed."""
+"""Megatron-LM #7452: a combination of parallel modes gives another gradient scale; here in the launch that resumes."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SAVED_AT, NUM_FIRST = 10, 15
 
 
 def launch(folder: Path, run: Path | None, *, factor: float = 1.0, resume: bool = False) -> list[float]:
-    """Losses. The launch that saves goes on for five steps; gradients of a resume lose a factor: 1 for the right composition."""
+    """Losses. The launch that saves goes on for five steps. `factor`: of the gradients; 1 in the right composition."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -49,7 +49,8 @@ def bare(folder: Path) -> None:
 def guarded(folder: Path) -> str:
     log = 'print(f"step {step} loss {5.0 - step / 10:.3f} lr 1e-3", flush=True)'
     play(folder, STEPS.format(log=log), [*CHRONICLE, "run", "--run", "job", "--"])
-    synced = subprocess.run([*CHRONICLE, "mlflow", "sync", "--run", "job"], cwd=folder, capture_output=True, text=True, check=False)
+    sync = [*CHRONICLE, "mlflow", "sync", "--run", "job"]
+    synced = subprocess.run(sync, cwd=folder, capture_output=True, text=True, check=False)
     assert synced.returncode == 0, synced.stderr
     found = runs(folder, "logs/mlflow.db")
     parents = [name for name, _, parent in found if not parent]
