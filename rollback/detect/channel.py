@@ -1,8 +1,10 @@
 """Processes one logged series point by point: a local baseline for sudden events, a slow CUSUM for gradual ones.
 
-The *local* layer compares a value with a fast level and the quartiles of the last 48 residuals: a robust z whose
+The *local* layer compares a value with a fast level and the quartiles of the last residuals: a robust z whose
 threshold follows the tail of the run's own noise (peaks over threshold, Siffer 2017), so that a micro-batch loss with
-hard batches does not alarm for ever. The *slow* layer sums winsorised residuals against the lower of a slow level and
+hard batches does not alarm for ever. The tail is learnt from points outside events and from outliers of one point: a
+spike that lasts must not raise the threshold for the next. A young series is judged from its ninth point on, by a wider
+threshold, and by the leaps between its points, which no steep descent widens. The *slow* layer sums winsorised residuals against the lower of a slow level and
 a lagged middle level (Page 1954). Suspicion freezes that reference, so that a ramp cannot become its own baseline, and
 the long-run variance of the series raises the threshold. While an event is open, everything it is judged by is frozen
 (`excursion.py`).
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from itertools import pairwise
 
 from rollback.detect.channel_events import (
     ChannelState,
@@ -32,7 +35,7 @@ from rollback.detect.channel_events import (
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.noise import calibrate_inflation
 
-IQR_TO_SIGMA = 0.7413  # of a Gaussian
+IQR_TO_SIGMA, MAD_TO_SIGMA = 0.7413, 1.4826  # of a Gaussian
 Changed = list[ChannelEvent] | None  # the events that a point opened or changed, mostly none
 
 
@@ -50,6 +53,7 @@ class Channel(ChannelState):
         changed = close_non_finite(self, row, step) if self.non_finite else None
         self.last_step = step
         self.rows += 1
+        self.age += 1
         if self.rows <= config.grid_points or self.rows % config.grid_every == 0:
             self.grid.feed(raw)
             self.quantum = 0.0 if config.log else self.grid.quantum(raw)
@@ -75,7 +79,7 @@ class Channel(ChannelState):
             self.before = self._descent()
             return abandon_events(self, row, step) if rewound else []
         if self.excursion is None:
-            self.sorted, self.warm, self.cusum, self.pairs, self.hot = [], [], 0.0, 0, 0
+            self.sorted, self.warm, self.cusum, self.pairs, self.hot, self.age = [], [], 0.0, 0, 0, 0
             self.order.clear()
             self.lagged.clear()
             self.buffer.clear()
@@ -111,7 +115,7 @@ class Channel(ChannelState):
             sigma = floor
         shift = residual - centre
         z = shift / sigma
-        sudden = self._is_sudden(z)
+        sudden = self._is_sudden(z, size) or (z > 2.0 and self.age <= config.leap_until and self._leaps(value))
         if shift < -config.drop_sigmas * sigma:
             self.cold += 1
             if self.cold >= config.drop_points:
@@ -135,7 +139,7 @@ class Channel(ChannelState):
         self.level = level + (bounded + centre) * (2.0 / (config.fast_points + 1))
         return sudden, z, sigma
 
-    def _is_sudden(self, z: float) -> bool:
+    def _is_sudden(self, z: float, size: int) -> bool:
         """Compare z with the threshold of the run's own tail, alone or with the two points before; learn the tail."""
         config = self.config
         threshold = self.tail_u + config.tail_log_odds * self.tail_beta
@@ -143,19 +147,37 @@ class Channel(ChannelState):
             threshold = config.local_min
         elif threshold > config.local_max:
             threshold = config.local_max
+        if size < config.window_points:
+            threshold *= 1.0 + config.few_points / size
         near = z >= config.pair_fraction * threshold
         self.pairs = pairs = ((self.pairs << 1) | near) & 0b111
         if near:
-            if self.hot == 0 and self.excursion is None:  # an outlier is learnt once, and bounded
-                excess, cap = z - self.tail_u, config.tail_cap * self.tail_beta
-                self.tail_beta += config.tail_gain * ((excess if excess < cap else cap) - self.tail_beta)
+            self.lone = z if pairs == 1 and self.excursion is None else 0.0
             return z >= threshold or (pairs & 0b110) != 0
+        if self.lone:  # an outlier of one point is noise of the run, and bounded; one that lasts is an event
+            excess, cap = self.lone - self.tail_u, config.tail_cap * self.tail_beta
+            self.tail_beta += config.tail_gain * ((excess if excess < cap else cap) - self.tail_beta)
+            self.lone = 0.0
+        elif self.excursion is not None:
+            return False
         if z > self.tail_u:
             self.tail_u += config.tail_up
             self.tail_beta += config.tail_gain * (z - self.tail_u - self.tail_beta)
         elif self.tail_u > config.tail_least:
             self.tail_u -= config.tail_down
         return False
+
+    def _leaps(self, value: float) -> bool:
+        """Whether a young series leaps: by far more than its last rises and falls, whose spread no steep descent widens."""
+        config = self.config
+        values = [item[3] for item in list(self.buffer)[-config.leap_points - 1 :]]
+        leaps = sorted(later - earlier for earlier, later in pairwise(values))
+        if len(leaps) < config.leap_points // 2:
+            return False
+        middle = leaps[len(leaps) // 2]
+        spread = sorted(abs(leap - middle) for leap in leaps)[len(leaps) // 2] * MAD_TO_SIGMA
+        least = config.floor_fraction if config.log else config.leap_fraction * abs(values[-1])
+        return value - values[-1] - middle > config.leap_sigmas * max(spread, least, config.least_scale)
 
     def _resettle(self) -> None:
         """Learn a new local level from the last points: so many above the threshold in a row are no outliers.
@@ -181,24 +203,25 @@ class Channel(ChannelState):
         config, scale = self.config, self.scale
         unit = scale * self.widening
         reference, lagged = self.slow, self.lagged
-        if self.rows >= config.lag_from and lagged and lagged[0] < reference:
+        if self.age >= config.lag_from and lagged and lagged[0] < reference:
             reference = lagged[0]
         deviation = (value - reference) / unit
         self.buffer.append((row, step, deviation, value))
         if self.excursion is not None:
             return feed_open(self, row, step, value, sudden, z, sigma, changed)
         plain = (value - reference) / scale
-        self.residuals.append(plain)
+        if self.age > config.sure_points:
+            self.residuals.append(plain)
         height = self._feed_cusum(row, deviation)
         if sudden or self.cusum >= height:
             return open_event(self, row, step, value, sudden, z, sigma, reference, unit, changed)
-        if self.cusum > height * config.suspicion and self.rows >= config.suspicion_from:
+        if self.cusum > height * config.suspicion and self.age >= config.suspicion_from:
             return changed
         return self._learn(row, step, value, plain, unit, sigma, changed)
 
     def _feed_cusum(self, row: int, deviation: float) -> float:
         """Add one deviation to the CUSUM; returns the height at which it alarms."""
-        config, count, clip = self.config, self.rows, self.config.cusum_clip
+        config, count, clip = self.config, self.age, self.config.cusum_clip
         cusum = self.cusum + (-clip if deviation < -clip else clip if deviation > clip else deviation) - config.cusum_slack
         if count < config.doubt_points:
             cusum -= config.doubt / math.sqrt(count)
@@ -216,7 +239,7 @@ class Channel(ChannelState):
         self, row: int, step: int, value: float, plain: float, unit: float, sigma: float, changed: Changed
     ) -> Changed:
         """Move the slow levels and the scale by one healthy point."""
-        config, count = self.config, self.rows
+        config, count = self.config, self.age
         size = -plain if plain < 0.0 else plain
         cap = config.marginal_cap * self.marginal
         self.marginal += ((size if size < cap else cap) * config.marginal_factor - self.marginal) * config.marginal_gain

@@ -17,8 +17,8 @@ from rollback.detect.excursion import ChannelEvent, Excursion, find_onset
 from rollback.detect.noise import GridSense, find_wander
 
 SCALARS = (
-    "rows", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",
-    "tail_u", "tail_beta", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
+    "rows", "age", "last_step", "level", "middle", "slow", "scale", "inflation", "root", "widening", "cusum", "cusum_row",
+    "tail_u", "tail_beta", "lone", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
     "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
     "strayed", "strayed_row",
@@ -30,7 +30,7 @@ PARTS = (
 
 
 RESPIKE_GAP = 6  # points since the last sudden one
-RESPIKE_SETTLED = 24  # ordinary points before a second spike counts
+RESPIKE_SETTLED = 10  # ordinary points before a second spike counts
 PERSISTENT_POINTS, PERSISTENT_WITHIN = 4, 8  # sudden points in a row, soon after the alarm
 RESPIKE_MOST, SECOND_RISE_MOST = 64, 200  # points after which an event on top of another is closed unrecovered
 CALM_POINTS, CALM_LEAST, CALM_SIGMAS = 8, 7, 3.0  # a respike is over when 7 of 8 points are within 3 sigma
@@ -51,6 +51,7 @@ class ChannelState:
         self.name, self.config = name, config
         self.gains = (2.0 / (config.slow_points + 1), 2.0 / (config.middle_points + 1))
         self.rows = 0
+        self.age = 0  # points since the present baselines began
         self.last_step: int | None = None
         self.warm: list[tuple[int, int, float]] = []
         self.level = self.middle = self.slow = self.scale = 0.0
@@ -60,6 +61,7 @@ class ChannelState:
         self.next_calibration = config.calibrate_points
         self.cusum, self.cusum_row = 0.0, -1
         self.tail_u, self.tail_beta = config.tail_first, config.tail_prior
+        self.lone = 0.0  # z of an outlier that the next point will show to be alone, or the first of several
         self.pairs = 0  # bits: which of the last three points were near the threshold
         self.hot = 0  # points above the threshold in a row
         self.marginal = config.marginal_first  # spread of the residuals against the slow level, in local noise units
@@ -191,7 +193,9 @@ def open_event(
     local = sudden and value - reference < 3.0 * unit
     if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
         before = sorted(item[3] for item in list(channel.buffer)[-INSTANT_REFERENCE:-1])
-        reference, unit = before[len(before) // 2] if before else value - z * sigma, sigma
+        reference, unit = before[len(before) // 2] if before else value, sigma
+        if reference >= value:  # it falls so steeply that the level of half a window ago is above the spike
+            reference = value - z * sigma
         first = low = tail[-1]
     event = ChannelEvent(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,

@@ -20,16 +20,17 @@ class ChannelConfig:
     least_value: float = 1e-12  # below it the logarithm is taken of this
     grid_points: int = 256  # the number format is sensed from these first values, then from every 32nd
     grid_every: int = 32
-    floor_fraction: float = 0.001  # of the level: noise below it is print rounding; absolute for log channels
-    quantum_fraction: float = 0.5  # of the number format's step: noise is never taken to be smaller
+    floor_fraction: float = 0.002  # of the level: noise below it is print rounding; absolute for log channels
+    quantum_fraction: float = 0.75  # of the number format's step: noise is never taken to be smaller
     least_scale: float = 1e-100  # a loss of exactly zero has no noise: its square must still be a number
 
     # Local layer: a robust z against a fast level
-    warm_points: int = 24  # before them nothing is judged
-    window_points: int = 48  # residuals whose quartiles give the local noise
-    fast_points: int = 8  # span of the fast level
-    local_min: float = 6.0  # robust z below which nothing is sudden
-    local_max: float = 14.0  # a run that spikes must not go deaf: 25 missed one spike in five of such a run
+    warm_points: int = 8  # before them nothing is judged
+    few_points: float = 8.0  # the noise of n residuals is itself a guess: the threshold is wider by this share of n
+    window_points: int = 16  # residuals whose quartiles give the local noise
+    fast_points: int = 4  # span of the fast level
+    local_min: float = 7.0  # robust z below which nothing is sudden
+    local_max: float = 16.0  # 10: 4.8 notices per 10k on the labelled curves, 14: 1.5, 16: 1.2, 20: 1.0; seen alike
     tail_log_odds: float = 9.2  # ln(0.05 / 5e-6): one false alarm in 200k points under an exponential tail
     tail_prior: float = 0.7  # mean excess assumed before it is learnt (0.4 is Gaussian, 1.0 Laplace)
     tail_first: float = 1.645  # the tail threshold u starts where 5 % of a Gaussian lie above it
@@ -39,6 +40,10 @@ class ChannelConfig:
     tail_gain: float = 0.04  # of a new excess in the learnt mean excess
     tail_cap: float = 3.0  # an outlier counts as at most so many mean excesses
     pair_fraction: float = 0.7  # two of three points above this share of the threshold alarm as well
+    leap_until: int = 48  # points; till then a rise is also compared with the last rises and falls themselves
+    leap_points: int = 8
+    leap_sigmas: float = 10.0
+    leap_fraction: float = 0.01  # of the level: their spread is never taken to be smaller
     drop_sigmas: float = 6.0  # a fall that far below the fast level is sudden
     drop_points: int = 4  # and lasts when so many points in a row stay there
     step_sigmas: float = 3.0  # the fast level follows one point at most so far up, twice as far down
@@ -70,6 +75,7 @@ class ChannelConfig:
     block_points: int = 32
     block_gain: float = 1.0 / 24.0
     block_cap: float = 16.0  # a block counts as at most so many times the known long-run variance
+    sure_points: int = 48  # until then the slow level is a guess, and its error is no wander of the run
     first_inflation: float = 1.5  # long-run variance over the variance of one point, before it is measured
     max_inflation: float = 64.0
     residual_points: int = 1024

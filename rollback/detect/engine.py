@@ -23,7 +23,7 @@ from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.fusion import MIX_POINTS, MIXTURE, Fusion, mixture_sentence, source_sentence, view_sources
-from rollback.detect.stream import ORDINARY, REPEATED, Placement, Stream
+from rollback.detect.stream import CONFIRM, ORDINARY, REPEATED, Placement, Stream
 from rollback.detect.watches import (
     BLOCK_POINTS,
     BLOCKS,
@@ -35,7 +35,7 @@ from rollback.detect.watches import (
     ScaleWatch,
 )
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 DECISIVE = JUDGED
 EVIDENCE = (Role.NORM, Role.OTHER, Role.SPEED)
 LOG_ROLES = (Role.NORM, Role.SPEED)
@@ -45,6 +45,9 @@ MIX_KINDS = (Kind.INSTANT_SPIKE, Kind.GRADUAL_DIVERGENCE, Kind.LEVEL_SHIFT, Kind
 RESTART_ROWS = 200  # an onset so soon after the start of a launch has that as evidence
 SHARE_POINTS = 512  # of the mixture that are remembered
 FRESH_ROWS = 4  # points that count as the start of a launch
+
+
+Held = tuple[int, int, dict[str, float | None], int | None]  # row, step, values, launch
 
 
 class UnknownState(ValueError):
@@ -74,6 +77,7 @@ class Detector:
         self._name_singles()
         self._segment_row = -(10**9)
         self._rewound = False
+        self._held: list[Held] = []  # points that wait until the log interval is known
         self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
         self._fusion = Fusion()
         self._channels: dict[str, Channel] = {}
@@ -99,11 +103,27 @@ class Detector:
         self.row = row + 1
         changed: list[Event] = []
         placement = self._stream.feed(step, launch)
-        if placement is not ORDINARY and placement is not REPEATED:
-            self._place(placement, row, step, launch, changed)
+        if placement is not ORDINARY or self._held:
+            if placement.unsettled and len(self._held) < CONFIRM - 1 and _are_finite(values):
+                self._held.append((row, step, dict(values), launch))
+                return changed
+            held, self._held = self._held, []
+            if placement.new_interval:
+                self._place(placement, row, step, launch, changed)
+            for point in held:
+                self._fold(*point, False, changed)
+            if placement is not REPEATED and not placement.new_interval:
+                self._place(placement, row, step, launch, changed)
             if placement.foreign:
                 return changed
-        repeated = placement.repeated
+        self._fold(row, step, values, launch, placement.repeated, changed)
+        return changed
+
+    def _fold(
+        self, row: int, step: int, values: Mapping[str, float | None], launch: int | None, repeated: bool,
+        changed: list[Event],
+    ) -> None:  # fmt: skip
+        """Fold the values of a point whose place is known into its channels and watches."""
         roles, channels = self._roles, self._channels
         if not roles.keys() >= values.keys():
             for name, value in values.items():
@@ -143,7 +163,6 @@ class Detector:
                 step, loss, normed=norm is not None and values.get(norm) is not None
             ):
                 self._watch_disguise(row, step, launch, values, changed)
-        return changed
 
     def _feed_evidence(
         self, row: int, step: int, launch: int | None, values: Mapping[str, float | None], repeated: bool,
@@ -161,6 +180,9 @@ class Detector:
     def finish(self) -> list[Event]:
         """Judge the events that are still open by their last points: the log is complete. Not part of the fold."""
         changed: list[Event] = []
+        held, self._held = self._held, []
+        for point in held:
+            self._fold(*point, False, changed)
         stream = self._stream
         last_step = stream.last_step if stream.last_step is not None else 0
         for name, channel in (*self._channels.items(), *self._evidence.items()):
@@ -414,6 +436,7 @@ class Detector:
             "singles": {role.value: name for role, name in self._singles.items()},
             "segment_row": self._segment_row,
             "rewound": self._rewound,
+            "held": [list(point) for point in self._held],
             "shares": {name: [list(item) for item in points] for name, points in self._shares.items()},
             "roles": {name: role.value for name, role in self._roles.items()},
             "parts": list(self._parts),
@@ -441,6 +464,7 @@ class Detector:
         detector._name_singles()
         detector._segment_row = record["segment_row"]
         detector._rewound = record["rewound"]
+        detector._held = [(row, step, values, launch) for row, step, values, launch in record["held"]]
         for name, points in record["shares"].items():
             detector._shares[name] = deque(((row, value) for row, value in points), maxlen=SHARE_POINTS)
         detector._roles = {name: Role(role) for name, role in record["roles"].items()}
@@ -457,3 +481,7 @@ def lr_tier(finding: LrFinding) -> Tier:
     """Propose where the LR differs from a promised one; warn where it only looks wrong against the run's own past."""
     return Tier.PROPOSE if finding.expected is not None else Tier.WARN
 
+
+
+def _are_finite(values: Mapping[str, float | None]) -> bool:
+    return all(value is None or value - value == 0.0 for value in values.values())

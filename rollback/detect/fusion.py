@@ -19,15 +19,17 @@ from rollback.detect.excursion import EXPLODED_DECADES, ChannelEvent
 
 CLOSED_SHAPES = ("drop", "too-good")  # the loss is lower: never part of a series of spikes
 JOIN_ROWS = 200  # channels that alarm this close together belong to one event
+SUDDEN_ROWS = 16  # so long before a sudden rise of the loss another channel's onset is its onset, too
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
+LONE_ROWS = 2
 UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
 CROSSINGS = 4  # changes of sign that show an objective, not a cross-entropy
 BEGUN_SHARE = 20  # a log whose first step is below this part of the alarm's holds the beginning of training
-RISEN_SIGMAS = 4.0
+RISEN_SIGMAS, NOT_FALLEN_SIGMAS = 3.0, 4.0
 SETTLED_ROWS = 150  # a loss that was flat for so long and rises then does not rise by nature
 REINIT_MOST = 1.5  # without a restart: further up is an explosion
 
@@ -210,14 +212,16 @@ class Fusion:
         return number
 
     def _size_of(self, cluster: int) -> int:
-        return sum(self.events[number].cluster == cluster for number in self.loss_events if number < len(self.events))
+        events = (self.events[number] for number in self.loss_events if number < len(self.events))
+        return sum(event.cluster == cluster and not _is_lone(event) for event in events)
 
     def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
         """Build the event from its channel events as they are now."""
         leader = group.leader
         first = leader
+        reach = SUDDEN_ROWS if leader.shape == "instant" else JOIN_ROWS
         for member in group.members:
-            if leader.alarm_row - JOIN_ROWS <= member.onset_row < first.onset_row:
+            if leader.alarm_row - reach <= member.onset_row < first.onset_row:
                 first = member
         low = min(group.members, key=lambda member: member.onset_low_row)
         if leader.alarm_row - low.onset_low_row > 2 * JOIN_ROWS:
@@ -277,6 +281,15 @@ class Fusion:
             return known.tier
         return tier
 
+    def _is_unstable(self, group: Group, number: int) -> bool:
+        """Whether this is the third event of a cluster; outliers of a point or two are not counted."""
+        leader = group.leader
+        alone = leader.closed and leader.recovered_row is not None and leader.recovered_row - leader.onset_row <= LONE_ROWS
+        if alone or not (leader.closed or leader.persistent or leader.lasting):
+            return False
+        earlier = self.events[number] if number < len(self.events) else None
+        return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
+
     def _need_not_fall(self, leader: ChannelEvent) -> bool:
         """Whether this loss moves by nature: among rewards, with changing sign, or rising since training began."""
         if self.objective or self.crossings >= CROSSINGS:
@@ -285,7 +298,7 @@ class Fusion:
             return False
         risen = leader.level - self.first_loss
         early = leader.onset_row - self.first_row < SETTLED_ROWS
-        return risen > RISEN_SIGMAS * leader.sigma or (early and risen > -RISEN_SIGMAS * leader.sigma)
+        return risen > RISEN_SIGMAS * leader.sigma or (early and risen > -NOT_FALLEN_SIGMAS * leader.sigma)
 
     def _loss_tier(self, group: Group, number: int) -> Tier:
         leader = group.leader
@@ -301,7 +314,7 @@ class Fusion:
             return Tier.WARN
         if self._kind(leader) is Kind.RESUME_BUMP:
             return Tier.NOTICE
-        if self._size_of(group.cluster) + (number >= len(self.events)) >= UNSTABLE_EVENTS:
+        if self._is_unstable(group, number):
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
             unusual = leader.height > leader.wander * leader.sigma  # more than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
@@ -309,6 +322,12 @@ class Fusion:
         if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
             return Tier.WARN
         return Tier.NOTICE
+
+
+def _is_lone(event: Event) -> bool:
+    """Whether an event was over after a point or two: one hard batch, which says nothing about the next."""
+    end, onset = event.recovered_row, event.onset_row
+    return end is not None and onset is not None and end - onset <= LONE_ROWS
 
 
 OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)

@@ -1,7 +1,8 @@
 """The order of the points: launches, rewinds, log intervals, two writers in one log. Values are not read here.
 
 A segment starts where a launch begins or where the step goes back; what follows may be a resume bump. A change of the
-log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) starts new baselines.
+log interval (AlgoPerf's PyTorch runs log the first 100 steps one by one, then every 500th) starts new baselines. It is
+known by its third point; the two before are unsettled, because a gap in the log begins like a longer interval.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Placement:
     segment_start: bool = False
     rewound_from: int | None = None
     new_interval: bool = False
+    unsettled: bool = False  # farther from the last point than usual: a gap, or the first of another interval
     repeated: bool = False
     another_run: bool = False  # the steps begin again where the log began: a second run in the same log
     interleaved: bool = False  # two writers are recognised with this point
@@ -32,6 +34,7 @@ class Placement:
 
 ORDINARY = Placement()
 REPEATED = Placement(repeated=True)
+UNSETTLED = Placement(unsettled=True)
 FOREIGN = Placement(foreign=True)
 
 
@@ -82,6 +85,8 @@ class Stream:
             self.candidate_count = 0
             return ORDINARY
         changed = self._follow_interval(float(delta))
+        if not changed and not started and self.candidate_count and delta > self.interval:
+            return UNSETTLED
         return Placement(segment_start=started, new_interval=changed)
 
     def _go_back(self, step: int, last: int) -> Placement:

@@ -33,7 +33,7 @@ class Stage:
 
     def train(self, log: MetricsWriter, first: int, last: int, *, diverges_at: int | None = None) -> None:
         """Log steps `first..last` of a tiny noisy model, which goes wrong after `diverges_at`."""
-        rng = random.Random(f"{log.path.name}/{first}")
+        rng = random.Random(f"{log.path.name}/{first}/1")
         for step in range(first, last + 1):
             loss = 0.42 + 0.5 * math.exp(-step / 60) + rng.gauss(0.0, 0.02)
             if diverges_at is not None and step > diverges_at:
