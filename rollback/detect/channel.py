@@ -3,11 +3,11 @@
 The *local* layer compares a value with a fast level and the quartiles of the last residuals: a robust z whose
 threshold follows the tail of the run's own noise (peaks over threshold, Siffer 2017), so that a micro-batch loss with
 hard batches does not alarm for ever. The tail is learnt from points outside events and from outliers of one point: a
-spike that lasts must not raise the threshold for the next. A young series is judged from its ninth point on, by a wider
-threshold, and by the leaps between its points, which no steep descent widens. The *slow* layer sums winsorised residuals against the lower of a slow level and
-a lagged middle level (Page 1954). Suspicion freezes that reference, so that a ramp cannot become its own baseline, and
-the long-run variance of the series raises the threshold. While an event is open, everything it is judged by is frozen
-(`excursion.py`).
+spike that lasts must not raise the threshold for the next. A young series is judged from its ninth point on, by a
+wider threshold, and by the leaps between its points, which no steep descent widens. The *slow* layer sums winsorised
+residuals against the lower of a slow level and a lagged middle level (Page 1954). Suspicion freezes that reference,
+so that a ramp cannot become its own baseline, and the long-run variance of the series raises the threshold. While an
+event is open, everything it is judged by is frozen (`excursion.py`).
 
 State is a few dozen floats and bounded lists, all plain JSON. `feed` calls four methods a point and no more: on half a
 million points a Python call costs as much as the arithmetic of a small one.
