@@ -1,11 +1,14 @@
 """Errors injected into the guard: one into every function of `chronicle/resume`, while real small runs train.
 
-`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [--only PART] [--every N]`
+`python -m benchmarks.guard_faults [torch] [accelerate] [transformers] [lightning] [--one-each] [--error KIND] [--every N]`
 
 The functions are found by inspection: a run without errors notes every function of the package that is called, and the moment
 (attach, load, save, step, exit). Then the run is repeated once for each pair, and the function raises at its first call in
 that moment. A run is two launches in one process: train, save, train; then resume and train. It must end, with the losses of
 the run without errors, and the error must stand in the journal or on stderr. `faults.py`, which catches them, is left out.
+
+`--one-each` raises once in every function, over all frameworks, at the moment among its own at which fewest others raise.
+`--error` picks what is raised. KeyboardInterrupt is no error of the guard: it must leave the run as itself.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -39,6 +42,9 @@ SHELLS = (
     "_saving.<locals>.save_state",
     "_loading.<locals>.load_state",
     "_noting.<locals>.__next__",
+    "_watch_clipping.<locals>.listening",
+    "ChronicleCallback._step_seen.<locals>.training_step",
+    "ChronicleCallback.setup.<locals>.save_checkpoint",
 )
 NO_FUNCTIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>", "__getattr__")  # the last: an import
 WORDS = "injected by the benchmark"
@@ -47,8 +53,21 @@ WORDS = "injected by the benchmark"
 class InjectedError(RuntimeError):
     """Raised inside the guard."""
 
-    def __init__(self) -> None:
-        super().__init__(WORDS)
+
+def _out_of_memory() -> BaseException:
+    import torch
+
+    return torch.OutOfMemoryError(WORDS)
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "error": lambda: InjectedError(WORDS),
+    "recursion": lambda: RecursionError(WORDS),
+    "memory": lambda: MemoryError(WORDS),
+    "device-memory": _out_of_memory,
+    "type": lambda: TypeError(WORDS),
+    "interrupt": lambda: KeyboardInterrupt(WORDS),
+}
 
 
 @dataclass
@@ -243,7 +262,7 @@ def train_lightning(top: Path) -> list[float]:
         MOMENT.name = "exit"
         for callback in trainer.callbacks:
             if isinstance(callback, ChronicleCallback):
-                _finish(getattr(callback, "session", None))
+                _finish(callback._session)
     return losses
 
 
@@ -283,14 +302,31 @@ def find_functions(train: Callable[[Path], list[float]]) -> tuple[list[Injection
     return list(found.values()), losses
 
 
-def inject(train: Callable[[Path], list[float]], injection: Injection, expected: list[float]) -> Outcome:
+def one_each(found: dict[str, list[Injection]]) -> dict[str, list[Injection]]:
+    """Of the pairs of all frameworks, one for every function: at the moment that was chosen least often until then."""
+    pairs: dict[str, list[tuple[str, Injection]]] = {}
+    for framework, injections in found.items():
+        for one in injections:
+            pairs.setdefault(one.name, []).append((framework, one))
+    counts: Counter[str] = Counter()
+    chosen: dict[str, list[Injection]] = {framework: [] for framework in found}
+    for several in pairs.values():
+        framework, one = min(several, key=lambda pair: (counts[pair[1].moment], len(chosen[pair[0]])))
+        counts[one.moment] += 1
+        chosen[framework].append(one)
+    return chosen
+
+
+def inject(
+    train: Callable[[Path], list[float]], injection: Injection, expected: list[float], error: str = "error"
+) -> Outcome:
     """One run in which this function raises once."""
     raised = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
-        if not raised and event == "call" and frame.f_code is injection.code and MOMENT.name == injection.moment:
+        if not raised and event == "call" and frame.f_code is injection.code and injection.moment in ("", MOMENT.name):
             raised.append(True)
-            raise InjectedError
+            raise ERRORS[error]()
 
     ended = ""
     with _directory() as top:
@@ -299,10 +335,14 @@ def inject(train: Callable[[Path], list[float]], injection: Injection, expected:
                 losses = train(top)
                 if losses != expected:
                     ended = "other losses"
+                if error == "interrupt":
+                    ended = "the interrupt was swallowed"
+            except KeyboardInterrupt:
+                ended = "" if error == "interrupt" else "KeyboardInterrupt"
             except BaseException as problem:  # noqa: BLE001 a refusal is a SystemExit; whatever ends the run is the finding
                 ended = f"{type(problem).__name__}: {problem}"[:300]
         written = "".join(path.read_text() for path in sorted((top / "logs").rglob("*.jsonl")))
-    recorded = WORDS in written or WORDS in said.getvalue()
+    recorded = error == "interrupt" or WORDS in written or WORDS in said.getvalue()
     return Outcome(injection=injection, raised=bool(raised), ended=ended, recorded=recorded)
 
 
@@ -352,24 +392,33 @@ class _quiet:
         self._out.__exit__(None, None, None)
 
 
-def play(names: list[str], only: str, every: int) -> Iterator[tuple[str, Outcome]]:
+def play(names: list[str], options: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
     """The outcome of every injection in the chosen frameworks."""
+    found, losses = {}, {}
     for name in names:
-        injections, losses = find_functions(SCENARIOS[name])
-        for injection in [one for one in injections if only in f"{one.name} {one.moment}"][::every]:
-            yield name, inject(SCENARIOS[name], injection, losses)
+        found[name], losses[name] = find_functions(SCENARIOS[name])
+    if options.one_each:
+        found = one_each(found)
+    for name, injections in found.items():
+        for injection in [one for one in injections if options.only in f"{one.name} {one.moment}"][:: options.every]:
+            outcome = inject(SCENARIOS[name], injection, losses[name], options.error)
+            if not outcome.raised:  # a thread's function: its moment is not the same in every run
+                outcome = inject(SCENARIOS[name], replace(injection, moment=""), losses[name], options.error)
+            yield name, outcome
 
 
 def main() -> int:
     """Print one line for every run that ended or was not recorded, and the totals; 1 if there was one, else 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("frameworks", nargs="*", default=[])
+    parser.add_argument("--one-each", action="store_true", help="every function once, over all frameworks")
+    parser.add_argument("--error", choices=list(ERRORS), default="error", help="what is raised")
     parser.add_argument("--only", default="", help="a part of the function's name or the moment")
     parser.add_argument("--every", type=int, default=1, help="only every n-th injection")
     options = parser.parse_args()
     totals: Counter[str] = Counter()
     functions = set()
-    for framework, outcome in play(options.frameworks or list(SCENARIOS), options.only, options.every):
+    for framework, outcome in play(options.frameworks or list(SCENARIOS), options):
         one = outcome.injection
         totals["injected"] += outcome.raised
         functions.add(one.name)

@@ -85,7 +85,7 @@ class CheckpointVerdict(NamedTuple):
 
 def verdict_event(checkpoint: Checkpoint, findings: Sequence[Finding], *, full: bool, stamp: str) -> Verified:
     """The entry that records what `chronicle verify` found."""
-    from rollback.disk.content import RemoteView
+    from rollback.disk import RemoteView
 
     errors = [finding for finding in findings if finding.severity.value == "error"]
     return Verified(

@@ -67,6 +67,11 @@ class RunPaths:
         return self.run_dir / "batches"
 
     @property
+    def gradients_dir(self) -> Path:
+        """Samples of the first gradient after each save, one file per saved state and rank."""
+        return self.run_dir / "gradients"
+
+    @property
     def objects_dir(self) -> Path:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"

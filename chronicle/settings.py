@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from chronicle.errors import Refusal, SettingsError, UsageProblem
 from chronicle.paths import RunPaths
 
-__all__ = ["Settings", "Stores", "is_url", "load_settings", "refuse_store"]
+__all__ = ["Settings", "is_url", "load_settings", "refuse_store"]
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PATH_KEYS = ("logs", "checkpoints", "deepspeed_config")
@@ -32,18 +32,6 @@ VARIABLES = {
 
 
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/")  # `Path("s3://bucket/x")` is `s3:/bucket/x`
-
-
-class Stores(Protocol):
-    """What reads object stores (`rollback.disk.remote`); commands that only read pass it on."""
-
-    def local_path(self, named: str | Path) -> Path:
-        """The local path that shows what a URL names."""
-        ...
-
-    def fetch_whole(self, directory: Path) -> None:
-        """Fetch the journal of a run."""
-        ...
 
 
 def is_url(named: str | Path) -> bool:
@@ -117,12 +105,12 @@ def load_settings(
     run: str | None = None,
     logs: Path | None = None,
     checkpoints: Path | None = None,
-    stores: Stores | None = None,
+    stores: bool = False,
 ) -> Settings:
     """The settings of a command started in `cwd`; raises `SettingsError` or `UsageProblem` with what to change.
 
-    Logs in an object store are read with `stores`; without it they are refused (`Refusal`), and checkpoints there are
-    refused where they are needed.
+    With `stores` (a command that only reads) logs and checkpoints in an object store are shown as local paths; without
+    it logs there are refused (`Refusal`), and checkpoints where they are needed.
     """
     values: dict[str, Any] = {"logs": cwd / "logs"}
     origin = dict.fromkeys(KEYS, "default")
@@ -132,9 +120,9 @@ def load_settings(
     _take(values, origin, {key: value for key, value in flags.items() if value is not None}, "flag")
     logs_dir, logs_url = Path(values["logs"]), None
     if is_url(logs_dir):
-        if stores is None:
+        if not stores:
             raise refuse_store(logs_dir)
-        logs_url, logs_dir = str(logs_dir), stores.local_path(logs_dir)
+        logs_url, logs_dir = str(logs_dir), _shown(logs_dir)
     name = values.get("run")
     if name is None:
         name, origin["run"] = _only_run(logs_dir, cwd)
@@ -147,9 +135,9 @@ def load_settings(
         values["checkpoints"] = cwd / "checkpoints"
     found, checkpoints_url = values.get("checkpoints"), None
     if found is not None and is_url(found):
-        found, checkpoints_url = (None, str(found)) if stores is None else (stores.local_path(found), None)
-    if logs_url is not None and stores is not None:
-        stores.fetch_whole(logs_dir / name)
+        found, checkpoints_url = (_shown(found), None) if stores else (None, str(found))
+    if logs_url is not None:
+        _fetch_journal(logs_dir / name)
     hooks = {key: values[key] for key in ("on_notice", "on_warn", "on_propose") if values.get(key)}
     return Settings(
         logs_dir=logs_dir,
@@ -165,6 +153,19 @@ def load_settings(
         hooks=hooks,
         origin=origin,
     )
+
+
+def _shown(url: Path) -> Path:
+    """The local path that shows what a URL names."""
+    from rollback.disk.remote import local_path  # only where something lies in a store
+
+    return local_path(url)
+
+
+def _fetch_journal(run_dir: Path) -> None:
+    from rollback.disk.remote import fetch_whole
+
+    fetch_whole(run_dir)
 
 
 def _take(values: dict[str, Any], origin: dict[str, str], new: Mapping[str, Any], source: str) -> None:

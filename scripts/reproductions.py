@@ -20,6 +20,12 @@ once with it. Each row is a file of `tests/reproductions/`; `python scripts/repr
 `pytest tests/reproductions` holds it. A row that is *not answered* has a test that is expected to fail, strictly.
 """
 
+TAIL = """
+Reports on the list that have no file: points after a rollback that W&B drops (wandb #1395) or counts on (trackio #125), and
+bringing in an offline W&B directory or a trackio database. Both wait for importers and projections of those trackers; the guard
+has no part in them.
+"""
+
 
 def main() -> int:
     """Write the page, or compare it with what would be written."""
@@ -43,7 +49,7 @@ def page() -> str:
     ]
     count = f"\n**{len(answered)} of {len(cases)}** are refused, stopped, named, proposed or done by a command.\n\n"
     table = "| file | reported in | what happened to them | without chronicle | with chronicle |\n|---|---|---|---|---|\n"
-    return HEAD + count + table + "\n".join(rows) + "\n"
+    return HEAD + count + table + "\n".join(rows) + "\n" + TAIL
 
 
 if __name__ == "__main__":

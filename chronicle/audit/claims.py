@@ -1,8 +1,9 @@
 """Judge claims against the evidence of the ranks: SUPPORTED, CONTRADICTED or UNSUPPORTED.
 
 No record means UNSUPPORTED, not false (seed 001: "no results file, so it never ran" was wrong). All launches of the
-lineage must agree; a launch that contradicts is named. `recheck_claims` serves `chronicle audit`, `lint_note` serves
-`chronicle note`: it warns and does not block.
+lineage must agree: one that contradicts is named, and one without a record leaves the statement unsupported. Records that
+are not what the journal sealed support nothing, and neither does a sentence of which a part was not understood.
+`recheck_claims` serves `chronicle audit`, `lint_note` serves `chronicle note`: it warns and does not block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from chronicle.audit.evidence import LaunchEvidence, Observation, RunEvidence, read_evidence
-from chronicle.audit.statements import GPU_NAMES, Statement, Topic, parse_claim
+from chronicle.audit.statements import CORPORA, GPU_NAMES, Statement, Topic, parse_claim
 from chronicle.journal import read_journal
 from chronicle.journal.events import Claim, LaunchEnd, events_of
 from chronicle.paths import RunPaths
@@ -34,9 +35,10 @@ KNOWN_BYTES = {"wikitext103": 540_000_000, "enwik8": 100_000_000, "text8": 100_0
 CORPUS_FRACTION = 0.01
 FEW_SAMPLES = 1000  # a known corpus has more samples (seed 000: five)
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "no": "fp32"}
+NO_FACTS = frozenset((Topic.NOT_READ, Topic.INTENT, Topic.DENIAL, Topic.OTHER))
 WRAPPERS = {
     "fsdp": ("fullyshardeddataparallel", "fsdp", "fsdp2", "fsdpmodule"),
-    "fsdp2": ("fsdp2", "fsdpmodule", "fullyshardeddataparallel"),
+    "fsdp2": ("fsdp2", "fsdpmodule"),
     "deepspeed": ("deepspeedengine", "deepspeed"),
     "ddp": ("distributeddataparallel", "ddp"),
     "distributeddataparallel": ("distributeddataparallel", "ddp"),
@@ -78,6 +80,20 @@ def judge_claim(sentence: str, evidence: RunEvidence) -> tuple[Judgement, ...]:
 
 
 def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
+    found = _held(statement, evidence)
+    if found.verdict is ClaimVerdict.CONTRADICTED or statement.kind in NO_FACTS:
+        return found
+    changed = next((launch for launch in evidence.scope if launch.broken), None)
+    if changed is not None:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"launch {changed.launch}: {changed.broken}: it supports nothing")
+    if statement.vague and found.verdict is ClaimVerdict.SUPPORTED:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{found.message}; the claim names no number", *found.evidence)
+    return found
+
+
+def _held(statement: Statement, evidence: RunEvidence) -> Judgement:
+    if statement.kind is Topic.NOT_READ:
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, "not understood: no record was compared with it")
     if statement.kind is Topic.INTENT:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "a plan or a target is not an event")
     if statement.kind is Topic.DENIAL:
@@ -96,12 +112,11 @@ def _judge(statement: Statement, evidence: RunEvidence) -> Judgement:
         return _judge_volume(statement, evidence)
     per_launch = JUDGES[statement.kind]
     answers = [per_launch(statement, launch) for launch in evidence.scope]
-    for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.SUPPORTED):
+    for verdict in (ClaimVerdict.CONTRADICTED, ClaimVerdict.UNSUPPORTED, ClaimVerdict.SUPPORTED):
         chosen = next((one for one in answers if one.verdict is verdict), None)
         if chosen is not None:
             return chosen
-    missing = answers[0].message if answers else "no launch of this run recorded evidence"
-    return _answer(statement, ClaimVerdict.UNSUPPORTED, missing)
+    return _answer(statement, ClaimVerdict.UNSUPPORTED, "no launch of this run recorded evidence")
 
 
 def _judge_parameters(statement: Statement, launch: LaunchEvidence) -> Judgement:
@@ -145,19 +160,44 @@ def _judge_devices(statement: Statement, launch: LaunchEvidence) -> Judgement:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded its device")
     kinds = {str(_device(one).get("kind")) for one in devices.values()}
     refs = tuple(processes[rank] for rank in sorted(processes))
-    found = f"{len(processes)} ranks on {len(devices)} distinct devices ({', '.join(sorted(kinds))})"
-    if re.search(r"GPU|TPU|[A-Z]\d{2,3}", statement.text) and kinds == {"cpu"}:
-        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch}: {found}, no GPU", *refs)
-    named = re.search(GPU_NAMES, statement.text)
-    names = {str(_device(one).get("name")) for one in processes.values() if _device(one).get("name")}
-    if named and names and not any(named.group() in name.replace("-", " ").split() for name in names):
-        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch}: {found}: {_join(names)}", *refs)
+    found = f"launch {launch.launch}: {len(processes)} ranks on {len(devices)} distinct devices ({', '.join(sorted(kinds))})"
+    if not _all_ranks(launch) or (len(devices) < len(processes) and any(not _device(one).get("id") for one in refs)):
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{found}; not every rank recorded its device", *refs)
+    meant = devices
+    wanted = re.search(r"GPU|TPU|[A-Z]\d{1,3}", statement.text)
+    if wanted:
+        meant = {id_: one for id_, one in devices.items() if (_device(one).get("kind") == "xla") is (wanted.group() == "TPU")}
+        meant = {id_: one for id_, one in meant.items() if _device(one).get("kind") != "cpu"}
+        if not meant:
+            none = "no TPU" if wanted.group() == "TPU" else "no GPU"
+            return _answer(statement, ClaimVerdict.CONTRADICTED, f"{found}, {none}", *refs)
+    named = re.search(rf"(?:{GPU_NAMES})(?![A-Z\d])", statement.text)
+    if named and not all(_device(one).get("name") for one in meant.values()):
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{found}; no record of which model they are", *refs)
+    if named:
+        names = {str(_device(one).get("name")) for one in meant.values()}
+        meant = {id_: one for id_, one in meant.items() if _is_called(named.group(), str(_device(one)["name"]))}
+        if not meant:
+            return _answer(statement, ClaimVerdict.CONTRADICTED, f"{found}: {_join(names)}", *refs)
     idle = _idle_ranks(launch)
     if idle:
         found += f", idle in more than {IDLE_SHARE:.0%} of the samples: rank {', '.join(map(str, sorted(idle)))}"
-    working = len(devices) - len(idle)
+    working = sum(one.rank not in idle for one in meant.values())
     verdict = ClaimVerdict.SUPPORTED if statement.admits(working) else ClaimVerdict.CONTRADICTED
-    return _answer(statement, verdict, f"launch {launch.launch}: {found}", *refs)
+    return _answer(statement, verdict, found, *refs)
+
+
+def _all_ranks(launch: LaunchEvidence) -> bool:
+    """Whether as many ranks recorded themselves as each says there are."""
+    processes = launch.newest("process")
+    sizes = {one.fields.get("world_size") for one in processes.values()}
+    return sizes == {len(processes)} or not all(isinstance(size, int) and size > len(processes) for size in sizes)
+
+
+def _is_called(wanted: str, name: str) -> bool:
+    """Whether a device's name says this model: `A100` in `NVIDIA A100-SXM4-80GB`, not in `A1000`."""
+    letters_and_digits = r"[\s-]*".join(re.findall(r"[a-z]+|\d+", wanted.lower()))
+    return re.search(rf"\b{letters_and_digits}(?![a-z0-9])", name.lower()) is not None
 
 
 def _device(one: Observation) -> Mapping[str, Any]:
@@ -202,8 +242,13 @@ def _judge_dataset(statement: Statement, launch: LaunchEvidence) -> Judgement:
         return _answer(statement, ClaimVerdict.UNSUPPORTED, "no rank recorded what it read")
     wanted = _plain(statement.word)
     names = {str(one.fields["dataset"]) for one in records}
-    if not any(wanted in _plain(name) or _plain(name) in wanted for name in names):
-        return _answer(statement, ClaimVerdict.CONTRADICTED, f"launch {launch.launch} read {_join(names)}", *records)
+    if len(records) < len(launch.newest("process")):
+        message = f"launch {launch.launch}: not every rank recorded what it read"
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, message, *records)
+    if not all(_is_of_dataset(statement.word, name) for name in names):
+        known_name = re.search(rf"(?i:{CORPORA})|dataset|corpus", statement.text) is not None
+        verdict = ClaimVerdict.CONTRADICTED if known_name else ClaimVerdict.UNSUPPORTED
+        return _answer(statement, verdict, f"launch {launch.launch} read {_join(names)}", *records)
     size = max((one.fields.get("dataset_bytes") or 0 for one in records), default=0)
     known = KNOWN_BYTES.get(wanted)
     distinct = max((one.fields.get("distinct_samples") or 0 for one in records), default=0)
@@ -221,14 +266,20 @@ def _judge_precision(statement: Statement, launch: LaunchEvidence) -> Judgement:
 
 
 def _judge_wrapper(statement: Statement, launch: LaunchEvidence) -> Judgement:
-    word = "deepspeed" if statement.word.lower().startswith("zero") else statement.word.lower()
-    return _judge_word(statement, launch, "wrapper", WRAPPERS.get(word, (word,)))
+    word = statement.word.lower().replace("zero-", "zero")
+    accepted = WRAPPERS.get("deepspeed" if word.startswith("zero") else word, (word,))
+    found = _judge_word(statement, launch, "wrapper", accepted)
+    if word.startswith("zero") and found.verdict is ClaimVerdict.SUPPORTED:
+        message = f"{found.message}; no rank recorded its ZeRO stage"
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, message, *found.evidence)
+    return found
 
 
 def _judge_word(statement: Statement, launch: LaunchEvidence, key: str, accepted: Sequence[str]) -> Judgement:
-    records = [one for one in launch.newest("process").values() if one.fields.get(key)]
-    if not records:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"no rank recorded its {key}")
+    processes = launch.newest("process")
+    records = [one for one in processes.values() if one.fields.get(key)]
+    if not records or len(records) < len(processes):
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{'not every' if records else 'no'} rank recorded its {key}")
     found = {str(one.fields[key]) for one in records}
     plain = {PRECISIONS.get(word.lower(), word.lower()) for word in found}
     verdict = ClaimVerdict.SUPPORTED if plain <= set(accepted) else ClaimVerdict.CONTRADICTED
@@ -270,8 +321,13 @@ def _judge_loss(statement: Statement, evidence: RunEvidence) -> Judgement:
     best = min(launch.best_loss for launch in with_loss if launch.best_loss is not None)
     assert last is not None
     message = f"last logged {last:.4g}, best {best:.4g}"
-    agrees = statement.admits(last) or statement.admits(best)
+    said = statement.text.lower()
+    agrees = statement.admits(best) if re.match(r"best|lowest|minimum", said) else statement.admits(last)
     verdict = ClaimVerdict.SUPPORTED if agrees else ClaimVerdict.CONTRADICTED
+    if not agrees and statement.admits(best) and not re.match(r"final|last", said):
+        reached = re.search(r"down to|reached", said)
+        verdict = ClaimVerdict.SUPPORTED if reached else ClaimVerdict.UNSUPPORTED
+        message += "" if reached else "; the claim does not say that it is the best one"
     return _answer(statement, verdict, message, with_loss[-1].metrics_ref)
 
 
@@ -280,8 +336,9 @@ def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:
     key = statement.kind.value
     records = [one for launch in evidence.scope for one in launch.newest("data").values()]
     counted = [one for one in records if isinstance(one.fields.get(key), int)]
-    if not counted:
-        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"no rank counted {key}")
+    ranks = sum(len(launch.newest("process")) for launch in evidence.scope)
+    if not counted or len(counted) < ranks or not all(_all_ranks(launch) for launch in evidence.scope):
+        return _answer(statement, ClaimVerdict.UNSUPPORTED, f"{'not every' if counted else 'no'} rank counted {key}")
     total = sum(int(one.fields[key]) for one in counted)
     verdict = ClaimVerdict.SUPPORTED if statement.admits(total) else ClaimVerdict.CONTRADICTED
     return _answer(statement, verdict, f"{total:,} {key} counted in {len(counted)} loaders", *counted)
@@ -290,6 +347,19 @@ def _judge_volume(statement: Statement, evidence: RunEvidence) -> Judgement:
 def _answer(statement: Statement, verdict: ClaimVerdict, message: str, *evidence: Observation | str) -> Judgement:
     refs = tuple(one.ref if isinstance(one, Observation) else one for one in evidence)
     return Judgement(statement=statement, verdict=verdict, message=message, evidence=refs)
+
+
+def _is_of_dataset(said: str, recorded: str) -> bool:
+    """Whether the name as written is that of the record, or a part of it in whole words: `WikiText` of `wikitext-103/train`.
+
+    A claim that says more than the record (`openwebtext` where `text` was read) is another name.
+    """
+    if _plain(said) == _plain(recorded):
+        return True
+    words, there = (re.findall(r"[a-z]+|\d+", name.lower()) for name in (said, recorded))
+    words = [word for word in words if word != "the"]
+    starts = range(len(there) - len(words) + 1)
+    return bool(words) and any(there[start : start + len(words)] == words for start in starts)
 
 
 def _plain(name: str) -> str:

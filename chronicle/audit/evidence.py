@@ -1,7 +1,7 @@
 """Read the evidence of a run: the records of its ranks, its journal and its per-step logs. Claims are judged on it.
 
 Each observation keeps its place (`launches/0003/evidence/rank-0.jsonl:2`, or a journal entry's id), so that a verdict can
-name its evidence. Partial lines and lines of another version are skipped.
+name its evidence. Partial lines and lines of another version are skipped, and files that are not what the journal sealed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class LaunchEvidence:
     last_loss: float | None = None
     best_loss: float | None = None
     metrics_ref: str = ""
+    broken: str = ""  # which files are not what the journal sealed; nothing of them is in `observations`
 
     def of_kind(self, kind: str) -> tuple[Observation, ...]:
         """Return the observations of one kind, rank by rank in the order written."""
@@ -75,7 +76,10 @@ class RunEvidence:
 
 def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) -> RunEvidence:
     """Read the evidence of all launches. Without `metrics` only the ranks' records are read, which takes milliseconds."""
-    launches = tuple(_read_launch(paths, number, metrics) for number in list_launch_numbers(paths))
+    from chronicle.launch.record import broken_seals  # `note` reads evidence only where a note has numbers
+
+    broken = broken_seals(paths, journal.entries, lambda path: _is_evidence(path, metrics))
+    launches = tuple(_read_launch(paths, number, metrics, broken) for number in list_launch_numbers(paths))
     observed = {
         one.launch: (one.first_step, one.last_step)
         for one in launches
@@ -88,10 +92,17 @@ def read_evidence(paths: RunPaths, journal: Journal, *, metrics: bool = True) ->
     )
 
 
-def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
+def _is_evidence(path: str, metrics: bool) -> bool:
+    return path.endswith(".jsonl") and ("/evidence/" in path or metrics)
+
+
+def _read_launch(paths: RunPaths, number: int, metrics: bool, broken: Mapping[str, str]) -> LaunchEvidence:
     steps, losses = [], []
+    prefix = _ref(paths, paths.launch_dir(number)) + "/"
+    changed = {path: problem for path, problem in broken.items() if path.startswith(prefix)}
     try:
-        for point in read_metrics(paths.metrics_path(number)) if metrics else ():
+        logged = metrics and _ref(paths, paths.metrics_path(number)) not in changed
+        for point in read_metrics(paths.metrics_path(number)) if logged else ():
             steps.append(point.step)
             loss = value_of(point.values, Role.LOSS)
             if loss is not None and loss == loss:
@@ -100,19 +111,20 @@ def _read_launch(paths: RunPaths, number: int, metrics: bool) -> LaunchEvidence:
         pass  # no per-step log: steps and loss are unknown
     return LaunchEvidence(
         launch=number,
-        observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence")),
+        observations=tuple(_read_ranks(paths, paths.launch_dir(number) / "evidence", changed)),
         first_step=min(steps) if steps else None,
         last_step=max(steps) if steps else None,
         last_loss=losses[-1] if losses else None,
         best_loss=min(losses) if losses else None,
         metrics_ref=_ref(paths, paths.metrics_path(number)) if steps else "",
+        broken="; ".join(changed.values()),
     )
 
 
-def _read_ranks(paths: RunPaths, directory: Path) -> Iterator[Observation]:
+def _read_ranks(paths: RunPaths, directory: Path, changed: Mapping[str, str]) -> Iterator[Observation]:
     files: Sequence[Path] = sorted(directory.glob("*.jsonl")) if directory.is_dir() else ()
     for path in sorted(files, key=lambda one: (len(one.name), one.name)):
-        if EVIDENCE_FILE.fullmatch(path.name):
+        if EVIDENCE_FILE.fullmatch(path.name) and _ref(paths, path) not in changed:
             for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
                 fields = _parse(line)
                 if fields is not None:

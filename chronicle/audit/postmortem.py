@@ -33,6 +33,13 @@ REACHED = (
 ENDINGS = (LineKind.ENDED, LineKind.ERROR, LineKind.MEMORY)
 BEGINNINGS = (LineKind.TARGET, LineKind.CONFIG, LineKind.HARDWARE)
 SAME_START = timedelta(seconds=5)  # duration of a program's start-up lines
+SAME_LAUNCH = timedelta(minutes=2)  # between the first lines of the ranks of one launch
+# what tells the log of a rank from the logs of the others: `rank-3.log`, `worker_1.out`, torchrun's `attempt_0/3/stderr.log`
+RANK_PART = re.compile(
+    r"(?i)(?<![a-z])(?:local_?)?(?:rank|worker|proc|process|task|gpu|node|host)[-_.]?\d+|(?<=attempt_\d/)\d+(?=/)"
+)
+STREAM_PART = re.compile(r"(?i)\b(?:stdout|stderr)\b|\.(?:out|err)$")
+FROM_OTHER_RANKS = (LineKind.ERROR, LineKind.MEMORY, LineKind.WORKERS, LineKind.ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class InferredLaunch:
     number: int
     source: str
     observations: tuple[Observed, ...]
+    others: tuple[str, ...] = ()  # logs of its other ranks
 
     def first(self, kind: LineKind) -> Observed | None:
         """Return the first observation of a kind."""
@@ -79,18 +87,54 @@ class Contradiction:
 def infer_launches(observations: Iterable[Observed]) -> tuple[InferredLaunch, ...]:
     """Group the lines of each log into launches, in order of time where it is known.
 
-    A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases.
+    A new launch begins where a log has another start-up line of a kind already seen, or where the step decreases. Logs whose
+    names differ only in the rank, and that begin together, are one launch.
     """
     by_source: dict[str, list[Observed]] = {}
     for one in observations:
-        if one.kind is not LineKind.PROCESS:
+        if one.kind not in (LineKind.PROCESS, LineKind.WRITTEN):
             by_source.setdefault(one.source, []).append(one)
-    groups = [group for source in by_source.values() for group in _split(source)]
-    groups.sort(key=lambda group: (next((one.time for one in group if one.time), datetime.max), group[0].source))
+    merged: list[tuple[list[Observed], list[str]]] = []
+    families: dict[str, list[int]] = {}
+    for source in sorted(by_source, key=_in_order_of_ranks):
+        family = STREAM_PART.sub("*", RANK_PART.sub("*", source))
+        mine = families.setdefault(family, [])
+        free = list(mine) if family != source else []
+        for group in _split(by_source[source]):
+            place = next((place for place in free if _began_together(merged[place][0], group)), None)
+            if place is None:
+                mine.append(len(merged))
+                merged.append((group, []))
+                continue
+            free = free[free.index(place) + 1 :]
+            merged[place][0].extend(one for one in group if one.kind in FROM_OTHER_RANKS or not _has_steps(merged[place][0]))
+            merged[place][1].append(source)
+    merged.sort(key=lambda pair: (_begun(pair[0]) or datetime.max, pair[0][0].source))
     return tuple(
-        InferredLaunch(number=number, source=group[0].source, observations=tuple(group))
-        for number, group in enumerate(groups, start=1)
+        InferredLaunch(number=number, source=group[0].source, observations=tuple(group), others=tuple(others))
+        for number, (group, others) in enumerate(merged, start=1)
     )
+
+
+def _in_order_of_ranks(source: str) -> tuple[str, list[int]]:
+    return RANK_PART.sub("*", source), [int(digits) for digits in re.findall(r"\d+", source)]
+
+
+def _begun(group: Sequence[Observed]) -> datetime | None:
+    return next((one.time for one in group if one.time is not None), None)
+
+
+def _has_steps(group: Sequence[Observed]) -> bool:
+    return any(one.kind is LineKind.STEP for one in group)
+
+
+def _began_together(group: Sequence[Observed], other: Sequence[Observed]) -> bool:
+    """Whether the lines of two ranks are of one launch: by their first times; without times, by their first steps."""
+    mine, theirs = _begun(group), _begun(other)
+    if mine is not None and theirs is not None:
+        return abs(mine - theirs) <= SAME_LAUNCH
+    steps = [next((one.numbers.get("step") for one in lines if one.kind is LineKind.STEP), None) for lines in (group, other)]
+    return None in steps or steps[0] == steps[1]
 
 
 def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
@@ -108,6 +152,8 @@ def _split(lines: Sequence[Observed]) -> list[list[Observed]]:
 
 def _begins_again(group: Sequence[Observed], one: Observed) -> bool:
     """Return whether a start-up line begins a new launch: its kind was seen already, or the start-up is over."""
+    if one.kind is LineKind.CREATED:
+        return _has_steps(group)
     if one.kind not in BEGINNINGS:
         return False
     if any(earlier.kind is one.kind for earlier in group):
@@ -261,6 +307,7 @@ def _place(one: Observed) -> str:
 
 MOST_ALIKE = 3  # similar lines in a row that are shown
 MOST_FILES = 20
+MOST_WRITTEN = 20
 MOST_SCRIPT_LINES = 20
 LEADING_LEVEL = re.compile(r"^[\s,.:|\d-]*(?=\S)")
 
@@ -318,21 +365,25 @@ def write_draft(
     launches: Sequence[InferredLaunch],
     contradictions: Sequence[Contradiction],
     unknowns: Sequence[str],
+    recorded: Sequence[str] = (),
 ) -> str:
-    """Return the Markdown draft. A person adds causes and decisions."""
+    """Return the Markdown draft. `recorded`: what the journals in the directory tell. A person adds causes and decisions."""
     lines = [f"# Post-mortem draft: `{scan.directory}`", ""]
+    lines += ["## Recorded by chronicle", "", *recorded, ""] if recorded else []
     zone = datetime.now().astimezone().tzname()
     lines += ["## Observed", "", f"Lines, files and processes. Times of lines are as written, of files in {zone}.", ""]
     lines += [f"- {time:%Y-%m-%d %H:%M:%S} · {what} · `{place}`" for time, place, what in list_timeline(scan, launches)]
     untimed = [(one, text) for one, text in _shown(scan.observations) if one.time is None]
-    lines += ["", "### Without a time", ""] if untimed else []
-    lines += [f"- {text} · `{one.source}:{one.line}`" for one, text in untimed]
+    lines += ["", "### Without a time", ""] if any(one.kind is not LineKind.WRITTEN for one, _ in untimed) else []
+    lines += [f"- {text} · `{one.source}:{one.line}`" for one, text in untimed if one.kind is not LineKind.WRITTEN]
+    written = [(one, text) for one, text in untimed if one.kind is LineKind.WRITTEN]
+    lines += ["", "### Written by people (no events)", ""] if written else []
+    lines += [f"- {text} · `{one.source}:{one.line}`" for one, text in written[:MOST_WRITTEN]]
+    lines += [f"- {len(written) - MOST_WRITTEN} more"] if len(written) > MOST_WRITTEN else []
     lines += ["", "### Devices and loaders in scripts", ""] if scan.scripts else []
     lines += [f"- {line.strip()[:160]} · `{place}`" for place, line in scan.scripts[:MOST_SCRIPT_LINES]]
     lines += ["", "## Inferred", ""]
-    lines += [f"- launch {one.number} ({one.source}): {_when(one)}; {one.reached}{_last_word(one)}" for one in launches] or [
-        "- nothing"
-    ]
+    lines += [_inferred(one) for one in launches] or ["- nothing"]
     lines += ["", "### Contradictions", ""]
     lines += [f"- {one.text} · from {_refs(one)}" for one in contradictions] or ["- none found"]
     lines += ["", "## Unknown", ""]
@@ -345,6 +396,11 @@ def write_draft(
 def _last_word(launch: InferredLaunch) -> str:
     ending = launch.ending
     return "" if ending is None else f"; last line: {_without_time(ending.text)[:160]} (`{ending.source}:{ending.line}`)"
+
+
+def _inferred(launch: InferredLaunch) -> str:
+    others = f" and {len(launch.others)} logs of its other ranks" if launch.others else ""
+    return f"- launch {launch.number} ({launch.source}{others}): {_when(launch)}; {launch.reached}{_last_word(launch)}"
 
 
 def _when(launch: InferredLaunch) -> str:

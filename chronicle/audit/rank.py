@@ -110,7 +110,7 @@ class RankEvidence:
         self,
         *,
         step: int,
-        samples: int,
+        samples: int | None,
         bytes: int | None = None,
         tokens: int | None = None,
         dataset: str | None = None,
@@ -119,7 +119,7 @@ class RankEvidence:
         distinct_samples: int | None = None,
         shards: Sequence[str] = (),
     ) -> None:
-        """Record what this rank has read so far, counted in its loader. `shards` are the data shards it has opened."""
+        """Record what this rank has read so far, counted in its loader; None: not counted. `shards`: data shards it opened."""
         self._write(
             "data",
             step=step,

@@ -1,5 +1,8 @@
 """Read a directory without a journal: relevant log lines, files with their times, running processes.
 
+What a person wrote is no event: in a document only lines count that begin with a time, as quoted log lines do. Runs that have a
+journal are listed, and their files are left to it.
+
 Reads at most a fixed amount and lists what was left out. Follows no symbolic links; changes nothing, ends nothing.
 """
 
@@ -7,10 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 
 from chronicle.launch.processes import list_processes, read_command, read_environment
@@ -22,6 +26,7 @@ __all__ = [
     "FoundProcess",
     "LineKind",
     "Observed",
+    "is_document",
     "observe_line",
     "parse_time",
     "scan_directory",
@@ -43,6 +48,7 @@ class LineKind(Enum):
     ENDED = "ended"
     SAVED = "checkpoint saved"
     PROCESS = "process"
+    WRITTEN = "written by a person"  # a sentence that a pattern matches: a statement about events, none itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,10 @@ GROUPED = r"(\d{1,3}(?:,\d{3})+|\d{4,})"
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 LONGEST_LINE = 2000
+MARKED = re.compile(r"\s*(?:#{1,6}\s|[-*>|•]\s?|\d{1,2}[.)]\s|\*\*|```)")  # Markdown
+SENTENCE = re.compile(r"\s*[A-Z\"“'][^=]*?(?:\s+[^\s=]+){5,}[.!?:][\"”')]*\s*")
+PROSE_SHARE = 0.3  # of the lines of a document that are sentences or Markdown
+STAMPED = re.compile(rf"[^\w]{{0,4}}(?:{STAMP.pattern}|{CLOCK.pattern})")
 # every pattern below needs one of these words, so most lines are skipped after one search
 TELLING = re.compile(
     r"param|gpu|worker|memory|oom-kill|killed|training|loss|checkpoint|error|exception|traceback|critical|configuration"
@@ -156,7 +166,8 @@ def _short(text: str) -> str:
 
 # --- Files and processes
 
-LOG_NAMES = (".log", ".out", ".err", ".txt", ".md")
+LOG_NAMES = (".log", ".out", ".err", ".txt", ".md", ".rst")
+DOCUMENT_NAMES = (".md", ".rst")
 SOURCE_NAMES = (".py", ".sh", ".sbatch")
 MAX_FILES = 20_000
 MAX_LOG_BYTES = 64 << 20
@@ -194,6 +205,7 @@ class DirectoryScan:
     scripts: tuple[tuple[str, str], ...]
     processes: tuple[FoundProcess, ...]
     left_out: tuple[str, ...]
+    runs: tuple[Path, ...] = ()  # with a journal; their files are not among the others
 
 
 def scan_directory(directory: Path) -> DirectoryScan:
@@ -202,7 +214,8 @@ def scan_directory(directory: Path) -> DirectoryScan:
     observations: list[Observed] = []
     scripts: list[tuple[str, str]] = []
     left_out: list[str] = []
-    for path in _walk(directory, left_out):
+    runs: list[Path] = []
+    for path in _walk(directory, left_out, runs):
         name = path.relative_to(directory).as_posix()
         try:
             stat = path.stat()
@@ -222,12 +235,17 @@ def scan_directory(directory: Path) -> DirectoryScan:
         scripts=tuple(scripts),
         processes=tuple(find_training_processes(directory)),
         left_out=tuple(left_out),
+        runs=tuple(runs),
     )
 
 
-def _walk(directory: Path, left_out: list[str]) -> Iterator[Path]:
+def _walk(directory: Path, left_out: list[str], runs: list[Path]) -> Iterator[Path]:
     count = 0
     for root, names, files in os.walk(directory):
+        if "journal" in names and any((Path(root) / "journal").glob("*.jsonl")):
+            runs.append(Path(root))
+            names.clear()
+            continue
         names[:] = sorted(name for name in names if not name.startswith(".") and name not in ("__pycache__", "node_modules"))
         for name in sorted(files):
             path = Path(root) / name
@@ -241,8 +259,25 @@ def _walk(directory: Path, left_out: list[str]) -> Iterator[Path]:
 
 
 def _observations(path: Path, name: str) -> list[Observed]:
-    found = (observe_line(line, name, number) for number, line in _lines(path))
-    return [one for one in found if one is not None]
+    lines = list(_lines(path))
+    written = path.suffix in DOCUMENT_NAMES or is_document(text for _, text in lines)
+    found = (observe_line(line, name, number) for number, line in lines)
+    return [_as_written(one) if written and not _is_quoted(one.text) else one for one in found if one is not None]
+
+
+def is_document(lines: Iterable[str]) -> bool:
+    """Whether lines are a person's notes rather than a program's output: sentences and Markdown, and few times."""
+    texts = [line for line in islice((line for line in lines if line.strip()), 2000) if STAMPED.match(line) is None]
+    prose = sum(MARKED.match(line) is not None or SENTENCE.fullmatch(line[:LONGEST_LINE]) is not None for line in texts)
+    return len(texts) >= 3 and prose >= PROSE_SHARE * len(texts)
+
+
+def _is_quoted(text: str) -> bool:
+    return STAMPED.match(text) is not None or PROCESS.fullmatch(text) is not None
+
+
+def _as_written(one: Observed) -> Observed:
+    return replace(one, kind=LineKind.WRITTEN, time=None, numbers={})
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,7 @@
 """`chronicle audit` checks the records of a run, `claim` checks a sentence, `forensics` reconstructs unrecorded launches."""
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,12 +24,12 @@ from chronicle.cli.options import (
     settings_from,
     settings_with_checkpoints,
 )
-from chronicle.errors import UsageProblem
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind, words_of
 from chronicle.journal.reader import anchor_heads, find_damage
 from chronicle.journal.writer import id_milliseconds
-from chronicle.launch.record import verify_seals
+from chronicle.launch.record import broken_seals
 from chronicle.paths import RunPaths
 from chronicle.story import Story, read_story
 from chronicle.story.plain import format_age, plain
@@ -137,7 +138,7 @@ def _warn(check: str, path: str, message: str) -> Finding:
 
 def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
     """Logs and evidence files that changed after they were sealed."""
-    for sentence in verify_seals(paths, journal.entries):
+    for sentence in broken_seals(paths, journal.entries).values():
         yield _warn("seal-broken", "launches", sentence)
 
 
@@ -231,7 +232,8 @@ def forensics(
 ) -> CommandResult:
     """Reconstruct the launches of an unrecorded run from its files.
 
-    It reads files, logs and processes. The result distinguishes observed, inferred and unknown facts.
+    It reads files, logs and processes. The result distinguishes observed, inferred and unknown facts. Runs with a journal
+    are told from it first; what people wrote is no event.
 
     Example: chronicle forensics /data/run7 --out POSTMORTEM.md
     """
@@ -242,15 +244,24 @@ def forensics(
     launches = infer_launches(scan.observations)
     contradictions = find_contradictions(launches, scan.observations, scan.scripts)
     unknowns = list_unknowns(launches)
-    draft = write_draft(scan, launches, contradictions, unknowns)
+    recorded = [line for run in scan.runs for line in _recorded(run)]
+    draft = write_draft(scan, launches, contradictions, unknowns, recorded)
     talk: tuple[str, ...] = ()
     if out is not None:
         out.write_text(draft, encoding="utf-8")
         talk = (f"draft: {out}",)
     data = {
         "directory": str(place),
+        "recorded": [str(run) for run in scan.runs],
         "launches": [
-            {"number": one.number, "source": one.source, "started": one.started, "reached": one.reached} for one in launches
+            {
+                "number": one.number,
+                "source": one.source,
+                "other_ranks": list(one.others),
+                "started": one.started,
+                "reached": one.reached,
+            }
+            for one in launches
         ],
         "contradictions": [{"text": one.text, "from": list(one.follows_from)} for one in contradictions],
         "unknown": list(unknowns),
@@ -258,3 +269,19 @@ def forensics(
         "processes": [{"pid": one.pid, "started": one.started, "orphan": one.orphan} for one in scan.processes],
     }
     return CommandResult(text=draft, data=data, talk=talk)
+
+
+def _recorded(run: Path) -> Iterator[str]:
+    """One line for each launch that the journal of a run tells of, and the command that tells the rest."""
+    where = f"--logs {shlex.quote(str(run.parent))} --run {shlex.quote(run.name)}"
+    try:
+        story = read_story(RunPaths(run))
+    except (ChronicleError, OSError) as problem:
+        yield f"- run `{run.name}`: its journal cannot be read ({problem})"
+        return
+    yield f"- run `{run.name}`: {len(story.launches)} launches; `chronicle log {where}`"
+    for launch in story.launches:
+        began = launch.started[:19].replace("T", " ") or "time unknown"
+        end = "no end recorded" if launch.exit_code is None else f"ended with code {launch.exit_code}"
+        cause = f": {launch.cause}" if launch.cause else ""
+        yield f"  - launch {launch.number}: from {began}; {'running' if launch.alive else end + cause}"

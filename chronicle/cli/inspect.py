@@ -47,7 +47,7 @@ def inspect(
     Example: chronicle inspect checkpoints/opt_step-30500
     """
     checkpoint = str(remote.local_path(checkpoint))
-    root = settings_root(checkpoint, run, logs, checkpoints, stores=remote)
+    root = settings_root(checkpoint, run, logs, checkpoints, stores=True)
     chosen = checkpoint_named(checkpoint, root, count_steps=False)
     summary = summarise(read_state(chosen, allow_strays=True))
     return CommandResult(text="\n".join(map(one_line, _lines(summary, all_files))), data=summary)
@@ -201,7 +201,7 @@ def diff(
     one, other = (
         read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
         for named, root in (
-            (named, settings_root(named, run, logs, checkpoints, stores=remote))
+            (named, settings_root(named, run, logs, checkpoints, stores=True))
             for named in (str(remote.local_path(a)), str(remote.local_path(b)))
         )
     )

@@ -24,11 +24,10 @@ from chronicle.cli.options import (
     YesOption,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import OpenedRun, agree, find_undoable, open_run, uninterrupted
-from chronicle.errors import ChronicleError, Refusal, UsageProblem
+from chronicle.cli.transaction import OpenedRun, agree, find_undoable, move_back, open_run, uninterrupted
+from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, Journal
-from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, SetAsideUndone, events_of
-from chronicle.settings import Settings
+from chronicle.journal.events import EntryKind, Incident, Pruned, RollbackReceipt, SetAside, events_of
 from chronicle.story.matters import open_proposal
 from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
@@ -41,11 +40,9 @@ from rollback.transaction.cleanup import (
     PrunePlan,
     apply_moves,
     apply_prune,
-    moves_from_json,
     plan_prune,
     plan_set_aside,
     refuse_mount_points,
-    restore,
     set_aside_dir,
 )
 
@@ -83,7 +80,8 @@ def keep(
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.refuse_stores()
     if restore_id is not None:
-        return _bring_back(restore_id, settings, force=force, yes=yes)
+        with open_run(settings, force=force, while_running=True) as opened:
+            return move_back(opened, SetAside, restore_id, yes=yes)
     with open_run(settings, force=force, while_running=True) as opened:
         root = settings.need_checkpoints()
         found = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
@@ -214,25 +212,6 @@ def _keep_data(plan: Retention, limit: int, root: str, *, done: bool) -> dict[st
         "worst_loss": plan.worst_loss,
         "window": plan.window,
     }
-
-
-def _bring_back(wanted: str, settings: Settings, *, force: str | None, yes: bool) -> CommandResult:
-    """Move the checkpoints of one `keep` back to where they were."""
-    with open_run(settings, force=force, while_running=True) as opened:
-        made_here = events_of(opened.journal.entries, SetAside)
-        found = [(entry, event) for entry, event in made_here if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
-        if len(found) != 1:
-            text = f"{len(found)} entries of `keep` are called `{wanted}`: expected one"
-            raise ChronicleError(text, "`chronicle log` lists them")
-        made, event = found[0]
-        root, moves = Path(event.root), moves_from_json(list(event.moves))
-        text = "\n".join(["checkpoints to move back:", *(f"  {one_line(move.path)}" for move in moves)])
-        agree("Move them back?", text, yes=yes)
-        with uninterrupted():
-            title = f"{len(moves)} checkpoints moved back"
-            entry = opened.writer.write(SetAsideUndone(root=str(root)), title=title, refs=(made.id,))
-            count = restore(root, set_aside_dir(root, made.id), moves)
-    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 
 # --- prune

@@ -27,7 +27,6 @@ from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import verify_checkpoint
-from rollback.disk import remote
 from rollback.errors import Finding, RollbackError, Severity, one_line
 
 __all__ = ["PassedOver", "find_latest", "latest"]
@@ -64,7 +63,7 @@ def latest(
 
     Example: python train.py --resume "$(chronicle latest --verified --print-path)"
     """
-    settings = settings_with_checkpoints(run, logs, checkpoints, stores=remote)
+    settings = settings_with_checkpoints(run, logs, checkpoints, stores=True)
     root = settings.need_checkpoints()
     entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
     found = find_latest(root, entries, full=verified, settings=settings)

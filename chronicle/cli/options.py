@@ -15,11 +15,9 @@ import typer
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
-from chronicle.settings import Settings, Stores, is_url, load_settings, refuse_store
-from rollback.channels import LossKind
+from chronicle.settings import Settings, is_url, load_settings, refuse_store
 
 if TYPE_CHECKING:
-    from chronicle.metrics.readers import LogReading
     from rollback.checkpoint.layout import Checkpoint
 
 __all__ = [
@@ -27,21 +25,14 @@ __all__ = [
     "CommandResult",
     "ExitCode",
     "ForceOption",
-    "FormatOption",
-    "IgnoreOption",
     "JsonOption",
-    "KindOption",
     "LogsOption",
-    "LossOption",
-    "LrOption",
     "RunOption",
-    "StepOption",
     "YesOption",
     "checkpoint_named",
     "given_flags",
     "nearest_runs",
     "need_run",
-    "reading_of",
     "settings_from",
     "settings_root",
     "settings_with_checkpoints",
@@ -75,42 +66,15 @@ def given_flags(logs: Path | None, checkpoints: Path | None) -> tuple[str, ...]:
 
 
 def settings_from(
-    run: str | None, logs: Path | None, checkpoints: Path | None = None, *, stores: Stores | None = None
+    run: str | None, logs: Path | None, checkpoints: Path | None = None, *, stores: bool = False
 ) -> Settings:
-    """The settings of this command: from files, environment variables and these flags. `stores`: it reads object stores."""
+    """The settings of this command: from files, environment variables and these flags. `stores`: it reads object stores too."""
     settings = load_settings(Path.cwd(), os.environ, run=run, logs=logs, checkpoints=checkpoints, stores=stores)
     if settings.logs_url is not None:
         os.environ["CHRONICLE_CACHE"] = "off"  # an index of a temporary directory is of no use later
     if settings.utc:
         os.environ["CHRONICLE_UTC"] = "1"  # for this command and what it starts
     return settings
-
-
-# --- What a person says about a log
-
-LossOption = Annotated[str | None, typer.Option("--loss", help="The series that is the loss.", metavar="NAME")]
-StepOption = Annotated[str | None, typer.Option("--step", help="The column that counts steps.", metavar="NAME")]
-LrOption = Annotated[str | None, typer.Option("--lr", help="The series that is the LR.", metavar="NAME")]
-IgnoreOption = Annotated[list[str] | None, typer.Option("--ignore", help="Series to leave out; `*` stands for any text.")]
-KindOption = Annotated[
-    LossKind | None, typer.Option("--kind", help="How the loss behaves: it falls, is a reward, or two networks compete.")
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format", help="A line format of chronicle.toml, or a regular expression with named groups.", metavar="NAME|REGEX"
-    ),
-]
-
-
-def reading_of(
-    loss: str | None, step: str | None, lr: str | None, ignore: Sequence[str] | None, kind: LossKind | None, form: str | None
-) -> "LogReading":
-    """What these options say about a log."""
-    from chronicle.metrics.readers import LogReading, line_format
-
-    pattern = None if form is None else line_format(form, settings_from("file", None).formats)
-    return LogReading(loss=loss, step=step, lr=lr, ignore=tuple(ignore or ()), kind=kind, pattern=pattern)
 
 
 # --- The result of a command
@@ -190,7 +154,7 @@ def _near(here: Path) -> Iterator[tuple[Path, str]]:
 # --- The checkpoints directory, from settings or from the journal
 
 def settings_with_checkpoints(
-    run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: Stores | None = None
+    run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: bool = False
 ) -> Settings:
     """The settings of a command that works on checkpoints, with the checkpoints directory.
 
@@ -234,7 +198,7 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
 
 
 def settings_root(
-    named: str, run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: Stores | None = None
+    named: str, run: str | None, logs: Path | None, checkpoints: Path | None, *, stores: bool = False
 ) -> Path | None:
     """The checkpoints directory of the settings; None when the checkpoint is given by its path."""
     if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.audit.statements import Topic, parse_claim
+from chronicle.audit.statements import Statement, Topic, parse_claim
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -21,7 +21,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
-from chronicle.journal.events import Preflight, events_of
+from chronicle.journal.events import LaunchStart, Preflight, events_of
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
 from chronicle.preflight.gate import check_facts, require_known
 from chronicle.preflight.host import Host, check_host, free_bytes, measured_save_seconds
@@ -64,7 +64,7 @@ def preflight(
         checkpoints_dir=settings.checkpoints_dir,
         entries=entries,
         environ=os.environ,
-        command=command,
+        command=command or _last_command(entries),
         grace_seconds=DEFAULT_GRACE_SECONDS,
     )
     known, source = _find_facts(facts, entries)
@@ -77,6 +77,11 @@ def preflight(
     text = "\n".join([*map(_line, results), f"{count_verdicts(results)}; trainer's facts: {source}"])
     data = {"checks": [one.to_json() for one in results], "facts": source}
     return CommandResult(text=text, data=data, talk=talk, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+
+
+def _last_command(entries: tuple[Entry, ...]) -> tuple[str, ...]:
+    """The launcher of the newest launch, where none is named."""
+    return next((start.argv for _, start in reversed(list(events_of(entries, LaunchStart)))), ())
 
 
 def _better(host: Mapping[str, CheckResult], facts: Mapping[str, CheckResult]) -> dict[str, CheckResult]:
@@ -111,8 +116,8 @@ def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Pat
     wrapper = said.get(Topic.WRAPPER)
     return Baseline(
         plan=dict(plan.declared) if plan is not None else {},
-        claimed_params=None if params is None or params.low is None else _middle(params.low, params.high),
-        claimed_devices=None if devices is None else round(devices.low),
+        claimed_params=None if params is None else _number(params),
+        claimed_devices=None if devices is None or devices.low != devices.high else round(devices.low),
         claimed_wrapper=None if wrapper is None else wrapper.word,
         grace_seconds=DEFAULT_GRACE_SECONDS,
         signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
@@ -120,8 +125,10 @@ def _expectation(entries: tuple[Entry, ...], claim: str | None, checkpoints: Pat
     )
 
 
-def _middle(low: float, high: float | None) -> float:
-    return low if high is None or high == float("inf") else (low + high) / 2
+def _number(claimed: Statement) -> float | None:
+    """The number that a claim names; None for a bound ("over 1B") or a vague one."""
+    low, high = claimed.low, claimed.high
+    return None if not low or high in (None, float("inf")) or claimed.vague else (low + high) / 2
 
 
 def _make_experiments(settings: Settings, command: tuple[str, ...], again: bool) -> str:

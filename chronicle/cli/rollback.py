@@ -51,7 +51,7 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, check_names, refuse_unusable, verify_and_read
 from rollback.disk.durable import write_atomic
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, Severity
-from rollback.files.json_file import MAX_CHARACTERS
+from rollback.files.config_text import MAX_CHARACTERS
 from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 from rollback.plan.plan import Plan, format_plan
@@ -115,6 +115,13 @@ def rollback(
             "--deepspeed-config", help="DeepSpeed config of the next launch; its LRs are edited too.", metavar="FILE"
         ),
     ] = None,
+    lr_in: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lr-in", help="Number in a config from which the next launch takes its LR; it is edited too (repeatable).",
+            metavar="FILE:KEY",
+        ),
+    ] = None,
     force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
@@ -146,6 +153,7 @@ def rollback(
         reshuffle=reshuffle,
         accept_change=tuple(accept_change or ()),
         accept_unproved=accept_unproved.strip(),
+        lr_in=tuple(_absolute_place(text) for text in lr_in or ()),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.refuse_stores()
@@ -249,6 +257,7 @@ def make_plan(
         honours=_honoured(chosen, None if manifest is None else manifest.memory, entries),
         config=find_deepspeed_config(opened.settings, entries, state),
         argv=_newest_command(entries),
+        files=(*_named_files(request), *_launch_files(entries)),
         cost=_cost(request.step, opened),
         remarks=_remarks(findings, full, verdict),
     )
@@ -373,6 +382,52 @@ def _newest_command(entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(map(str, starts[-1].argv)) if starts else ()
 
 
+CONFIG_ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
+
+
+def _launch_files(entries: Sequence[Entry]) -> Iterator[ConfigFile]:
+    """The configs and scripts that the newest launch's command names, Hydra's `--config-dir` and `--config-name` included."""
+    starts = [(entry, start) for entry, start in events_of(entries, LaunchStart) if start.argv]
+    if not starts:
+        return
+    entry, start = starts[-1]
+    words, cwd = list(map(str, start.argv)), Path(start.cwd or "/")
+    named = [text for word in words for text in (word, word.partition("=")[2]) if text.endswith(CONFIG_ENDS)]
+    folders, names = _values_of(words, HYDRA_FOLDERS), _values_of(words, HYDRA_NAMES)
+    named += [f"{folder}/{name}.yaml" for folder in folders for name in names if not name.endswith(".yaml")]
+    seen = set()
+    for text in named:
+        file = _read(cwd / text, f"from the command of launch {entry.launch}")
+        if file is not None and file.path not in seen:
+            seen.add(file.path)
+            yield file
+
+
+HYDRA_FOLDERS = ("--config-dir", "--config-path", "-cd", "-cp")  # hydra/_internal/utils.py `get_args_parser`
+HYDRA_NAMES = ("--config-name", "-cn")
+
+
+def _values_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    split = ((word.partition("="), following) for word, following in pairs)
+    return [value if equals else following for (name, equals, value), following in split if name in options]
+
+
+def _absolute_place(text: str) -> str:
+    path, colon, field = text.rpartition(":")
+    if not (path and field):
+        raise UsageProblem(f"--lr-in {text}: expected FILE:key.path, such as train.yaml:optimizer.lr")
+    return f"{Path(path).absolute()}{colon}{field}"
+
+
+def _named_files(request: RollbackRequest) -> Iterator[ConfigFile]:
+    """The files of `--lr-in`; raises `UsageProblem` where one cannot be read."""
+    for path in dict.fromkeys(text.rpartition(":")[0] for text in request.lr_in):
+        file = _read(Path(path).absolute(), f"from --lr-in {path}", needed=True)
+        assert file is not None
+        yield file
+
+
 def _recorded(entries: Sequence[Entry], state: CheckpointState) -> Iterator[tuple[Path, str]]:
     """(path, origin) of each config that the newest launch names."""
     starts = [(entry, start) for entry, start in events_of(entries, LaunchStart) if start.argv]
@@ -400,10 +455,12 @@ def _read(path: Path, origin: str, *, needed: bool = False) -> ConfigFile | None
     try:
         real = path.resolve(strict=True)  # the file itself is replaced; links to it stay
         if real.stat().st_size > MAX_CHARACTERS:
-            raise UsageProblem(f"`{path}` ({origin}) is larger than {MAX_CHARACTERS} bytes: expected a DeepSpeed config")
-        return ConfigFile(path=str(real), text=real.read_text(encoding="utf-8"), origin=origin)
+            if not needed:
+                return None  # whatever it is, no person wrote it as a config
+            raise UsageProblem(f"`{path}` ({origin}) is larger than {MAX_CHARACTERS} bytes: expected a config")
+        return ConfigFile(path=str(real), text=real.read_bytes().decode("utf-8"), origin=origin)
     except (OSError, UnicodeDecodeError) as problem:
         if not needed:
             return None
         why = problem.strerror if isinstance(problem, OSError) else "it is not text"
-        raise UsageProblem(f"cannot read the DeepSpeed config `{path}` ({origin}): {why}") from problem
+        raise UsageProblem(f"cannot read the config `{path}` ({origin}): {why}") from problem

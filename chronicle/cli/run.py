@@ -134,7 +134,7 @@ def _environment(accept_change: str | None, skipped: tuple[str, ...], settings: 
 
 
 def _node_identity() -> tuple[str, int]:
-    from chronicle.launch.launchers import node_identity
+    from chronicle.launch.slurm import node_identity
 
     identity = node_identity(os.environ)
     if identity is None:
@@ -163,7 +163,7 @@ def _say(line: str) -> None:
 def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:
     from chronicle.journal import read_journal
     from chronicle.launch.admission import find_excluded
-    from chronicle.launch.launchers import format_sbatch
+    from chronicle.launch.slurm import format_sbatch
 
     excluded = tuple(find_excluded(read_journal(settings.paths).entries))
     return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)

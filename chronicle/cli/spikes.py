@@ -12,33 +12,60 @@ from chronicle.cli.options import (
     CommandResult,
     ExitCode,
     ForceOption,
-    FormatOption,
-    IgnoreOption,
     JsonOption,
-    KindOption,
     LogsOption,
-    LossOption,
-    LrOption,
     RunOption,
-    StepOption,
     given_flags,
     need_run,
-    reading_of,
+    settings_from,
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import read_sound_journal
 from chronicle.errors import UsageProblem
-from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog
+from chronicle.metrics.readers import LogReading, NothingToWatch, UnknownLog, line_format
 from chronicle.watch.scan import Scan, describe_event, progress_bar, scan_file, scan_run, unread
+from rollback.channels import LossKind
 from rollback.detect import Tier
 from rollback.propose import Proposal
 
 __all__ = [
+    "FormatOption",
+    "IgnoreOption",
+    "KindOption",
+    "LossOption",
+    "LrOption",
+    "StepOption",
     "propose_rollback",
+    "reading_of",
     "spikes",
 ]
 
 BARS = "▁▂▃▄▅▆▇█"
+
+
+# --- What a person says about a log
+
+LossOption = Annotated[str | None, typer.Option("--loss", help="The series that is the loss.", metavar="NAME")]
+StepOption = Annotated[str | None, typer.Option("--step", help="The column that counts steps.", metavar="NAME")]
+LrOption = Annotated[str | None, typer.Option("--lr", help="The series that is the LR.", metavar="NAME")]
+IgnoreOption = Annotated[list[str] | None, typer.Option("--ignore", help="Series to leave out; `*` stands for any text.")]
+KindOption = Annotated[
+    LossKind | None, typer.Option("--kind", help="How the loss behaves: it falls, is a reward, or two networks compete.")
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format", help="A line format of chronicle.toml, or a regular expression with named groups.", metavar="NAME|REGEX"
+    ),
+]
+
+
+def reading_of(
+    loss: str | None, step: str | None, lr: str | None, ignore: Sequence[str] | None, kind: LossKind | None, form: str | None
+) -> LogReading:
+    """What these options say about a log."""
+    pattern = None if form is None else line_format(form, settings_from("file", None).formats)
+    return LogReading(loss=loss, step=step, lr=lr, ignore=tuple(ignore or ()), kind=kind, pattern=pattern)
 
 
 def spikes(

@@ -25,11 +25,11 @@ from chronicle.story.plain import format_age, format_factor, format_number, plai
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
-from rollback.disk import remote
 from rollback.errors import RollbackError
 
 __all__ = ["show_status"]
 
+WELL = ("finished", "proposal")  # causes of an end that need no explanation
 SHOWN = 3  # open entries that are listed; the others are counted
 
 
@@ -42,7 +42,7 @@ def show_status(
 
     Example: chronicle status --run tr-190
     """
-    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=remote))
+    settings = need_run(settings_with_checkpoints(run, logs, checkpoints, stores=True))
     story = read_brief_story(settings.paths)
     lr = check_lr(story, settings.paths)
     verdict = _verdict(story.last_checkpoint, story)
@@ -112,6 +112,8 @@ def _where(story: Story, now: float) -> Iterator[str]:
     age = _since(last, now)
     yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
     yield from _begins(story)
+    if last.because and not last.alive and last.cause not in WELL:
+        yield _row("ended", plain(last.because))
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"

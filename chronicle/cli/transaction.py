@@ -26,13 +26,18 @@ from chronicle.journal.events import (
     EntryKind,
     JournalEvent,
     Pruned,
+    Quarantined,
+    QuarantineUndone,
     RecoverReceipt,
     RollbackIntent,
     RollbackReceipt,
     RunFork,
     RunPlace,
+    SetAside,
+    SetAsideUndone,
     UndoIntent,
     UndoReceipt,
+    events_of,
     find_open_transaction,
     intents_closed_by,
 )
@@ -51,7 +56,7 @@ from rollback.checks.verify import Verification, verify_and_read
 from rollback.disk.content import ByteProgress
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock
-from rollback.errors import IntentOpen, RollbackError, RunAlive
+from rollback.errors import IntentOpen, RollbackError, RunAlive, one_line
 from rollback.plan.plan import Plan, format_plan
 from rollback.transaction.apply import apply_plan
 from rollback.transaction.change import Prepared, hidden_root, workspace_of
@@ -66,6 +71,7 @@ __all__ = [
     "closed_intents",
     "find_undoable",
     "has_guard",
+    "move_back",
     "open_run",
     "read_every_byte",
     "read_sound_journal",
@@ -457,6 +463,34 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+# --- What was moved away, back again
+
+
+def move_back(opened: OpenedRun, kind: type[Quarantined] | type[SetAside], wanted: str, *, yes: bool) -> CommandResult:
+    """Move what one `verify --quarantine` or `keep` moved away back to where it was; asks first.
+
+    Raises `ChronicleError` when there is no such entry, `Refused` instead of overwriting a file.
+    """
+    from rollback.transaction import cleanup  # only where something comes back
+
+    strays = kind is Quarantined
+    entries, noun = ("quarantines", "strays") if strays else ("entries of `keep`", "checkpoints")
+    made_here = events_of(opened.journal.entries, kind)
+    found = [(entry, event) for entry, event in made_here if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
+    if len(found) != 1:
+        raise ChronicleError(f"{len(found)} {entries} are called `{wanted}`: expected one", "`chronicle log` lists them")
+    made, event = found[0]
+    root, moves = Path(event.root), cleanup.moves_from_json(list(event.moves))
+    text = "\n".join([f"{noun} to move back:", *(f"  {one_line(move.path)}" for move in moves)])
+    agree("Move them back?", text, yes=yes)
+    where = cleanup.quarantine_dir(root, made.id) if strays else cleanup.set_aside_dir(root, made.id)
+    with uninterrupted():
+        undone = QuarantineUndone(root=str(root)) if strays else SetAsideUndone(root=str(root))
+        entry = opened.writer.write(undone, title=f"{len(moves)} {noun} moved back", refs=(made.id,))
+        count = cleanup.restore(root, where, moves)
+    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 
 # --- Progress bar

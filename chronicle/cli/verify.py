@@ -24,9 +24,9 @@ from chronicle.cli.options import (
     settings_root,
     settings_with_checkpoints,
 )
-from chronicle.cli.transaction import agree, byte_progress, open_run, uninterrupted
+from chronicle.cli.transaction import agree, byte_progress, move_back, open_run, uninterrupted
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import Quarantined, QuarantineUndone, events_of
+from chronicle.journal.events import Quarantined
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_root_strays
@@ -41,15 +41,12 @@ from rollback.errors import Finding, Severity, one_line
 from rollback.plan.retention import check_retention
 from rollback.transaction.cleanup import (
     apply_moves,
-    moves_from_json,
     plan_quarantine,
     quarantine_dir,
     refuse_mount_points,
 )
-from rollback.transaction.cleanup import restore as move_back
 
 __all__ = [
-    "bring_back",
     "move_strays",
     "verify_checkpoints",
 ]
@@ -88,8 +85,9 @@ def verify_checkpoints(
     Example: chronicle verify --all
     """
     if restore is not None:
-        return bring_back(restore, settings_with_checkpoints(run, logs, checkpoints), yes=yes)
-    stores = None if quarantine else remote  # which moves what it finds
+        with open_run(settings_with_checkpoints(run, logs, checkpoints)) as opened:
+            return move_back(opened, Quarantined, restore, yes=yes)
+    stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:
         root, checkpoint = None, checkpoint if quarantine else str(remote.local_path(checkpoint))
         chosen = [checkpoint_named(checkpoint, settings_root(checkpoint, run, logs, checkpoints, stores=stores))]
@@ -150,7 +148,7 @@ def _remember(
     checkpoints: Path | None,
 ) -> tuple[str, ...]:
     try:
-        settings = settings_with_checkpoints(run, logs, checkpoints, stores=remote)
+        settings = settings_with_checkpoints(run, logs, checkpoints, stores=True)
     except ChronicleError:
         return ()  # a checkpoint named by its path needs no run
     looked = [(c, stamp, f) for (_, c, f), stamp in zip(found, stamps, strict=True) if c is not None]
@@ -234,23 +232,3 @@ def move_strays(
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
         talk=(f"undo it with `chronicle verify --restore {entry.id}`",),
     )
-
-
-def bring_back(wanted: str, settings: Settings, *, yes: bool) -> CommandResult:
-    """Move the strays of one quarantine back to where they were."""
-    with open_run(settings) as opened:
-        quarantines = events_of(opened.journal.entries, Quarantined)
-        found = [pair for pair in quarantines if wanted.upper() in (pair[0].id, pair[0].id[-len(wanted) :])]
-        if len(found) != 1:
-            raise ChronicleError(
-                f"{len(found)} quarantines are called `{wanted}`: expected one", "`chronicle log` lists them"
-            )
-        made, event = found[0]
-        root, moves = Path(event.root), moves_from_json(list(event.moves))
-        text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
-        agree("Move them back?", text, yes=yes)
-        with uninterrupted():
-            title = f"{len(moves)} strays moved back"
-            entry = opened.writer.write(QuarantineUndone(root=str(root)), title=title, refs=(made.id,))
-            count = move_back(root, quarantine_dir(root, made.id), moves)
-    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})

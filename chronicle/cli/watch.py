@@ -11,18 +11,12 @@ import typer
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
-    FormatOption,
-    IgnoreOption,
     JsonOption,
-    KindOption,
     LogsOption,
-    LossOption,
-    LrOption,
-    StepOption,
-    reading_of,
     settings_from,
     settings_with_checkpoints,
 )
+from chronicle.cli.spikes import FormatOption, IgnoreOption, KindOption, LossOption, LrOption, StepOption, reading_of
 from chronicle.errors import UsageProblem
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import LogReading

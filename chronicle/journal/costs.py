@@ -16,6 +16,7 @@ from typing import Any
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
     CheckpointSaved,
+    EndCause,
     EntryKind,
     GuardVerdict,
     Hardware,
@@ -90,11 +91,17 @@ class Cause(Enum):
 
     CRASH = "crash"
     DELIBERATE = "deliberate rollback"
+    DISK_FULL = "disk full"
     EXPERIMENT = "failed experiment"
+    HANG = "hang"
     HARDWARE = "hardware"
+    NODE_LOST = "node lost"
+    OUT_OF_MEMORY = "out of memory"
     PREEMPTED = "preempted"
     PLANNED = "planned"
-    SOFTWARE = "software"
+    REFUSED = "refused"
+    SOFTWARE = "software"  # a failure of which an earlier version recorded no cause
+    TIME_LIMIT = "time limit"
     UNKNOWN = "unknown"
 
 
@@ -134,6 +141,8 @@ def _cause_of_end(when: float, end: LaunchEnd, serious: Sequence[float]) -> Caus
     """The recorded cause; unknown where the supervisor vanished. `serious`: times of serious hardware events."""
     if any(0 <= when - happened <= HARDWARE_WINDOW_SECONDS for happened in serious):
         return Cause.HARDWARE
+    if end.cause in END_CAUSES:
+        return END_CAUSES[end.cause]
     if end.inferred:
         return Cause.UNKNOWN
     if end.stopped_by == "proposal":
@@ -141,6 +150,16 @@ def _cause_of_end(when: float, end: LaunchEnd, serious: Sequence[float]) -> Caus
     if end.stopped_by == "signal":
         return Cause.PREEMPTED if end.signal == "SIGUSR1" else Cause.PLANNED
     return Cause.PLANNED if end.exit_code == 0 else Cause.SOFTWARE
+
+
+# A launch that ended as it was meant to, or by a person, is planned; a crash in the journal is one here. All others keep
+# their name.
+END_CAUSES: Mapping[str | None, Cause] = {
+    **{cause.value: Cause(cause.value) for cause in EndCause if cause.value in {one.value for one in Cause}},
+    EndCause.FINISHED.value: Cause.PLANNED,
+    EndCause.STOPPED.value: Cause.PLANNED,
+    EndCause.PROPOSAL.value: Cause.DELIBERATE,
+}
 
 
 def seconds_to_detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:

@@ -84,6 +84,23 @@ class EntryKind(StrEnum):
     EXPERIMENT_REPORT = "experiment.report"
 
 
+class EndCause(StrEnum):
+    """Why a launch ended (`launch.end`, field `cause`; docs/launching.md says from what it follows)."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped by a person"
+    PROPOSAL = "proposal"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time limit"
+    NODE_LOST = "node lost"
+    OUT_OF_MEMORY = "out of memory"
+    HANG = "hang"
+    CRASH = "crash"
+    REFUSED = "refused"
+    DISK_FULL = "disk full"
+    UNKNOWN = "unknown"
+
+
 INTENTS = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT))  # a transaction begins
 RECEIPTS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.RECOVER_RECEIPT))  # one is over
 LAUNCHES = frozenset(
@@ -357,6 +374,8 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     host: str | None = None
     exit_code: int | None = None
     signal: Any = None  # its name, or a number in imported journals
+    cause: str | None = None  # an `EndCause`; None in journals of earlier versions
+    because: str = ""  # what was seen of it
     last_step: int | None = None
     duration_seconds: float | None = None
     launcher_code: int | None = None

@@ -22,7 +22,8 @@ from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import Hardware, LaunchEnd, LaunchStart, events_of, find_open_transaction
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
-from chronicle.launch.containment import TOKEN_VARIABLE, EndReport, end_processes, open_group
+from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
+from chronicle.launch.ending import LostSupervisor, judge_lost
 from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, read_heartbeats
 from chronicle.launch.processes import (
     Process,
@@ -33,6 +34,7 @@ from chronicle.launch.processes import (
     read_process,
 )
 from chronicle.launch.provenance import host_name, redact_command
+from chronicle.launch.slurm import JobStart, ask_job, ask_node_state, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock
 
@@ -75,6 +77,7 @@ class LaunchFacts:
     boot_id: str
     ended: bool
     cgroup: str | None = None
+    job: JobStart | None = None  # the start of a SLURM job that it belonged to
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Return whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -128,6 +131,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             start_ticks=start.start_ticks,
             boot_id=start.boot_id,
             cgroup=start.cgroup,
+            job=start_of(start.environment),
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()
@@ -305,18 +309,43 @@ def _find_open_transaction(journal: Journal) -> Entry | None:
 
 
 def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter) -> list[int]:
-    """Write a `launch.end` for launches of this machine whose supervisor is gone; return their numbers."""
+    """Write a `launch.end` for launches whose supervisor is gone, by this machine's or the scheduler's word; their numbers."""
     closed = []
+    own, boot = start_of(os.environ), read_boot_id()
     for facts in list_launches(journal.entries):
-        if facts.ended or facts.host != host_name() or facts.supervisor_alive(read_boot_id()):
+        here = facts.host == host_name()
+        if facts.ended or (here and facts.supervisor_alive(boot)) or not (here or is_over(facts.job, own, now=time.time())):
             continue
-        title = f"launch {facts.number} ended without an entry: its supervisor no longer runs"
-        writer.write(LaunchEnd(host=facts.host, inferred=True), launch=facts.number, title=title)
+        group = open_group(facts.cgroup) if here else None
+        ending = judge_lost(_look_after(facts, boot, group, here=here))
+        title = f"launch {facts.number} ended without an entry: {ending.because}"
+        event = LaunchEnd(host=facts.host, inferred=True, cause=ending.cause.value, because=ending.because)
+        writer.write(event, launch=facts.number, title=title)
         closed.append(facts.number)
-        group = open_group(facts.cgroup)
         if group is not None:
             group.remove()  # succeeds for an empty cgroup; `sweep` ends processes in it
     return closed
+
+
+def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, here: bool) -> LostSupervisor:
+    """What can still be seen of a launch whose supervisor wrote no end."""
+    state = node = None
+    restarted = False
+    if facts.job is not None:
+        state = ask_past_state(facts.job.job, facts.job.restart)
+        word = ask_job(facts.job.job, now=time.time())
+        restarted = word is not None and word.restarts > facts.job.restart
+        state = state or (word.state if word is not None and not restarted else None)
+        node = ask_node_state(facts.host)
+    return LostSupervisor(
+        host=facts.host,
+        other_boot=here and bool(facts.boot_id) and facts.boot_id != boot,
+        oom_kills=None if group is None else group.oom_kills(),
+        job=None if facts.job is None else facts.job.job,
+        scheduler=state,
+        node_state=node,
+        restarted=restarted,
+    )
 
 
 def _refuse_alive_here(run: str, alive: Sequence[LiveProcess]) -> None:
@@ -337,6 +366,8 @@ def _refuse_alive_elsewhere(paths: RunPaths, launches: Sequence[LaunchFacts], no
         beat = beats.get((facts.number, facts.host))
         if facts.ended or facts.host == host_name() or beat is None or beat.age(now) >= FRESH_SECONDS:
             continue
+        if is_over(facts.job, start_of(os.environ), now=now):
+            continue  # the scheduler's word outranks a heartbeat that nobody could take back
         raise LaunchRefused(
             f"launch {facts.number} seems alive on `{facts.host}`: its heartbeat is {beat.age(now):.0f} s old",
             f'wait until the heartbeat is {FRESH_SECONDS:.0f} s old, or pass `--force "why it is not alive"`',

@@ -80,6 +80,14 @@ class ControlGroup:
         found = (read_process(pid) for pid in self._pids())
         return [process for process in found if process is not None and process.alive]
 
+    def oom_kills(self) -> int | None:
+        """How many of its processes the kernel has ended for lack of memory; None without a counter here."""
+        try:
+            lines = (self.path / "memory.events").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
     def kill(self) -> None:
         """Kill every process of the cgroup at once, including processes that are forking."""
         try:

@@ -1,4 +1,4 @@
-"""Settings for the launchers: environment variables, requested ranks, and SLURM's batch script and node identity.
+"""Settings for the launchers: environment variables and requested ranks.
 
 Covers torchrun, accelerate, deepspeed, srun and mpirun. The variable names are the public interface to trainers.
 """
@@ -8,22 +8,15 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.launch.containment import TOKEN_VARIABLE
-from chronicle.paths import RunPaths
-from rollback.disk.durable import write_atomic
 
 __all__ = [
     "REQUESTED_VARIABLE",
-    "NodeIdentity",
     "build_environment",
     "count_requested_ranks",
-    "format_sbatch",
-    "node_identity",
-    "share_number",
 ]
 
 REQUESTED_VARIABLE = "CHRONICLE_REQUESTED_RANKS"
@@ -115,84 +108,3 @@ def count_requested_ranks(command: Sequence[str]) -> int | None:
     if "per node" in asked:
         return asked["per node"] * asked.get("nodes", asked.get("total", 1))
     return asked.get("total")
-
-
-# --- SLURM
-
-SIGNAL_MARGIN_SECONDS = 30  # between the end of the grace period and SLURM's KILL
-NodeIdentity = tuple[str, int]  # (key shared by all nodes of the launch, number of this node)
-
-TEMPLATE = """\
-#!/bin/bash
-#SBATCH --job-name={run}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output=%x-%j.out
-# Send USR1 to the steps (not to this shell) early enough for a save: {grace:.0f} s and a margin.
-#SBATCH --signal=USR1@{lead:d}
-{exclude}
-export CHRONICLE_SIGNAL_LEAD={lead:d}
-# One supervisor per node; torchrun starts the ranks of its node.
-srun --kill-on-bad-exit=1 --wait=60 --unbuffered \\
-  chronicle run --run {run}{node_flag} --grace {grace:.0f} -- {command}
-code=$?
-# 138: saved on USR1, not finished. 78: the guard refused; a restart would be refused again.
-if [ "$code" -eq 138 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
-
-
-def node_identity(environ: Mapping[str, str]) -> NodeIdentity | None:
-    """Return launch key and node number from SLURM's variables; None outside a SLURM step."""
-    job, node = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID", "")
-    if not job or not node.isdigit():
-        return None
-    restart, step = environ.get("SLURM_RESTART_COUNT") or "0", environ.get("SLURM_STEP_ID") or "0"
-    return f"{job}.{restart}.{step}", int(node)
-
-
-def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
-    """Return one launch number for all nodes that share `key`: the first node links its number, the others read it.
-
-    `link` succeeds for exactly one caller, also on network file systems. A number that was not needed is released.
-    """
-    paths.launches_dir.mkdir(parents=True, exist_ok=True)
-    shared = paths.launches_dir / f".job-{key}"
-    known = _read_number(shared)
-    if known is not None:
-        return known
-    mine = take()
-    try:
-        write_atomic(shared, f"{mine}\n", durable=False, may_replace=False)
-        return mine
-    except FileExistsError:
-        paths.launch_dir(mine).rmdir()
-        number = _read_number(shared)
-        assert number is not None, f"`{shared}` was linked into place with its number in it"
-        return number
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def format_sbatch(
-    run: str, command: Sequence[str], *, grace_seconds: float, nodes: int = 1, excluded: Sequence[str] = ()
-) -> str:
-    """Return a batch script for this run. SLURM sends its warning `grace + 30` seconds before the time limit."""
-    return TEMPLATE.format(
-        run=shlex.quote(run),
-        nodes=nodes,
-        grace=grace_seconds,
-        lead=math.ceil(grace_seconds) + SIGNAL_MARGIN_SECONDS,
-        exclude=f"#SBATCH --exclude={','.join(excluded)}\n" if excluded else "",
-        node_flag=" --node" if nodes > 1 else "",
-        command=shlex.join(command),
-    )

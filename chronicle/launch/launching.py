@@ -21,7 +21,7 @@ from typing import Any
 from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import EntryKind, LaunchEnd, LaunchStart, LaunchStep
+from chronicle.journal.events import EndCause, EntryKind, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
 from chronicle.launch.admission import (
@@ -34,8 +34,9 @@ from chronicle.launch.admission import (
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
+from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_end
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
-from chronicle.launch.launchers import NodeIdentity, build_environment, count_requested_ranks, share_number
+from chronicle.launch.launchers import build_environment, count_requested_ranks
 from chronicle.launch.live_metrics import (
     DeviceSampler,
     LiveDetector,
@@ -51,11 +52,13 @@ from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
     LaunchSeals,
+    code_of,
     describe_end,
     format_end,
+    refusal_of,
     title_of_end,
-    was_refused,
 )
+from chronicle.launch.slurm import NodeIdentity, ask_job, job_of, share_number
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.paths import RunPaths
 
@@ -94,6 +97,8 @@ class LaunchResult:
     data: Mapping[str, Any]
 
 
+JUDGED_LINES = 200  # last lines in which an exception is looked for
+
 # --- One admitted launch
 
 class Launch:
@@ -116,6 +121,7 @@ class Launch:
         self._said: set[str] = set()
         self._group: ControlGroup | None = None
         self._containment = ""
+        self._oom_kills = count_oom_kills()
         self._start_step: int | None = None
         self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
         self._record = LaunchRecord(writer, number, complain=self._complain)
@@ -166,7 +172,12 @@ class Launch:
         try:
             outcome = supervisor.run()
         except OSError as error:
-            end = LaunchEnd(host=self._start["host"], exit_code=LaunchRefused.exit_code)
+            end = LaunchEnd(
+                host=self._start["host"],
+                exit_code=LaunchRefused.exit_code,
+                cause=EndCause.REFUSED,
+                because=f"`{request.command[0]}` cannot be started: {error.strerror or error}",
+            )
             self._record.write(end, title=f"launch {number} could not start: {error}")
             raise LaunchRefused(f"cannot start `{request.command[0]}`: {error.strerror or error}") from error
         finally:
@@ -213,8 +224,8 @@ class Launch:
         self._note_start_step()
         self._watcher.finish()
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)
-        journal = read_journal(self._request.paths)
-        refused = outcome.exit_code != 0 and was_refused(journal, self._number, launcher_tail)
+        ending = self._judge(outcome, launcher_tail)
+        refused = ending.cause is EndCause.REFUSED
         if refused:
             outcome = replace(outcome, exit_code=DO_NOT_REQUEUE)  # torchrun returns 1 when a rank returns 78
         channels = self._channels
@@ -226,6 +237,7 @@ class Launch:
             launcher_tail=launcher_tail,
             lost_bytes=channels.lost_bytes,
             late=channels.latency.late,
+            ending=ending,
             explained=refused or outcome.stopped_by == "proposal",
         )
         if self._printed.writing:
@@ -246,6 +258,43 @@ class Launch:
             self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
         self._close()
         return LaunchResult(launch=self._number, exit_code=outcome.exit_code, data=data)
+
+    def _judge(self, outcome: LaunchOutcome, launcher_tail: Sequence[str]) -> Ending:
+        """Look at everything that may tell why the launch ended."""
+        request, death = self._request, outcome.first_death
+        failed = outcome.exit_code != 0
+        refusal = refusal_of(read_journal(request.paths), self._number, launcher_tail) if failed else ""
+        code = code_of(death, launcher_tail) if death is not None else None
+        if failed and not refusal and DO_NOT_REQUEUE in (outcome.exit_code, code):
+            refusal = f"the trainer ended with {DO_NOT_REQUEUE}: guard or preflight refused"
+        job = job_of(request.environ)
+        now = count_oom_kills()
+        lead = request.environ.get("CHRONICLE_SIGNAL_LEAD", "")
+        lines = self._rank_tails(outcome, JUDGED_LINES).get(death.rank) if death is not None else None
+        return judge_end(
+            Seen(
+                exit_code=outcome.exit_code,
+                launcher_code=outcome.launcher_code,
+                stopped_by=outcome.stopped_by,
+                stop_signal=outcome.stop_signal,
+                refused=refusal,
+                rank=None if death is None else death.rank,
+                rank_code=code,
+                oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+                full=full_disks(self._written_to()),
+                lines=tuple(lines or self._channels.log.last_lines(JUDGED_LINES)),
+                scheduler=ask_job(job, now=self._clock()) if job is not None and (failed or outcome.stopped_by) else None,
+                in_job=job,
+                lead_seconds=float(lead) if lead.isdigit() else 0.0,
+            )
+        )
+
+    def _written_to(self) -> list[Path]:
+        """Where the launch writes: its run directory and the checkpoints."""
+        try:
+            return [self._request.paths.run_dir, *map(Path, self._roots())]
+        except (JournalError, OSError):
+            return [self._request.paths.run_dir]  # a journal that cannot be read ends no launch
 
     def _note_stamps(self) -> None:
         """Note which checkpoints lie there before the launch; on the first node only."""
@@ -272,12 +321,12 @@ class Launch:
         except Exception as error:  # noqa: BLE001 the launch matters more than this record
             self._complain(f"{what} were not looked at: {type(error).__name__}: {error}")
 
-    def _rank_tails(self, outcome: LaunchOutcome) -> dict[int, list[str]]:
+    def _rank_tails(self, outcome: LaunchOutcome, count: int = TAIL_LINES) -> dict[int, list[str]]:
         """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""
-        tails = {rank: log.last_lines(TAIL_LINES) for rank, log in self._channels.rank_logs.items()}
+        tails = {rank: log.last_lines(count) for rank, log in self._channels.rank_logs.items()}
         death = outcome.first_death
         if death is not None and death.rank not in tails:
-            tails[death.rank] = read_last_lines(self._request.paths.rank_log(self._number, death.rank), TAIL_LINES)
+            tails[death.rank] = read_last_lines(self._request.paths.rank_log(self._number, death.rank), count)
         return tails
 
     def _is_ours(self, path: Path) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "read_boot_id",
     "read_command",
     "read_environment",
+    "read_exit_code",
     "read_process",
     "send_signal",
     "walk_children",
@@ -72,6 +73,19 @@ def read_process(pid: int) -> Process | None:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return parse_stat(stat.read().decode("utf-8", "replace"), os.fstat(stat.fileno()).st_uid)
     except (OSError, ValueError):
+        return None
+
+
+def read_exit_code(pid: int) -> int | None:
+    """The exit code of a process that has ended and was not waited for yet, negative for a signal; None where it is gone.
+
+    Field 52 of `/proc/<pid>/stat`, which the kernel shows to those who may trace the process (proc(5)).
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, *fields = text.rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[-1])) if state in "ZX" else None
+    except (OSError, ValueError, IndexError):
         return None
 
 

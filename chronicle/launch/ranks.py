@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from chronicle.launch.processes import read_environment, walk_children
+from chronicle.launch.processes import read_environment, read_exit_code, walk_children
 
 __all__ = [
     "OUTPUT_VARIABLE",
@@ -86,11 +86,15 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
-    """One rank's process ended; `time` is monotonic seconds."""
+    """One rank's process ended; `time` is monotonic seconds.
+
+    `code` is its exit code, negative for a signal; None where its launcher had waited for it before we looked.
+    """
 
     rank: int
     pid: int
     time: float
+    code: int | None = None
 
 
 class RankWatch:
@@ -152,7 +156,7 @@ class RankWatch:
             self._close(rank)
 
     def _ended(self, rank: int, pid: int) -> None:
-        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self._clock()))
+        self.deaths.append(RankDeath(rank=rank, pid=pid, time=self._clock(), code=read_exit_code(pid)))
         self._close(rank)
 
     def _close(self, rank: int) -> None:

@@ -1,7 +1,7 @@
 """What a launch writes to the journal: its entries, the exit report, and the seals of its files.
 
 An entry that cannot be written waits in memory, and the run goes on. A seal is {path below the run, bytes, sha256}.
-`verify_seals` hashes the files again and reports every file that differs.
+`broken_seals` hashes the files again and reports every file that differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter
-from chronicle.journal.events import GuardVerdict, JournalEvent, LaunchEnd, SealedParts, events_of
+from chronicle.journal.events import EndCause, GuardVerdict, JournalEvent, LaunchEnd, SealedParts, events_of
+from chronicle.launch.ending import Ending
+from chronicle.launch.ranks import RankDeath
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
@@ -22,12 +24,13 @@ __all__ = [
     "TAIL_LINES",
     "LaunchRecord",
     "LaunchSeals",
+    "broken_seals",
+    "code_of",
     "describe_end",
     "format_end",
+    "refusal_of",
     "seal_file",
     "title_of_end",
-    "verify_seals",
-    "was_refused",
 ]
 
 
@@ -83,6 +86,7 @@ def describe_end(
     launcher_tail: Sequence[str],
     lost_bytes: int,
     late: Mapping[int, float | None],
+    ending: Ending,
     explained: bool = False,
 ) -> dict[str, Any]:
     """Return the data of `launch.end`. `tails` are the last lines by rank, `launcher_tail` those of the merged log.
@@ -95,6 +99,8 @@ def describe_end(
         "host": host,
         "exit_code": outcome.exit_code,
         "signal": outcome.signal,
+        "cause": ending.cause.value,
+        "because": ending.because,
         "last_step": last_step,
         "duration_seconds": round(outcome.duration_seconds, 3),
         "launcher_code": outcome.launcher_code,
@@ -109,7 +115,7 @@ def describe_end(
     if death is not None:
         before = max(0.0, outcome.launcher_ended_at - death.time)
         data["first_to_end"] = {"rank": death.rank, "pid": death.pid, "seconds_before_launcher": round(before, 3)}
-        code = find_rank_code(launcher_tail, death.rank)
+        code = code_of(death, launcher_tail)
         if code is not None:
             data["first_to_end"]["exit_code"] = code
     if failed:
@@ -123,13 +129,20 @@ def describe_end(
     return data
 
 
-def was_refused(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> bool:
-    """Return whether guard or preflight refused this launch (a rank ended with 78): it must not be requeued."""
-    verdicts = [event.verdict for entry, event in events_of(journal.entries, GuardVerdict) if entry.launch == launch]
-    if verdicts and verdicts[-1] == "refused":
-        return True
+def refusal_of(journal: Journal, launch: int, launcher_tail: Sequence[str]) -> str:
+    """Why guard or preflight refused this launch, so that it must not be requeued; "" where they did not."""
+    verdicts = [(entry, event) for entry, event in events_of(journal.entries, GuardVerdict) if entry.launch == launch]
+    if verdicts and verdicts[-1][1].verdict == "refused":
+        return verdicts[-1][0].title or "the guard refused"
     codes = (TORCHRUN_CODE.search(line) for line in launcher_tail)
-    return any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes)
+    if any(code is not None and int(code.group(1)) == DO_NOT_REQUEUE for code in codes):
+        return f"a rank ended with code {DO_NOT_REQUEUE}: guard or preflight refused"
+    return ""
+
+
+def code_of(death: RankDeath, launcher_tail: Sequence[str]) -> int | None:
+    """The exit code of the rank that ended first: what the kernel showed, else what torchrun reports."""
+    return death.code if death.code is not None else find_rank_code(launcher_tail, death.rank)
 
 
 def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
@@ -156,7 +169,14 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     else:
         how = "completed" if data["exit_code"] == 0 else "failed"
     at = "" if data["last_step"] is None else f" at step {data['last_step']}"
-    return f"launch {launch} {how}{at}"
+    return f"launch {launch} {how}{at}{_cause_beside(how, data)}"
+
+
+def _cause_beside(how: str, data: Mapping[str, Any]) -> str:
+    """The cause, where the words before it do not say it."""
+    said = {"completed": EndCause.FINISHED, "failed": EndCause.CRASH, "stopped on a proposal": EndCause.PROPOSAL}
+    cause = data.get("cause")
+    return f": {cause}" if cause and cause != said.get(how) else ""
 
 
 def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> list[str]:
@@ -164,6 +184,8 @@ def format_end(launch: int, data: Mapping[str, Any], *, containment: str) -> lis
     ended = data["ended_processes"]
     counts = ", ".join(f"{ended[key]} {word}" for key, word in (("terminated", "TERM"), ("killed", "KILL")) if ended[key])
     lines = [f"{title_of_end(launch, data)}, after {data['duration_seconds']:.1f} s, exit code {data['exit_code']}"]
+    if data.get("cause") not in (None, EndCause.FINISHED, EndCause.PROPOSAL):
+        lines.append(f"cause: {data['cause']} ({data['because']})")
     first = data.get("first_to_end")
     if first is not None:
         before = first["seconds_before_launcher"]
@@ -227,15 +249,17 @@ def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
     return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest.hexdigest()}
 
 
-def verify_seals(paths: RunPaths, entries: Iterable[Entry]) -> list[str]:
-    """Return one sentence per sealed file that is missing or has changed."""
-    problems = []
+def broken_seals(
+    paths: RunPaths, entries: Iterable[Entry], wanted: Callable[[str], bool] = lambda path: True
+) -> dict[str, str]:
+    """The sealed files that are missing or have changed, each with a sentence; keys: paths below the run directory."""
+    problems = {}
     for entry in entries:
         event = SEALING[entry.kind].of(entry) if entry.kind in SEALING else None
         for seal in event.sealed if event is not None else ():
-            problem = _check(paths, seal)
+            problem = _check(paths, seal) if wanted(str(seal["path"])) else None
             if problem:
-                problems.append(f"{problem} (sealed by {entry.kind} {entry.id})")
+                problems[str(seal["path"])] = f"{problem} (sealed by {entry.kind} {entry.id})"
     return problems
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "SKIP_VARIABLE",
     "check_before_first_step",
     "check_facts",
+    "record_facts",
     "require_known",
 ]
 
@@ -122,6 +123,22 @@ def check_before_first_step(
         _record(paths, launch, facts, expected, results, failures, declares=not is_full)
     if failures:
         raise PreflightFailed(failures)
+    return results
+
+
+def record_facts(facts: TrainerFacts, *, environ: Mapping[str, str] = os.environ) -> tuple[CheckResult, ...]:
+    """Run the catalogue over facts that the guard found of a trainer that does not report itself, and record the results.
+
+    Nothing is refused and no plan is declared: the trainer did not ask for either.
+    """
+    directory, number = environ.get("CHRONICLE_RUN_DIR"), environ.get("CHRONICLE_LAUNCH", "")
+    if not directory:
+        return ()
+    paths = RunPaths(Path(directory))
+    expected = _read_baseline(read_journal(paths).entries, environ)
+    results = check_facts(facts, expected, skip=tuple(filter(None, environ.get(SKIP_VARIABLE, "").split(","))))
+    failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
+    _record(paths, int(number) if number.isdigit() else None, facts, expected, results, failures, declares=False)
     return results
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from chronicle.journal import Entry
 from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
 from chronicle.launch.admission import find_alive, list_launches
+from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
 from chronicle.preflight.results import CheckAnswer, CheckResult
@@ -35,8 +36,12 @@ __all__ = [
 ]
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/dev/accel")
 QUERY_SECONDS = 1.5  # all checks before a launch together take at most two
 PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port", "--rdzv-port")
+ENDPOINT_FLAGS = ("--rdzv_endpoint", "--rdzv-endpoint")
+DEFAULT_ENDPOINT_PORT = "29400"  # of torch's c10d rendezvous
+HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +87,11 @@ def check_orphans(host: Host) -> CheckResult:
 
 
 def check_gpus_free(host: Host) -> CheckResult:
-    """PF08: no other process uses memory of the GPUs that this launch can see; unknown without a driver."""
+    """PF08: no other process uses memory of the GPUs that this launch can see; unknown where they cannot be asked."""
     answer = CheckAnswer("PF08", "GPU memory free")
     if shutil.which("nvidia-smi") is None:
+        if not any(Path(path).exists() for path in GPU_DEVICES):
+            return answer.passed("no GPU in this machine", "/dev")
         return answer.unknown("no NVIDIA driver here")
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -112,8 +119,14 @@ def _rows(text: str) -> list[tuple[str, str, str]]:
 def check_port(host: Host) -> CheckResult:
     """PF09: the rendezvous port can be bound; `--standalone` picks its own."""
     answer = CheckAnswer("PF09", "rendezvous port")
-    port = _find_port(host.command) or host.environ.get("MASTER_PORT")
-    if port is None or not port.isdigit() or port == "0":
+    place, port = _find_port(host.command) or ("", host.environ.get("MASTER_PORT") or "")
+    if place not in (*HERE, socket.gethostname(), socket.gethostname().split(".")[0]):
+        return answer.unknown(f"the rendezvous is at {place}:{port}, not on this machine")
+    if port == "0" or "--standalone" in host.command:
+        return answer.passed("the launcher takes a free port", "the command")
+    if not port.isdigit():
+        if host.command and count_requested_ranks(host.command) is None and not _is_launcher(host.command):
+            return answer.passed("one process: no launcher, no port", "the command")
         return answer.unknown("the command names no port")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -125,12 +138,26 @@ def check_port(host: Host) -> CheckResult:
     return answer.passed(f"port {port} is free", "one bind")
 
 
-def _find_port(command: Sequence[str]) -> str | None:
+def _find_port(command: Sequence[str]) -> tuple[str, str] | None:
+    """Host ("" where it is not named) and port of the rendezvous, as the command names them."""
     for index, word in enumerate(command):
         name, equals, value = word.partition("=")
+        value = value if equals else (command[index + 1] if index + 1 < len(command) else "")
         if name in PORT_FLAGS:
-            return value if equals else (command[index + 1] if index + 1 < len(command) else None)
+            return "", value
+        if name in ENDPOINT_FLAGS:
+            place, _, port = value.rpartition(":") if ":" in value else (value, "", DEFAULT_ENDPOINT_PORT)
+            return place.strip("[]"), port
     return None
+
+
+def _is_launcher(command: Sequence[str]) -> bool:
+    """Whether the command starts several processes, or a script that may."""
+    words = [os.path.basename(word) for word in command[:4]]
+    known = (*LAUNCHERS, *SHELLS)
+    return any(word in known or word.endswith(".sh") for word in words) or any(
+        word.startswith(("torch.distributed", "accelerate", "deepspeed")) for word in command[:4]
+    )
 
 
 def check_room(host: Host) -> CheckResult:

@@ -92,6 +92,8 @@ def check_wrapper(facts: TrainerFacts, expected: Baseline) -> CheckResult:
     """PF05: the class that wraps the model is the declared one."""
     answer = CheckAnswer("PF05", "wrapper")
     claimed = expected.claimed_wrapper or expected.binding_plan.get("wrapper") or facts.wrapper_requested
+    if facts.wrapper is None and claimed is None and facts.world_size == 1:
+        return answer.passed("none: one rank holds the whole model", "1 rank")
     if facts.wrapper is None or claimed is None:
         return answer.unknown(
             "the trainer did not report the model's wrapper" if facts.wrapper is None else "no wrapper was declared"

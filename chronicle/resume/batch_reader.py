@@ -29,7 +29,7 @@ from chronicle.resume.horizon import LrCurve, find_in_plan
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.learning_rate import forecast_lrs
 
-__all__ = ["FirstBatch", "TrainerSays", "check_revisions", "heads_of", "read_rows", "read_words", "revisions_of"]
+__all__ = ["FirstBatch", "TrainerSays", "check_revisions", "heads_of", "read_plan", "read_rows", "read_words", "revisions_of"]
 
 NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
 NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
@@ -45,6 +45,7 @@ class TrainerSays:
     tokenizer: Any = None
     max_length: int | None = None
     packed: bool = False
+    precision: str | None = None  # bf16, fp16 or fp32
     has_prompts: bool = False
     planned: int | None = None  # optimizer steps
     asked_warmup: int | None = None
@@ -61,6 +62,7 @@ class FirstBatch:
         self._rows: list[TokenRow] = []
         self._packed = False
         self._told = False
+        self.told: dict[str, Any] = {}  # the batch in words, once it was told
 
     def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """One micro-batch, before it enters the model."""
@@ -81,7 +83,7 @@ class FirstBatch:
         if self._rows:
             words, decode = self._read_words(live)
             found = [*find_in_batch(self._rows, words, self._setting(live)), *found]
-            told = tell_batch(self._rows, words, decode if self.with_text else None)
+            told = self.told = tell_batch(self._rows, words, decode if self.with_text else None)
         self._write(told, found, step)
         self._rows = []
 

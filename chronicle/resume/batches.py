@@ -49,6 +49,7 @@ class BatchWitness:
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
+        self.enters: Callable[[], None] = lambda: None  # before every batch
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
         self._shapes_left = NUM_SHAPES
         self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
@@ -86,6 +87,7 @@ class BatchWitness:
         """A batch of the training, in any form."""
         if self._gave_up:
             return
+        self.enters()
         if not self._begun:
             self._begun = True
             self._first()

@@ -7,6 +7,9 @@ A hook on a module or optimizer is Python code that runs inside the compiled cal
 - `see_compiled_calls` looks at the arguments of a compiled model before dynamo gets them. `torch.compile(model)` makes an
   `OptimizedModule`, whose `__call__` is ordinary Python; `model.compile()` sets `_compiled_call_impl`.
 
+- `is_compiling_here` tells whether this process compiles anything. Then no hook is put into the layers of a model and no mode
+  around its pass: parts of it (blocks, `forward`, a function that it calls) may be compiled although the whole is not.
+
 A model that is called inside a compiled function (`torch.compile(train_step)`) cannot be seen: nothing is said about it.
 """
 
@@ -16,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["compiled_part", "outside_graphs", "see_compiled_calls", "see_own_compilation", "when_compiled"]
+__all__ = ["compiled_part", "is_compiling_here", "outside_graphs", "see_compiled_calls", "see_own_compilation", "when_compiled"]
 
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
@@ -77,6 +80,16 @@ def see_own_compilation(module: Any) -> None:
 def compiled_part(model: Any) -> Any:
     """The model inside an `OptimizedModule`; any other model itself."""
     return model.__dict__.get("_modules", {}).get("_orig_mod", model)
+
+
+def is_compiling_here(model: Any) -> bool:
+    """Whether a part of this model, or anything else in this process, was given to `torch.compile` until now."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(frames, "cached_backends", None) or {}
+    if any(backend not in (None, False) for backend in tuple(backends.values())):  # None: `torch.compiler.disable`
+        return True
+    parts = model.modules() if hasattr(model, "modules") else ()
+    return any(part.__dict__.get("_compiled_call_impl") is not None or "_orig_mod" in part._modules for part in parts)
 
 
 def _before_call(module: Any, args: Any, kwargs: Any) -> None:

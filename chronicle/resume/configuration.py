@@ -63,6 +63,7 @@ OF_A_RUN = {"epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch",
             "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
             "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
 PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
+NUM_TENSORS = 64
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
 
@@ -83,14 +84,47 @@ def model_record(models: Sequence[Any]) -> dict[str, Any]:
             stored.append(row)
         placed[name] = rows[key]
     record = {"rows": stored, "modules": _folded(placed), "configs": configs, "eval": _other_mode(models, modules)}
-    return record if len(json.dumps(record)) <= MAX_BYTES else _capped(record)
+    record = record if len(json.dumps(record)) <= MAX_BYTES else _capped(record)
+    return {**record, "tensors": unsaved_tensors(modules)}
+
+
+def unsaved_tensors(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Tensors that a module computes with and that no checkpoint holds: rotary frequencies, masks, class weights.
+
+    Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
+    """
+    found: dict[str, list[Any]] = {}
+    for name, module in modules.items():
+        later = _set_later(class_of(module))
+        unsaved = getattr(module, "_non_persistent_buffers_set", ())
+        own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing) and key not in later}
+        for key, thing in ({key: module._buffers.get(key) for key in unsaved} | own).items():
+            place = pattern_of(f"{name}.{key}" if name else key)
+            if not key.startswith("_") and place not in found and len(found) < NUM_TENSORS and (values := _values(thing)):
+                found[place] = values
+    return found
+
+
+def _is_plain_tensor(thing: Any) -> bool:
+    return hasattr(thing, "detach") and hasattr(thing, "layout") and not getattr(thing, "requires_grad", True)
+
+
+def _values(tensor: Any) -> list[Any]:
+    """[] for what has no values that could be read."""
+    if not _is_plain_tensor(tensor) or tensor.is_meta or tensor.numel() == 0 or str(tensor.layout) != "torch.strided":
+        return []
+    stride = max(1, tensor.numel() // 8)
+    values = tensor.detach().reshape(-1)[::stride][:8].double().tolist() if not tensor.is_complex() else []
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), [plain_value(float(f"{one:.6g}")) for one in values]]
 
 
 def moved_between(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
     """Names (with `*` for places in a stack) of the values that differ between two records of one launch."""
     before, after = flat_values(first), flat_values(second)
     names = {name for name in before.keys() | after.keys() if before.get(name, SKIPPED) != after.get(name, SKIPPED)}
-    return {pattern_of(name) for name in names}
+    one, other = first.get("tensors") or {}, second.get("tensors") or {}
+    tensors = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    return {pattern_of(name) for name in names} | tensors
 
 
 def flat_values(record: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:

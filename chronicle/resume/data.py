@@ -26,13 +26,14 @@ from chronicle.resume.contract import Expectation, Mode, Options
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.verdict import Ranks, StartingPoint
 
-__all__ = ["DataWatch", "compare_first_batch"]
+__all__ = ["NO_STEP_SEEN", "DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
 NOT_SEEN = "no batch had entered the model before this step: it runs inside the step (a closure) or inside a compiled function"
 NO_POSITION = "the checkpoint does not say how many batches had been seen when it was saved"
 NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"
+ASKED_AT = (3, 32, 256)  # batches after which it is asked whether steps are taken that nobody sees
 NUM_FIRST = 3
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
@@ -57,9 +58,11 @@ class DataWatch:
         self._record = self._new_record()
         self._record_id = ""
         self._contained = contained
+        self.told: Callable[[int], None] = lambda digest: None  # of the digest of every batch
         self._was_equal = False
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
+        self._early: list[tuple[int, int]] = []  # (digest, step) after the first batch and before the first optimizer step
         self._expected: deque[int] = deque()  # batches of the first pass that should come next
         self._astray = 0
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
@@ -68,6 +71,7 @@ class DataWatch:
         self._said: set[str] = set()
         atexit.register(_finish, weakref.ref(self))
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
+        self.look_for_steps: Callable[[], None] = lambda: None  # whether steps are taken that no hook sees
         self.continues = False  # the trainer itself says that it skips the batches that were seen
 
     # ---- what enters the model -----------------------------------------------------------------------------------
@@ -88,6 +92,7 @@ class DataWatch:
         self._record = self._new_record()
         self.batches.restart()
         self._first, self.first, self._record_id = None, (), ""
+        self._early.clear()
         self._expected.clear()
         self._passes.clear()
         self._astray = self._in_pass = 0
@@ -99,18 +104,24 @@ class DataWatch:
     def finish(self) -> None:
         """The process ends: nothing stays in memory."""
         with self._contained("batches"):
+            self.look_for_steps()
             self.batches.settle()
             self._record.flush()
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
+        self.told(digest)
         if self._first is None:
             self._first = digest
+        elif not self._record.begun and step is not None and len(self._early) < NUM_FOLLOWED:
+            self._early.append((digest, step))
         if len(self.first) < NUM_FIRST:
             self.first = (*self.first, f"{digest:016x}")
         self._record.add(digest, 0 if step is None else step + 1, place)
         if step is None and self._record.num_seen == NUM_WITHOUT_STEP:
             self._journal.say("no step", f"not verified: {NO_STEP_SEEN}")
+        if self._record.num_seen in ASKED_AT:
+            self.look_for_steps()
         if self._start.resumed and step is not None:
             self._follow(digest, step)
             self._count(place, step)
@@ -212,6 +223,9 @@ class DataWatch:
             self._full = max(before.pass_lengths(), default=0)
             rest = before.entries["digest"][before.position + 1 :][:NUM_FOLLOWED]
             self._expected.extend(int(one) for one in rest)
+            for digest, step in self._early:  # further micro-batches of the first step
+                self._follow(digest, step)
+            self._early.clear()
         return compared(NAME, "M4", True, expected=f"{followed:016x}", found="equal")
 
     def _parent(self) -> Position | None:

@@ -141,10 +141,11 @@ def or_else(otherwise: Callable[..., Any]) -> Callable[[F], F]:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except (ChronicleError, TypeError):
+            except ChronicleError:
                 raise
             except Exception as problem:
-                if raised_by_script(problem):
+                never_began = problem.__traceback__ is None or problem.__traceback__.tb_next is None
+                if (isinstance(problem, TypeError) and never_began) or raised_by_script(problem):
                     raise
                 return otherwise(problem, *args, **kwargs)
 

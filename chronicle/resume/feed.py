@@ -205,6 +205,7 @@ class Shapes:
         self._rows: set[int] = set()
         self._lengths: set[int | None] = set()
         self._num_batches = 0
+        self._autocast: set[str] = set()
 
     def see(self, inputs: Any) -> None:
         """One batch enters the model."""
@@ -212,16 +213,30 @@ class Shapes:
         if first is None:
             return
         self._num_batches += 1
+        self._autocast.add(_autocast(first.device.type))
         self._rows.add(int(first.shape[0]))
         self._lengths.add(sequence_length(inputs))
 
-    def to_json(self) -> dict[str, int]:
-        """`rows` and `length` as far as every batch had the same, and the number of `batches`; {} before the first."""
-        record = {"batches": self._num_batches} if self._num_batches else {}
+    def to_json(self) -> dict[str, Any]:
+        """`rows`, `length`, `autocast` as far as every batch had the same, and the number of `batches`; {} before the first."""
+        record: dict[str, Any] = {"batches": self._num_batches} if self._num_batches else {}
+        if len(self._autocast) == 1:
+            record["autocast"] = next(iter(self._autocast))
         for name, seen in (("rows", self._rows), ("length", self._lengths)):
             if len(seen) == 1 and (value := next(iter(seen))) is not None:
                 record[name] = value
         return record
+
+
+def _autocast(device: str) -> str:
+    """The precision that is set around the model: a dtype, "off", or "?" where torch cannot say."""
+    import torch
+
+    try:
+        on = torch.is_autocast_enabled(device)
+        return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else "off"
+    except (RuntimeError, TypeError):
+        return "?"
 
 
 def sequence_length(inputs: Any) -> int | None:

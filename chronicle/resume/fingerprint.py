@@ -58,6 +58,7 @@ class LiveState:
     reading: Any = None  # the loader that is being iterated
     feed: Any = None  # the loader that is trained from, where the guard may not change its order
     accumulating: bool = False  # gradients are being accumulated for a step that has not come yet
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of the trainer: how it makes loss and gradient
     unknown: Mapping[str, str] = field(default_factory=dict)  # what the script could not say -> why
 
     @property

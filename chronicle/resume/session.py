@@ -17,7 +17,7 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
 from chronicle.resume.batch_reader import FirstBatch, check_revisions
 from chronicle.resume.batch_record import LastFrames
-from chronicle.resume.checks.check import Check, attempt, failed, noted
+from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
 from chronicle.resume.checks.run import drives, shares_parameters
 from chronicle.resume.checks.tripwires import NUM_TRIPWIRE_STEPS, LrTripwire, LrWitness
@@ -29,19 +29,22 @@ from chronicle.resume.contract import (
     requested_ranks,
     wants_batch_text,
 )
-from chronicle.resume.data import DataWatch
+from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE
 from chronicle.resume.faults import Containment, Faults, reason_of
-from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory
+from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
+from chronicle.resume.first_gradient import NAME as GRADIENT
+from chronicle.resume.first_gradient import FirstGradient
 from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
 from chronicle.resume.honours import Honours
-from chronicle.resume.horizon import SCHEDULE
+from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.save import Sealer, checkpoint_root
+from chronicle.resume.self_report import SelfReport
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -89,10 +92,16 @@ class GuardSession:
         self.batches.lost = lambda problem: self.faults.record("batch", problem)
         self.sealer.failed = self.faults.record
         self.data.failed = self.faults.record_text
+        self.data.look_for_steps = self._look_for_steps
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.batches.look = self._look_at
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
         self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
+        paths = None if self.off else self.journal.paths
+        self.first_gradient = FirstGradient(None if paths is None else paths.gradients_dir, self.ranks.rank)
+        self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
+        self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
+        self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
@@ -121,6 +130,7 @@ class GuardSession:
         self._training = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
+        self._described: tuple[int, Mapping[str, str]] | None = None  # steps of this launch, generators
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -166,17 +176,27 @@ class GuardSession:
             root = checkpoint_root(directory)
             try:
                 self.sealer.seal(root, self.describe(), save_seconds)
-                self.data.after_save()
+                self.state_written()
+                self.report.saved(self._observe(), self.step)
             except Exception as problem:
                 text = f"`{directory}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
                 raise
+
+    def state_written(self) -> None:
+        """The state that was described last is written: a resume is asked for the batches and the gradient that follow it."""
+        self.data.after_save()
+        if self._described is not None and self._described[0] == self._steps_here:
+            self.batches.settle()
+            self.first_gradient.saved(self.identity, self._described[1])
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone.
 
         `seen`: the position in the data at the save, when that was earlier than now.
         """
+        with self.contained("steps"):
+            self._look_for_steps()
         self.honours.restore_lrs()
         live = self._live()
         memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
@@ -185,6 +205,7 @@ class GuardSession:
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             self._identity = self.journal.new_identity(step)
+        self._described = (self._steps_here, memory.ranks[0].rng)
         topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:
@@ -299,6 +320,7 @@ class GuardSession:
         if not self.off:
             self._identity = {}
             self.begins()
+            self.first_gradient.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
                 self.envelope.loaded()
@@ -328,6 +350,16 @@ class GuardSession:
             with self.contained("verdict"):
                 self.verdicts.conclude((), "before the first step")
 
+    def _look_for_steps(self) -> None:
+        """Whether the optimizer has stepped since the load and no hook saw it: then nothing was compared, which is said."""
+        expectation = self.start.expectation
+        if self._stepped or self._loading or self.off or not self.start.resumed or expectation is None:
+            return
+        loaded = None if expectation.memory is None else expectation.memory.step
+        taken = optimizer_steps(self._observe().optimizers)
+        if loaded is not None and taken is not None and taken[1] > loaded:
+            self._forget("step", NO_STEP_SEEN)
+
     def retire(self) -> None:
         """The guard could not be set up completely: it does nothing more in this launch."""
         self._retired = self.envelope.off = True
@@ -344,6 +376,8 @@ class GuardSession:
     def _reopen(self) -> None:
         """The next optimizer step is a first one: tripwires and counts of the state before it no longer hold."""
         self._stepped, self._steps_here, self._tripwire = False, 0, None
+        self._described = None
+        self.first_gradient.loaded()
         self._recent.clear()
         self._witness = self._witness.predict(())
         if self._ever_stepped:
@@ -402,6 +436,8 @@ class GuardSession:
         if not self._counts(optimizer):
             return
         self._steps_here += 1
+        if not self.gradients_later:
+            self._see_gradient(optimizer)
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
         if not self._recent or lrs != self._recent[-1]:
@@ -412,6 +448,35 @@ class GuardSession:
             self._trip(lrs)
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
+
+    def gradient_ready(self, optimizer: Any) -> None:
+        """For adapters whose steps run the backward pass inside: the gradient of the step that has begun is complete."""
+        if self.off or self.faults.gave_up("step") or not self._counts(optimizer):
+            return
+        refused = None
+        with self.contained("step"):
+            for check in self._compare_gradient(optimizer) if self._live().scaler is None else ():
+                refused = check if not check.ok else None
+                if check.outcome is Outcome.NOTED:
+                    self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
+            self._see_gradient(optimizer)
+        if refused is not None:
+            self._refuse_here(refused)
+
+    def _see_gradient(self, optimizer: Any) -> None:
+        if self.first_gradient.is_awaited:
+            self.batches.settle()
+        self.first_gradient.stepping(self._place_of(optimizer), optimizer)
+
+    def _compare_gradient(self, optimizer: Any) -> Iterator[Check]:
+        self.batches.settle()
+        expectation, place = self.start.expectation, self._place_of(optimizer)
+        return attempt(GRADIENT, "M6", lambda: self.first_gradient.compare(expectation, place, optimizer))
+
+    def _place_of(self, optimizer: Any) -> int:
+        """Which of the guarded optimizers this is; -1 for a whole engine, whose gradients cannot be reached."""
+        known = enumerate(self._known)
+        return -1 if optimizer is None else next((i for i, one in known if drives(optimizer, one)), -1)
 
     def _counts(self, optimizer: Any) -> bool:
         """Whether a step of this optimizer is counted: that of the first guarded one, or of one that shares its groups."""
@@ -465,6 +530,8 @@ class GuardSession:
         self.data.begin()
         with self.contained("first batch in words"):
             self.first_batch.tell(self._observe(), self.start.start_step)
+        with self.contained("facts of this launch"):
+            self.report.begin(self._observe(), self.first_batch, self.data.first)
 
     def _check_first_step(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
         live = self._live()
@@ -495,6 +562,8 @@ class GuardSession:
             settled = settle_checks(self.loads, found_checks, live, found)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
+        if optimizer is not None and not self.gradients_later:
+            yield from self._compare_gradient(optimizer)
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)
         with self.contained("first step"):
@@ -507,7 +576,8 @@ class GuardSession:
                 yield noted(PARTS.get(part, part), "M1", cause=cause)
         else:
             # when the guard could not compare the LRs, it does not know that the promised ones still hold
-            longer = any(check.name == SCHEDULE or check.error for check in settled)
+            unsure = (check.name in ABOUT_LRS and check.outcome is Outcome.NOT_COMPARED for check in settled)
+            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure)
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:

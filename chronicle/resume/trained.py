@@ -12,6 +12,7 @@ is trained.
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from chronicle.resume.configuration import (
 from chronicle.resume.contract import Expectation
 from chronicle.resume.feed import Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.memory import Memory
 
 __all__ = ["TABLE", "TableRow", "TrainedWatch", "check_trained", "feed_values", "format_table", "is_near"]
@@ -81,6 +83,7 @@ class TrainedWatch:
             "model": model_record(live.models),
             "feed": feed_record(live.feed),
             "shape": self.shapes.to_json(),
+            "arguments": {name: plain for name, one in live.arguments.items() if (plain := plain_value(one)) is not SKIPPED},
             "schedulers": scheduler_states(live),
             "own_schedulers": [i for i, bound in enumerate(live.schedulers) if is_of_another_make(bound.scheduler)],
             "versions": {name: str(getattr(sys.modules[name], "__version__", "")) for name in LIBRARIES if name in sys.modules},
@@ -164,6 +167,11 @@ def is_near(a: Any, b: Any) -> bool:
 # ---- what may differ, and what happens ---------------------------------------------------------------------------------
 
 
+# Arguments of a trainer by what they decide: with another value, the same state and batch give another gradient.
+OBJECTIVE = re.compile(
+    r"label_smoothing|(max|clip)_grad_norm|gradient_clip|neftune|loss|(^|_)(beta|margin|temperature|gamma|epsilon(_high)?)$"
+    r"|^(bf16|fp16|precision|scale_rewards|num_generations|max_(seq_|prompt_|completion_)?length|packing|padding_free)$"
+)
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
 
 
@@ -192,6 +200,15 @@ TABLE = (
     _row("", "a value that only one side has, or of a library in another version", NOTED,
          "a new version adds and renames values"),
     _row("", "a value that moved while the saved launch trained", UNCOMPARED, "counters, caches and annealed factors move"),
+    _row("model", "tensors of a module that no checkpoint holds: rotary frequencies, class weights", REFUSED,
+         "equal weights compute something else"),
+    _row("trainer", "arguments of the trainer that shape loss or gradient: label smoothing, clipping, noise, `beta`, precision",
+         REFUSED, "the same state and batch would give another gradient"),
+    _row("", "other arguments of the trainer: seeds, order, masks of its own", NOTED, "the next batch itself is compared (M4)"),
+    _row(GRADIENT, "gradient of the first step, where micro-batches and random numbers are those of the first pass", REFUSED,
+         "equal state and batch give an equal gradient: the loss, its labels or the clipping are others"),
+    _row("autocast", "precision in which the first batch is computed (autocast)", REFUSED,
+         "the loss is computed less, or more, exactly"),
     _row("module_mode", "a module in evaluation mode that was in training mode, or the reverse", REFUSED,
          "dropout and running statistics of this part work otherwise"),
     _row("dataset", "class, length, columns, constructor arguments or file sizes of the dataset", REFUSED,
@@ -259,8 +276,14 @@ def check_trained(expected: Expectation, found: Memory, *, same_data: bool = Fal
     if not saved or not own:
         return
     yield from _model_checks(expected, saved, own)
+    yield from _tensor_checks(expected, saved, own)
+    yield from _argument_checks(expected, saved.get("arguments") or {}, own.get("arguments") or {})
     yield from _feed_checks(expected, saved, own, same_data)
     yield from _shape_checks(expected, saved.get("shape") or {}, own.get("shape") or {})
+    one, other = (record.get("shape", {}).get("autocast") for record in (saved, own))
+    if one is not None and other is not None and one != other:
+        cause = "the script enters another `autocast` before the model"
+        yield from _verdicts(expected, "autocast", "M3", [("autocast", one, other)], "first batches of this rank", cause)
     yield from _scheduler_checks(expected, saved, own, found)
     yield from _gradient_checks(saved, own)
 
@@ -291,6 +314,38 @@ def _model_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[
     yield from _verdicts(expected, "module_mode", "M6", modes, "mode of the modules at the first step", cause)
     if not firm and not modes:
         yield _equal("model configuration", "M6", f"{len(before.get('modules') or ())} kinds of modules")
+
+
+def _tensor_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    """Tensors that no checkpoint holds, as far as they have one shape and did not move; last digits may differ."""
+    before, after = ((record.get("model") or {}).get("tensors") or {} for record in (saved, own))
+    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
+    changes = [
+        (name, before[name][2], after[name][2])
+        for name in sorted(before.keys() & after.keys() - moved)
+        if before[name][:2] == after[name][:2] and not _are_near(before[name][2], after[name][2])
+    ]
+    cause = "a tensor that no checkpoint holds was made otherwise"
+    yield from _verdicts(expected, "model", "M6", changes, "tensors of the model that are not saved", cause)
+
+
+def _are_near(one: Sequence[float | str], other: Sequence[float | str]) -> bool:
+    """Within a thousandth of the largest; infinities and NaN (as text) must be the same."""
+    size = max((abs(value) for value in (*one, *other) if not isinstance(value, str)), default=0.0)
+    return len(one) == len(other) and all(
+        a == b if isinstance(a, str) or isinstance(b, str) else abs(a - b) <= 1e-3 * size
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _argument_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    """Arguments of the trainer that say how loss and gradient are made; one of another kind is only noted."""
+    names = sorted(saved.keys() & own.keys())
+    changes = [(name, saved[name], own[name]) for name in names if not is_near(saved[name], own[name])]
+    firm = [change for change in changes if OBJECTIVE.search(change[0])]
+    cause = "the trainer's arguments were changed"
+    yield from _verdicts(expected, "trainer", "M6", firm, "arguments of the trainer", cause)
+    yield from _notes("M6", [change for change in changes if change not in firm], "arguments of the trainer")
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

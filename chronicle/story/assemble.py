@@ -78,6 +78,8 @@ class LaunchStory:
     git_commit: str = ""
     exit_code: int | None = None
     signal: str = ""
+    cause: str = ""  # an `EndCause`; "" where none was recorded
+    because: str = ""  # what was seen of it
     verdict: str | None = None
     verdict_entry: Entry | None = None
     lr: LedgerLine | None = None
@@ -106,6 +108,7 @@ class LaunchStory:
             return "no end recorded"
         how = "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
         how = f"ended by {plain(self.signal)}" if self.signal else how
+        how = f"{how}: {plain(self.cause)}" if self.cause else how
         return f"{how}, no end recorded on {plain(', '.join(self.silent_hosts))}" if self.silent_hosts else how
 
 
@@ -162,7 +165,7 @@ def _ended(launch: LaunchStory, entry: Entry, end: LaunchEnd) -> LaunchStory:
     if launch.exit_code or launch.signal:
         return launch  # another node failed first: that is how the launch ended
     signal = f"signal {end.signal}" if isinstance(end.signal, int) else str(end.signal or "")
-    return replace(launch, exit_code=end.exit_code, signal=signal)
+    return replace(launch, exit_code=end.exit_code, signal=signal, cause=end.cause or "", because=end.because)
 
 
 def saved_checkpoint(entry: Entry, lineage: Lineage) -> Iterable[SavedCheckpoint]:

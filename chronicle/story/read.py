@@ -19,7 +19,7 @@ from chronicle.metrics import Point
 from chronicle.metrics.log import parse_line
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.story.assemble import Story, assemble, with_checkpoint
-from rollback.disk.content import open_file, pread
+from rollback.disk import open_file, pread
 
 __all__ = [
     "BRIEF_KINDS",

@@ -67,7 +67,7 @@ class LiveWatch:
         self._promise = LrPromise(0, ())
         self._snapshots = SnapshotKeeper(paths, launch)
         self._restart = LiveRestart(
-            lambda step, title, verdict: writer.write(verdict, step=step, launch=launch, title=title), say
+            launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
         )
         self._journal_bytes = 0
         self._breaches: list[Entry] = []  # found by the guard, not reported yet

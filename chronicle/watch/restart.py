@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import EntryKind, LogVerdict
+from chronicle.journal.events import EntryKind, Incident, JournalEvent, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
@@ -26,6 +26,7 @@ from rollback.channels import EXPECTED_LR, Role, value_of
 from rollback.detect import Detector, UnknownState
 from rollback.disk.durable import write_atomic
 
+LR_CODE = "L1"
 LEAST_TO_JUDGE = 2  # the spacing of logged steps must be known
 
 
@@ -130,10 +131,13 @@ def describe_trip(step: int, check: Check) -> str:
 
 
 class LiveRestart:
-    """The restart check in the live watch: prints each failed check at once, and writes one verdict to the journal."""
+    """The restart check in the live watch: prints each failed check at once, and writes one verdict to the journal.
 
-    def __init__(self, write: Callable[[int, str, LogVerdict], object], say: Callable[[str], None]) -> None:
-        self._write, self._say = write, say
+    An LR that is not the promised one is an incident as well: without a guard nothing else proves the edit of a rollback.
+    """
+
+    def __init__(self, launch: int, write: Callable[[int, str, JournalEvent], object], say: Callable[[str], None]) -> None:
+        self._launch, self._write, self._say = launch, write, say
         self._check: RestartCheck | None = None
         self._origin = ""
 
@@ -156,7 +160,14 @@ class LiveRestart:
         if self._check is None:
             return
         for check in self._check.feed(point):
-            self._say(f"chronicle: {describe_trip(self._check.resume_step, check)}")
+            text = describe_trip(self._check.resume_step, check)
+            self._say(f"chronicle: {text}")
+            if check.code == LR_CODE:
+                incident = Incident(
+                    kind="lr-not-as-promised", tier="warn", status="open", onset_step=point.step, alarm_step=point.step,
+                    channels=("lr",), launch=self._launch, change="opened", text=text,
+                )  # fmt: skip
+                self._write(point.step, f"warn: {text}", incident)
         if self._check.done:
             self.finish()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rollback.disk.content import RemoteView
+from rollback.disk import RemoteView
 from rollback.errors import CheckpointNotFound, UnreadableFile
 
 MAX_ENTRIES = 200_000

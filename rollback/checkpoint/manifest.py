@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rollback.checkpoint.layout import MAX_ENTRIES, DirectoryEntry, FileType, scan_entries
-from rollback.disk.content import open_bounded, open_file, read_part
+from rollback.disk import open_file
+from rollback.disk.content import open_bounded, read_part
 from rollback.disk.durable import write_atomic
 from rollback.errors import UnreadableFile
 from rollback.files.json_file import JsonPart, json_parts, put_part

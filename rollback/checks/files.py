@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import OptimizerState, as_mapping
-from rollback.disk.content import ByteProgress, ChecksumTarget, pread, wrong_checksums
+from rollback.disk import pread
+from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, UnreadableFile
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.files.json_file import json_parts

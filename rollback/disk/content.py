@@ -17,54 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from rollback.disk import RemoteFile, RemoteView, open_file, pread
 from rollback.disk.durable import REAL_DISK, Disk
 from rollback.errors import UnreadableFile
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-class RemoteFile(int):
-    """A descriptor of a file that stands for an object in a store (`rollback.disk.remote`): sized, but without bytes.
-
-    `fetch(offset, count)` asks the store for a range and keeps it for the next reader, `prefetch` for many at once; `stream`
-    keeps nothing.
-    """
-
-    fetch: Callable[[int, int], bytes]
-    prefetch: Callable[[Sequence[tuple[int, int]]], None]
-    stream: Callable[[int, int], bytes]
-
-
-class RemoteView:
-    """What opens the files that stand for objects; none is set unless a command was given the URL of a store."""
-
-    opened: ClassVar[RemoteView | None] = None
-
-    def open(self, path: Path) -> RemoteFile | None:
-        """The descriptor of such a file; None for a path that is no part of the view."""
-        raise NotImplementedError
-
-    def mark(self, path: Path) -> tuple[str, ...] | None:
-        """What tells two states of an object apart: ETag, generation, time; None for a path that is no part of the view."""
-        raise NotImplementedError
-
-    def shown(self, text: str) -> str:
-        """`text` with the URL in place of the local path that stands for it."""
-        raise NotImplementedError
-
-
-def open_file(path: Path, flags: int = 0) -> int:
-    """A descriptor to read from with `pread`. Does not wait for a pipe. Raises `OSError`."""
-    found = RemoteView.opened.open(path) if RemoteView.opened is not None else None
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags) if found is None else found
-
-
-def pread(fd: int, count: int, offset: int) -> bytes:
-    """Up to `count` bytes at `offset`: `os.pread`, and the same for an object in a store."""
-    return fd.fetch(offset, count) if isinstance(fd, RemoteFile) else os.pread(fd, count, offset)
-
 
 def expect(fd: int, ranges: Iterator[tuple[int, int]]) -> None:
     """Say which (offset, count) will be read, so that a store is asked for them at the same time; nothing on a disk."""

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.content import RemoteFile, RemoteView
+from rollback.disk import RemoteFile, RemoteView
 from rollback.errors import StoreFailed
 
 __all__ = ["bytes_read", "fetch_whole", "is_store", "local_path", "notes", "refuse_changed", "shown"]

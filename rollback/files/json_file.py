@@ -1,6 +1,6 @@
-"""JSON files of a checkpoint: replaces numbers in place, and reads large files piece by piece.
+"""JSON files of a checkpoint, read piece by piece: a large one takes little memory.
 
-Replacing keeps order, indentation and every other byte. Reading builds a part with `json` if it fits into a piece and
+Reading builds a part with `json` if it fits into a piece and
 walks into it if it does not. The walker is there for memory: a Trainer's log of 500,000 records (66 MB of
 `trainer_state.json`) takes 28 MB here and 253 MB with `json.load`; a hostile list of 40 MB takes 1,017 MB there.
 `tests/attacks/test_greedy.py` holds `inspect` and `verify` to 100 MB.
@@ -11,11 +11,10 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, TypeAlias
 
 from rollback.errors import UnreadableFile
@@ -23,76 +22,7 @@ from rollback.files.torch_zip import read_at
 
 Keys: TypeAlias = tuple[str | int, ...]
 
-MAX_CHARACTERS = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
-_WORD = re.compile(r"[^\s,\]}]+")
-
-
-class NotPlainJson(ValueError):
-    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """The object in the text; a key that occurs twice is refused, since readers differ on which one counts."""
-    if len(text) > MAX_CHARACTERS:
-        raise NotPlainJson(f"larger than {MAX_CHARACTERS} characters")
-    try:
-        found = json.loads(text, object_pairs_hook=_without_twins)
-    except RecursionError:
-        raise NotPlainJson("nested too deeply") from None
-    except json.JSONDecodeError as problem:
-        raise NotPlainJson(f"{problem.msg} in line {problem.lineno}") from None
-    if not isinstance(found, dict):
-        raise NotPlainJson("not an object")
-    return found
-
-
-def replace_numbers(text: str, values: Mapping[Keys, float | int]) -> str:
-    """The text with the numbers at these key paths replaced; every path must lead to a number."""
-    parse_object(text)
-    spans: dict[Keys, tuple[int, int]] = {}
-    _scan(text, 0, (), spans)
-    for keys, value in sorted(values.items(), key=lambda item: -spans[item[0]][0]):
-        start, end = spans[keys]
-        text = text[:start] + json.dumps(value) + text[end:]
-    return text
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twins = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise NotPlainJson(f"the key {twins[0]!r} appears twice")
-    return found
-
-
-def _scan(text: str, at: int, keys: Keys, spans: dict[Keys, tuple[int, int]]) -> int:
-    """Note where every number, true, false and null of the value at `at` lies; returns the end. The text is valid."""
-    at = _skip(text, at)
-    if text[at] == '"':
-        return int(scanstring(text, at + 1)[1])
-    if text[at] not in "{[":
-        found = _WORD.match(text, at)
-        assert found is not None
-        spans[keys] = found.span()
-        return found.end()
-    is_object, index = text[at] == "{", 0
-    at = _skip(text, at + 1)
-    while text[at] not in "}]":
-        key: str | int = index
-        if is_object:
-            key, at = scanstring(text, at + 1)
-            at = _skip(text, at) + 1  # the colon
-        at = _skip(text, _scan(text, at, (*keys, key), spans))
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-        index += 1
-    return at + 1
-
-
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
 
 
 # --- JSON read piece by piece

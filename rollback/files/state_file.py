@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rollback.disk.content import pread
+from rollback.disk import pread
 from rollback.disk.durable import BytePatch, Piece, write_new
 from rollback.errors import PlanRefused, UnreadableFile
 from rollback.files.dcp_file import read_distcp_file

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from rollback.disk.content import disk_bytes, expect, open_file, pread
+from rollback.disk import open_file, pread
+from rollback.disk.content import disk_bytes, expect
 from rollback.errors import UnknownFormat, UnreadableFile
 from rollback.files.pickle_reader import Limits, PickleContent, PickleEndsEarly, read_pickle
 from rollback.files.pickle_values import Encoding, Place, StoredFloat, StoredInt, TensorRef, decode_number, item_size

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rollback.disk.content import disk_bytes, pread
+from rollback.disk import pread
+from rollback.disk.content import disk_bytes
 from rollback.errors import UnreadableFile
 
 _MAX_RECORDS = 60_000  # in a file of any size; more need 8 kB on disk each

@@ -12,12 +12,15 @@ Each writer below is cited by the line of its loader that decides.
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
-from rollback.lr.effect import of_first_rank
+from rollback.lr.effect import FieldEdit, Keys, of_first_rank
+from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 
@@ -26,18 +29,23 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Why the edit of a checkpoint may not decide the LR; `change` is what to change for it, empty where unknown."""
+    """Why the edit of a checkpoint may not decide the LR; `change` is what to change for it, empty where unknown.
+
+    `wanted` are all LRs that a known writer takes from its arguments or config: where they are given, the doubt ends.
+    """
 
     seen: str
     change: str = ""
+    wanted: tuple[Wanted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What else is known of the run: the guard's description of memory, and the newest launch's command."""
+    """What else is known of the run: the guard's description of memory, the newest launch's command and the files it names."""
 
     memory: Mapping[str, Any] | None = None
     argv: tuple[str, ...] = ()
+    config: LaunchConfig = field(default_factory=LaunchConfig)
 
 
 def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = None) -> tuple[Doubt, ...]:
@@ -52,6 +60,24 @@ def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = 
     for optimizer in of_first_rank(state.optimizers):
         found += _ungoverned(optimizer, state, scale, evidence)
     return tuple(found) + tuple(_by_hand(evidence))
+
+
+def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple[FieldEdit, ...], tuple[Doubt, ...]]:
+    """The edits of the launch's config files that end a doubt, and the doubts that remain.
+
+    An argument of the command counts before its config: where one names an LR, no config is edited.
+    """
+    edits: dict[FieldEdit, None] = {}
+    left: list[Doubt] = []
+    by_argument = _in_command(evidence.argv, 1.0)
+    for doubt in doubts:
+        answer = evidence.config.resolve(doubt.wanted) if doubt.wanted and not by_argument else None
+        if answer is None or not answer.edits:
+            missing = "" if answer is None else answer.missing
+            left.append(replace(doubt, change=f"{missing}; or {doubt.change}") if missing else doubt)
+            continue
+        edits.update(dict.fromkeys(answer.edits))
+    return tuple(edits), tuple(left)
 
 
 def seen_by_guard(state: CheckpointState, memory: Mapping[str, Any] | None) -> bool:
@@ -208,6 +234,7 @@ class ArgumentWriter:
     fields: tuple[str, ...]
     option: str  # a format with {name} and {value}
     claims: Callable[[Mapping[str, object]], bool]
+    places: Callable[[str], tuple[Keys, ...]] | None = None  # key paths of a field in the writer's config files
 
 
 WRITERS: tuple[ArgumentWriter, ...] = (
@@ -224,6 +251,8 @@ WRITERS: tuple[ArgumentWriter, ...] = (
         fields=("lr", "lr_base", "min_lr", "warmup_lr"),
         option="--{name} {value}",
         claims=lambda values: {"sched", "warmup_lr"} <= values.keys(),
+        # `--config args.yaml`: `parser.set_defaults(**cfg)`; `lr_base` counts only where `lr` is None
+        places=lambda name: ((name,),) if name != "lr_base" else (),
     ),
     ArgumentWriter(
         name="fairseq",
@@ -231,6 +260,8 @@ WRITERS: tuple[ArgumentWriter, ...] = (
         fields=("lr", "warmup_init_lr", "end_learning_rate", "min_lr", "max_lr"),
         option="--{name} {value}",
         claims=lambda values: {"lr", "update_freq"} <= values.keys() or ("lr_scheduler" in values and "max_update" in values),
+        # fairseq/dataclass/configs.py: `optimization.lr` is a list; the others belong to the scheduler's dataclass
+        places=lambda name: (("optimization", name), ("lr_scheduler", name)),
     ),
 )
 
@@ -241,10 +272,10 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
     for writer in WRITERS:
         hints = [hint for hint in arguments if writer.claims(hint.values)]
         if hints:
-            return _decided_by(writer, hints[0], scale, evidence)
+            return _decided_by(writer, hints[0], state, scale, evidence)
     listed = [change for hint in arguments[:4] for change in _named_lrs(hint, scale)]
     said = f"; the file holds {', '.join(listed[:6])}" if listed else ""
-    change = _in_command(evidence.argv, scale)
+    change = _elsewhere(evidence, scale)
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
@@ -252,7 +283,9 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
     )
 
 
-def _decided_by(writer: ArgumentWriter, hint: LrHint, scale: float, evidence: Evidence) -> Doubt:
+def _decided_by(
+    writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence
+) -> Doubt:
     options = [
         writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=_number(value * scale))
         for name in writer.fields
@@ -263,11 +296,25 @@ def _decided_by(writer: ArgumentWriter, hint: LrHint, scale: float, evidence: Ev
         for name in writer.fields
         if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
     )
+    lines = evidence.config.constants(scale, writer.fields, names_lr) if writer.places is None else ""
+    given = f"give the next launch `{' '.join(options)}`"
     return Doubt(
+        wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale)),
         seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
         f"`{_place(hint.file, hint.keys)}` was made with {now}",
-        change=_in_command(evidence.argv, scale) or f"give the next launch `{' '.join(options)}`",
+        change=_in_command(evidence.argv, scale) or (f"change {lines}, or {given}" if lines else given),
     )
+
+
+def _wanted(writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float) -> Iterator[Wanted]:
+    """The LRs of all of a writer's fields: a nested config spreads them over several parts of the file."""
+    assert writer.places is not None
+    parts = [other.values for other in state.lr_hints if other.file == hint.file and other.keys[:1] == hint.keys[:1]]
+    for name in writer.fields:
+        places = writer.places(name)
+        for value in {repr(part[name]): part[name] for part in parts if name in part}.values() if places else ():
+            for keys, number in leaves_of(value):
+                yield Wanted(places=tuple((*place, *keys) for place in places), before=number, after=number * scale)
 
 
 def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
@@ -282,17 +329,29 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
             seen=f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
             "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)",
             change=_in_command(evidence.argv, scale) or f"give the next launch `optimizer.lr` {listed} (`--optimizer.lr`)",
+            wanted=tuple(Wanted(places=(("optimizer", "lr"),), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
         )
     arguments = [other for other in state.lr_hints if other.kind is HintKind.ARGUMENTS]
     for writer in WRITERS:
         known = [other for other in arguments if writer.claims(other.values)]
         if known:
-            return _decided_by(writer, known[0], scale, evidence)
+            return _decided_by(writer, known[0], state, scale, evidence)
     shown = ", ".join(f"{name} {_short(value)}" for name, value in list(hint.values.items())[:8])
     return Doubt(
         seen=f"`{where}` looks like the state of a scheduler of an unknown class: {shown}",
-        change=_in_command(evidence.argv, scale) or "multiply the LRs that the script gives this scheduler",
+        change=_elsewhere(evidence, scale) or "multiply the LRs that the script gives this scheduler",
     )
+
+
+def _elsewhere(evidence: Evidence, scale: float) -> str:
+    """Where a launch of an unknown writer may take its LR from: command, configs, scripts; "" where none names one."""
+    command = _in_command(evidence.argv, scale)
+    if command:
+        return command
+    fields, lines = evidence.config.fields(scale, names_lr), evidence.config.constants(scale, (), names_lr)
+    named = [f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else "", lines]
+    found = "; ".join(part for part in named if part)
+    return f"where the launch takes its LR from, perhaps {found}" if found else ""
 
 
 _MEGATRON_USES_FILE = "--use-checkpoint-opt_param-scheduler"
@@ -347,22 +406,38 @@ def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
 def _in_command(argv: Sequence[str], scale: float) -> str:
     """The LR arguments of the newest launch's command and what they must become; empty where it names none."""
     changes = []
-    for index, word in enumerate(argv):
+    words = list(argv)
+    after = list(argv)
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        value = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
-        bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")
-        number = _parsed(value)
-        if bare and (equals or name.startswith("-")) and names_lr(bare) and number is not None and number > 0:
+        value = value if equals else (words[index + 1] if index + 1 < len(words) else "")
+        bare = name.lstrip("+-").rpartition(".")[2].replace("-", "_")
+        if not bare or not (equals or name.startswith("-")) or not names_lr(bare):
+            continue
+        changed = _scaled_text(value, scale)
+        if changed is not None:
             joint = "=" if equals else " "
-            changes.append(f"`{name}{joint}{value}` → `{name}{joint}{_number(number * scale)}`")
-    return f"in the command of the next launch, {', '.join(changes)}" if changes else ""
+            changes.append(f"`{name}{joint}{value}` → `{name}{joint}{changed}`")
+            if equals:
+                after[index] = f"{name}={changed}"
+            else:
+                after[index + 1] = changed
+    if not changes:
+        return ""
+    typed = shlex.join(after)
+    whole = f": `{typed}`" if len(typed) <= _LONGEST_COMMAND and "***" not in typed else ""
+    return f"in the command of the next launch, {', '.join(changes)}{whole}"
 
 
-def _parsed(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
+_LONGEST_COMMAND = 400
+_NUMBER_TEXT = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+
+
+def _scaled_text(text: str, scale: float) -> str | None:
+    """A number, or a list of numbers such as `[0.001,0.0005]`, times `scale`; None for anything else, or nothing above 0."""
+    if re.sub(r"[\s\[\](),]", "", _NUMBER_TEXT.sub("", text)) or not any(float(n) > 0 for n in _NUMBER_TEXT.findall(text)):
         return None
+    return _NUMBER_TEXT.sub(lambda found: _number(float(found[0]) * scale), text)
 
 
 def _first_number(value: object) -> object:

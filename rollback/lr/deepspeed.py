@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rollback.errors import PlanRefused
-from rollback.files.json_file import NotPlainJson, parse_object
+from rollback.files.config_text import NotPlainJson, parse_object
 from rollback.lr.effect import FieldEdit, Keys
 from rollback.lr.oracle import LrTable, Unknown, table_from
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
-from rollback.lr.authority import Doubt, Evidence, lr_doubts, seen_by_guard
+from rollback.lr.authority import Doubt, Evidence, lr_doubts, seen_by_guard, settle_by_config
 from rollback.lr.deepspeed import ConfigFile, ConfigPlan, config_notes, deepspeed_lrs, plan_config
 from rollback.lr.effect import (
     Disproof,
@@ -27,6 +27,7 @@ from rollback.lr.effect import (
     prove_ratio,
     scheduler_lr_leaves,
 )
+from rollback.lr.launch_config import LaunchConfig, named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
 from rollback.lr.transformers import transformers_lrs
@@ -53,10 +54,12 @@ def plan_lr_edits(
     memory: Mapping[str, Any] | None,
     config: ConfigFile | None = None,
     argv: Sequence[str] = (),
+    files: Sequence[ConfigFile] = (),
 ) -> LrPlan:
     """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails.
 
-    `argv` is the command of the newest launch, where it is known: the arguments to change are quoted from it.
+    `argv` is the command of the newest launch, where it is known: the arguments to change are quoted from it. `files` are the
+    configs and scripts that it names, and those that the request names: a config that holds the LR is edited too.
     """
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
@@ -71,7 +74,9 @@ def plan_lr_edits(
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
-        unproved = _unproved(request, state, scale, Evidence(memory=memory, argv=tuple(argv)))
+        evidence = Evidence(memory=memory, argv=tuple(argv), config=LaunchConfig(tuple(files)))
+        in_configs, unproved = _settled(request, state, scale, evidence)
+        configured = replace(configured, edits=(*configured.edits, *in_configs))
         _prove(state, scaled, scale, accepted=bool(unproved))
     edited = edited_state(state, edits)
     table, source, reason = forecast(edited, state, memory, ratio, moved=bool(request.sets))
@@ -107,19 +112,27 @@ def lr_elsewhere(state: CheckpointState, memory: Mapping[str, Any] | None, argv:
     return "; ".join(dict.fromkeys(doubt.seen for doubt in lr_doubts(state, 0.5, Evidence(memory=memory, argv=tuple(argv)))))
 
 
-def _unproved(
+def _settled(
     request: RollbackRequest, state: CheckpointState, scale: float, evidence: Evidence
-) -> tuple[str, ...]:
-    """What may decide the LR beside the edit, empty where it is proved; raises `PlanRefused` unless it was accepted."""
+) -> tuple[tuple[FieldEdit, ...], tuple[str, ...]]:
+    """The edits of the launch's configs, and what else may decide the LR, empty where the effect is proved.
+
+    A field that a person named is edited, and is no proof: the guard holds the LR. Raises `PlanRefused` where a doubt
+    remains that nobody accepted.
+    """
     if not state.optimizers:
-        return ()  # refused by `_prove`
-    doubts = lr_doubts(state, scale, evidence)
+        return (), ()  # refused by `_prove`
+    named = named_edits(request.lr_in, evidence.config.files, scale)
+    edits, doubts = settle_by_config(lr_doubts(state, scale, evidence), evidence)
+    edits = (*named, *(edit for edit in edits if (edit.file, edit.keys) not in {(e.file, e.keys) for e in named}))
+    if named:
+        return edits, (f"{', '.join(request.lr_in)} was named as the place of the LR", *(doubt.seen for doubt in doubts))
     if not doubts:
-        return ()
+        return edits, ()
     if request.accept_unproved:
-        return tuple(doubt.seen for doubt in doubts)
+        return edits, tuple(doubt.seen for doubt in doubts)
     if seen_by_guard(state, evidence.memory):
-        return ("no scheduler was saved; the guard saw the optimizer's own LR in use",)
+        return edits, ("no scheduler was saved; the guard saw the optimizer's own LR in use",)
     raise _not_proved(doubts)
 
 

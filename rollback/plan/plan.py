@@ -178,6 +178,7 @@ def compose_plan(
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
     argv: Sequence[str] = (),
+    files: Sequence[ConfigFile] = (),
     newest_copies: Sequence[Checkpoint] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
@@ -187,12 +188,12 @@ def compose_plan(
     `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of
     each symbolic link in the root. `honours` lists the options that the run supports at run time
     (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `argv` the command of the
-    newest launch, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what
-    was asked.
+    newest launch, `files` the configs that it names, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused`
+    when the plan would not do what was asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
-    lr = plan_lr_edits(request, state, memory, config, argv)
+    lr = plan_lr_edits(request, state, memory, config, argv, files)
     entry = checkpoint.path.name
     copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
     others = [c for c in checkpoints if c.path.name not in copies]
@@ -334,7 +335,7 @@ def _edits(plan: Plan) -> Iterator[str]:
     all_edits = (*plan.edits, *plan.config_edits)
     files = dict.fromkeys(edit.file for edit in all_edits)
     for file in files:
-        what = plan.classes.get(file) or ("DeepSpeed config of the next launch" if file.startswith("/") else "")
+        what = plan.classes.get(file) or ("config of the next launch" if file.startswith("/") else "")
         yield _row("edit", file + (f"  ({what})" if what else ""))
         edits = [edit for edit in all_edits if edit.file == file]
         rows = _merged(edits)
@@ -376,6 +377,8 @@ def _lr_sentence(plan: Plan) -> str:
     if plan.expected.unproved:
         return f"× {ratio:.10g} in the checkpoint; not proved for the next launch: {'; '.join(plan.expected.unproved)}"
     classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
+    if not plan.classes and plan.config_edits:
+        classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
     return f"× {ratio:.10g} from the first step on, proved for {classes}"
 
 

@@ -39,6 +39,7 @@ class RollbackRequest:
     reshuffle: bool = False
     accept_change: tuple[str, ...] = ()
     accept_unproved: str = ""  # why an LR edit is made although its effect is not proved
+    lr_in: tuple[str, ...] = ()  # FILE:key.path of each number from which the next launch takes its LR, by a person's word
 
     def __post_init__(self) -> None:
         if self.lr_scale is not None and self.lr is not None:
@@ -46,6 +47,8 @@ class RollbackRequest:
         for name, value in (("--lr-scale", self.lr_scale), ("--lr", self.lr)):
             if value is not None and not 0.0 < value < float("inf"):
                 raise PlanRefused(f"{name} {value!r}: expected a positive number")
+        if self.lr_in and self.lr_scale is None and self.lr is None:
+            raise PlanRefused("--lr-in names where the next launch takes its LR from: expected --lr-scale or --lr as well")
         if self.warmup_steps < 0 or self.skip_batches < 0:
             raise PlanRefused("--warmup and --skip-batches: expected 0 or more")
 
@@ -57,13 +60,14 @@ class RollbackRequest:
     def to_json(self) -> dict[str, Any]:
         """The form in a written plan."""
         record = asdict(self)
-        return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change)}
+        return record | {"sets": dict(self.sets), "accept_change": list(self.accept_change), "lr_in": list(self.lr_in)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RollbackRequest:
         """The request of a written plan, all types checked; raises `PlanRefused` when it is not a request."""
         try:
-            request = cls(**{**record, "accept_change": tuple(record.get("accept_change", ()))})
+            lists = {name: tuple(record.get(name, ())) for name in ("accept_change", "lr_in")}
+            request = cls(**{**record, **lists})
         except (TypeError, AttributeError) as problem:
             raise PlanRefused(
                 f"the plan's request cannot be read: {problem}", "make a new plan with `chronicle rollback`"
@@ -77,7 +81,7 @@ class RollbackRequest:
                     "make a new plan with `chronicle rollback`",
                 )
         inner = (*request.sets.values(), *([] if request.launch is None else [request.launch]))
-        texts = (*request.sets, *request.accept_change)
+        texts = (*request.sets, *request.accept_change, *request.lr_in)
         if not all(isinstance(v, int | float) for v in inner) or not all(isinstance(t, str) for t in texts):
             raise PlanRefused(
                 "the plan's request holds a wrong type: expected numbers and text",

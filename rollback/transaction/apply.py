@@ -22,8 +22,8 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import crc32_after, read_pointer, sha256_of
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
+from rollback.files.config_text import kind_of, replace_config_numbers
 from rollback.files.edits import dotted
-from rollback.files.json_file import replace_numbers
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
 from rollback.lr.deepspeed import ConfigFile
@@ -60,6 +60,7 @@ def plan_from_disk(
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
     argv: Sequence[str] = (),
+    files: Sequence[ConfigFile] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
@@ -67,8 +68,8 @@ def plan_from_disk(
 
     Reads the fingerprints of the files to be edited, pointer files and symbolic links. Raises `PlanRefused`.
     """
-    files = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
-    files |= set() if manifest is None else {MANIFEST_NAME}
+    edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
+    edited |= set() if manifest is None else {MANIFEST_NAME}
     plan = compose_plan(
         request,
         chosen,
@@ -76,7 +77,7 @@ def plan_from_disk(
         state,
         run=run,
         root=str(root),
-        inputs=read_inputs(chosen.folder, sorted(files)),
+        inputs=read_inputs(chosen.folder, sorted(edited)),
         memory=None if manifest is None else manifest.memory,
         has_manifest=manifest is not None,
         pointers=_read_pointers(root),
@@ -84,13 +85,15 @@ def plan_from_disk(
         honours=honours,
         config=config,
         argv=argv,
+        files=files,
         newest_copies=list_newest_copies(root) if chosen.single_file else (),
         cost=cost,
         remarks=remarks,
     )
-    if config is None or not plan.config_edits:
+    if not plan.config_edits:
         return plan
-    return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, [config.path])))
+    configs = [edit.file for edit in plan.config_edits]
+    return replace(plan, inputs=(*plan.inputs, *read_inputs(chosen.folder, configs)))
 
 
 def _read_pointers(root: Path) -> dict[str, str]:
@@ -200,6 +203,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         **_base_lr(plan),
         "lrs": list(plan.expected.lrs),
         **({"accept_unproved": plan.request.accept_unproved} if plan.request.accept_unproved else {}),
+        **({"lr_in": list(plan.request.lr_in)} if plan.request.lr_in else {}),
         "edited_fields": len(plan.edits) + len(plan.config_edits),
         "lost_steps": plan.cost.steps,
         "lost_hours": plan.cost.hours,
@@ -249,9 +253,9 @@ def refuse_stale(plan: Plan, folder: Path) -> None:
 def _edited_configs(plan: Plan) -> Iterator[tuple[Path, bytes]]:
     """The new text of each config file; `refuse_stale` has checked that its old text is the planned one."""
     for name in dict.fromkeys(edit.file for edit in plan.config_edits):
-        text = Path(name).read_text(encoding="utf-8")
+        text = Path(name).read_bytes().decode("utf-8")  # line ends as they are
         values = {edit.keys: edit.after for edit in plan.config_edits if edit.file == name}
-        yield Path(name), replace_numbers(text, values).encode()
+        yield Path(name), replace_config_numbers(text, kind_of(name) or "json", values).encode()
 
 
 def _editor(edits: Sequence[FieldEdit]) -> Writer:

@@ -14,6 +14,8 @@ import pytest
 from chronicle.audit.postmortem import find_contradictions, infer_launches, list_unknowns, write_draft
 from chronicle.audit.traces import LineKind, observe_line, parse_time, scan_directory
 from chronicle.cli.main import run as chronicle
+from chronicle.journal import JournalWriter
+from chronicle.paths import RunPaths
 
 # quoted in FORENSIC_REVISION.md
 LOG = """\
@@ -185,3 +187,82 @@ def test_training_of_others_on_this_machine_is_not_in_the_draft(tmp_path):
         for process in started:
             process.kill()
             process.wait()
+
+
+# --- What people wrote, logs of ranks, runs with a journal
+
+POST_MORTEM = """\
+# What happened
+
+- Major Success: Achieved 1.21B parameter model creation (1,208,606,722 parameters exact)
+- We saw the model with 1,208,606,722 parameters start training on 4x NVIDIA L4 GPUs.
+- Training finished with a CUDA out of memory error after step 300, loss 2.5.
+
+The log of the night says:
+
+2025-08-24 07:15:57,037 [INFO] Model created with 169,990,657 parameters
+"""
+
+
+@pytest.mark.parametrize("name", ["POSTMORTEM.md", "notes.txt", "night.log"])
+def test_what_a_person_wrote_is_no_event_but_a_quoted_line_is(tmp_path, name):
+    (tmp_path / name).write_text(POST_MORTEM)
+    scan, launches, _ = read(tmp_path)
+    assert [one.kind for one in scan.observations].count(LineKind.WRITTEN) == 3
+    assert [(one.number_of(LineKind.CREATED, "params"), one.ending) for one in launches] == [(169_990_657, None)]
+    draft = write_draft(scan, launches, (), ())
+    assert "### Written by people (no events)" in draft and "launch 2" not in draft
+
+
+def rank_log(rank, clock, *, steps=(10, 20), crash=False):
+    lines = [f"2026-03-01 {clock}:0{rank} [INFO] Model created with 124,439,808 parameters"]
+    lines += [f"2026-03-01 {clock}:30 step {step} loss {3.0 - step / 100}" for step in steps]
+    lines += [f"2026-03-01 {clock}:50 RuntimeError: NCCL timeout on rank {rank}"] if crash else []
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["rank-{}.log", "train_rank{}.out", "logs/worker_{}.log", "none_x/attempt_0/{}/stdout.log", "job-77-node{}.out"],
+)
+def test_the_logs_of_the_ranks_of_one_launch_are_one_launch(tmp_path, pattern):
+    for rank in range(4):
+        path = tmp_path / pattern.format(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        again = rank_log(rank, "09:00", steps=(20, 30))
+        path.write_text(rank_log(rank, "08:00", crash=rank == 2) + again)
+    _, launches, _ = read(tmp_path)
+    assert [(f"{one.started:%H:%M}", len(one.others), one.reached) for one in launches] == [
+        ("08:00", 3, "stepped"), ("09:00", 3, "stepped")
+    ]
+    assert launches[0].ending is not None and "rank 2" in launches[0].ending.text
+    assert [one.numbers["step"] for one in launches[0].observations if one.kind is LineKind.STEP] == [10, 20]
+
+
+def test_logs_of_several_launches_are_not_taken_for_ranks(tmp_path):
+    """Numbers that are no ranks, and ranks that began hours apart."""
+    (tmp_path / "train-1.log").write_text(rank_log(0, "08:00"))
+    (tmp_path / "train-2.log").write_text(rank_log(0, "08:01"))
+    (tmp_path / "rank-0.log").write_text(rank_log(0, "10:00"))
+    (tmp_path / "rank-1.log").write_text(rank_log(1, "13:00"))
+    assert [(one.source, one.others) for one in read(tmp_path)[1]] == [
+        ("train-1.log", ()), ("train-2.log", ()), ("rank-0.log", ()), ("rank-1.log", ())
+    ]
+
+
+def test_a_run_with_a_journal_is_told_from_its_journal(tmp_path, capsys):
+    paths = RunPaths(tmp_path / "logs" / "demo")
+    with JournalWriter(paths) as writer:
+        writer.append("launch.start", launch=1, data={"host": "h"})
+        writer.append("launch.end", launch=1, data={"exit_code": 1, "cause": "crash"})
+    paths.rank_log(1, 0).parent.mkdir(parents=True, exist_ok=True)
+    paths.rank_log(1, 0).write_text(rank_log(0, "08:00"))
+    (tmp_path / "old.log").write_text(rank_log(0, "07:00"))
+    assert chronicle(["forensics", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["recorded"] == [str(paths.run_dir)]
+    assert [one["source"] for one in told["launches"]] == ["old.log"]
+    assert chronicle(["forensics", str(tmp_path)]) == 0
+    draft = capsys.readouterr().out
+    assert draft.index("## Recorded by chronicle") < draft.index("## Observed")
+    assert "launch 1: from " in draft and "; ended with code 1: crash" in draft

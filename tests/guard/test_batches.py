@@ -142,6 +142,30 @@ def test_batches_that_go_astray_later_are_an_incident(run_dir: Path, checkpoint:
     assert (incident.data["kind"], incident.data["onset_step"]) == ("data-order", 10)
 
 
+def test_micro_batches_of_the_first_step_are_followed_one_by_one(run_dir: Path, checkpoint: Path) -> None:
+    """Four micro-batches a step enter before the first comparison: the next ones must not be taken for it."""
+
+    def steps(launch: Any, source: Any, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for _ in range(4):
+                launch.accelerator.backward(launch.model(next(source)).square().mean())
+            launch.optimizer.step()
+            launch.scheduler.step()
+            launch.optimizer.zero_grad()
+
+    launch, source = start(run_dir), batches(0)
+    steps(launch, source, 7)
+    launch.save(checkpoint)
+    steps(launch, source, 3)
+    launch.accelerator.chronicle.data.finish()
+    source = batches(0)
+    for _ in range(28):
+        next(source)
+    steps(resumed(run_dir, checkpoint), source, 3)
+    assert next_batch(run_dir) == "equal"
+    assert list(read_journal(RunPaths(run_dir)).of_kind("incident")) == []
+
+
 def test_evaluation_and_generation_are_no_batches(run_dir: Path) -> None:
     launch = start(run_dir)
     train(launch, batches(0), 2)

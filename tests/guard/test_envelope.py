@@ -56,6 +56,22 @@ def test_ranks_that_drift_apart_are_named_and_equal_ones_are_not() -> None:
         assert breach.seen is not None and breach.seen <= STEPS
 
 
+def test_layer_that_is_replaced_while_the_run_trains_is_named(tmp_path: Path) -> None:
+    """The optimizer keeps the parameters of the old layer, and the new ones are never trained."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run = attached(tmp_path, model, optimizer)
+
+    def step(number: int) -> None:
+        if number == 10:
+            model[3] = torch.nn.Linear(16, 1)
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert list(fly(run, 120, step).told) == [BreachKind.ORPHANS]
+
+
 # ---- spoilt weights --------------------------------------------------------------------------------------------------
 
 

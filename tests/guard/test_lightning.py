@@ -240,3 +240,18 @@ def test_early_stopping_and_averages_of_lightning_are_compared(tmp_path: Path, r
     with pytest.raises(ResumeRefused) as refusal:
         fit(tmp_path, run_dir, max_steps=6, ckpt_path=tmp_path / "step=4.ckpt", callback=callbacks(what))
     assert any(what in check.name for check in refusal.value.checks if not check.ok)
+
+
+def test_checkpoint_whose_description_failed_resumes_unverified(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint itself says that it is not described; else its resume would be refused for want of a description."""
+    trainer = fit(tmp_path, run_dir, max_steps=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChronicleCallback, "_describe", lambda *_: len(1))  # type: ignore[arg-type]
+        trainer.save_checkpoint(tmp_path / "step=6.ckpt")
+    trainer.callbacks[0].session.sealer.finish()
+    fit(tmp_path, run_dir, max_steps=9, ckpt_path=tmp_path / "step=6.ckpt")
+    last = verdicts(run_dir)[-1]
+    assert (last["verdict"], last["verified"]) == ("unverified", False)
+    assert "the guard failed" in last["not_compared"][0]["why"]

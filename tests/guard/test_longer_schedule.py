@@ -72,6 +72,20 @@ def test_longer_schedule_is_noted_with_both_lengths(
     assert "schedule: 10,000 → 20,000 steps" in capsys.readouterr().err
 
 
+def test_an_error_in_finding_out_whether_it_is_longer_refuses_no_step(
+    run_dir: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows then which LRs hold: neither the first step nor the fifty after it are judged by those of the save."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("chronicle.resume.horizon._change", fail)
+    last = resume(run_dir, checkpoint, lambda: by_partial(50), lambda: by_partial(100))
+    assert last["verdict"] == "unverified"
+    assert list(read_journal(RunPaths(run_dir)).of_kind("guard.fault"))
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

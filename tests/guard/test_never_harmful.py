@@ -14,6 +14,7 @@ import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.adapters.torch import Description
+from chronicle.resume.faults import or_else
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -209,6 +210,33 @@ def test_refusal_stays_one_after_an_error(run_dir: Path) -> None:
     with pytest.raises(chronicle.ResumeRefused) as second:
         optimizer.step()
     assert second.value is first.value and run.session.faults.found
+
+
+def test_type_error_inside_the_guard_is_an_error_of_the_guard() -> None:
+    """Only a call that never began, because its arguments do not fit, is the script's mistake."""
+
+    @or_else(lambda problem, *_: "otherwise")
+    def work(number: int) -> int:
+        return len(number)  # type: ignore[arg-type]
+
+    assert work(1) == "otherwise"
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        work(1, other=2)  # type: ignore[call-arg]
+
+
+def test_clipping_gets_its_parameters_though_the_guard_fails(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator of parameters can be read once: by torch, whatever the guard thinks of it."""
+
+    def fail(*_: Any) -> None:
+        raise TypeError("injected")
+
+    model, optimizer, run = attached(run_dir)
+    take_step(model, optimizer)
+    monkeypatch.setattr("chronicle.resume.envelope.motion.Promises.clipped", fail)
+    model(torch.ones(4, 8)).sum().backward()
+    assert torch.nn.utils.clip_grad_norm_((p for p in model.parameters()), 1e-3) > 1e-3
+    assert torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm() < 2e-3
+    assert run.session.faults.found == [("envelope", "TypeError: injected")]
 
 
 @pytest.mark.slow

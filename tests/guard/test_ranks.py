@@ -71,6 +71,7 @@ def test_two_ranks_resume_exactly_and_one_wrong_rank_stops_both(run_dir: Path, t
     assert told["resume_with_other_weights_on_the_last_rank"] == {0: REFUSED, 1: REFUSED}
     assert stderr.count("resume refused before the first step") == 2  # one table for each of the two wrong resumes
     assert "rank 1: sample of every tensor" in stderr
+    assert "gradients-not-zeroed" not in stderr  # a shard gets its gradient from FSDP, without a beginning that a hook sees
     assert told["resume_with_copied_generators"] == {0: REFUSED, 1: REFUSED}
     assert "this rank holds the generators of rank 0" in stderr
 
@@ -135,6 +136,7 @@ def test_fsdp_with_torchs_own_checkpoints_through_attach(run_dir: Path, tmp_path
     for act in acts[2:]:
         assert told[act] == {0: REFUSED, 1: REFUSED}, act
     assert "rank 1: sample of every tensor" in stderr
+    assert "gradients-not-zeroed" not in stderr  # a shard gets its gradient from FSDP, without a beginning that a hook sees
     verdicts = [entry.data for entry in read_journal(RunPaths(run_dir)).entries if entry.kind == "guard.verdict"]
     assert [(v["verdict"], v["basis"]) for v in verdicts][:2] == [("passed", "fresh"), ("passed", "manifest")]
 

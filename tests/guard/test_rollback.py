@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import chronicle
 from benchmarks.planted_bugs.schedulers import SCHEDULERS
 from chronicle import ResumeRefused
 from chronicle.cli.main import run as command
@@ -68,3 +70,80 @@ def test_launch_that_ignores_the_rollback_and_starts_fresh_is_refused(run_dir: P
     with pytest.raises(ResumeRefused):
         start(run_dir, seed=1).train(1)
     assert str(checkpoint) in last_verdict(run_dir)["checks"][0]["expected"]
+
+
+# --- accepted without proof: a loop that computes its LR itself, so that the edit of the file is overwritten
+
+
+class Loop:
+    """A plain torch loop that saves no scheduler; `base` is the LR that its command gives it."""
+
+    def __init__(self, run_dir: Path, base: float) -> None:
+        torch.manual_seed(0)
+        self.model, self.base, self.step = torch.nn.Linear(4, 2), base, 0
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=base)
+        chronicle.attach(run_dir, self.model, self.optimizer)
+
+    def train(self, num_steps: int, *, sets: bool = True, back_to: tuple[int, float] = (0, 0.0)) -> None:
+        for _ in range(num_steps):
+            if sets:
+                self.optimizer.param_groups[0]["lr"] = self.base * 0.99**self.step
+            if back_to[0] and self.step >= back_to[0]:
+                self.optimizer.param_groups[0]["lr"] = back_to[1]
+            self.model(torch.randn(8, 4)).square().mean().backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
+        torch.save(state, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+
+
+@pytest.fixture
+def accepted(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A checkpoint whose LR was halved although no scheduler was saved."""
+    path = tmp_path / "checkpoints" / "step-7.pt"
+    launch = Loop(run_dir, 1e-2)
+    launch.train(7)
+    launch.save(path)
+    where = ["--run", run_dir.name, "--logs", str(run_dir.parent), "--checkpoints", str(path.parent)]
+    assert command(["rollback", "--to", "7", "--lr-scale", "0.5", "--yes", *where]) == 3
+    assert "no scheduler was saved" in capsys.readouterr().err
+    roll_back(run_dir, path.parent, "--lr-scale", "0.5", "--accept-unproved", "the next launch has --lr 5e-3")
+    return path
+
+
+def test_a_launch_with_the_accepted_lr_trains_on(run_dir: Path, accepted: Path) -> None:
+    resumed = Loop(run_dir, 5e-3)
+    resumed.load(accepted)
+    resumed.train(60)
+    assert (last_verdict(run_dir)["basis"], resumed.step) == ("contract", 67)
+    assert last_verdict(run_dir)["verdict"] != "refused"
+
+
+def test_a_launch_that_was_given_the_old_lr_makes_no_step(run_dir: Path, accepted: Path) -> None:
+    resumed = Loop(run_dir, 1e-2)
+    resumed.load(accepted)
+    with pytest.raises(ResumeRefused):
+        resumed.train(1)
+    assert resumed.step == 7
+
+
+@pytest.mark.parametrize(("at", "trips"), [(20, True), (56, True), (57, False)])
+def test_the_old_lr_ends_the_launch_within_its_first_fifty_steps(run_dir: Path, accepted: Path, at: int, trips: bool) -> None:
+    resumed = Loop(run_dir, 5e-3)
+    resumed.load(accepted)
+    if trips:
+        with pytest.raises(ResumeRefused):
+            resumed.train(60, back_to=(at, 1e-2))
+        assert resumed.step == at
+    else:
+        resumed.train(60, back_to=(at, 1e-2))

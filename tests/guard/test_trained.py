@@ -40,6 +40,10 @@ def checks(saved: dict[str, Any], found: dict[str, Any], **options: Any) -> dict
     return {check.name: check.outcome for check in made if check.outcome is not Outcome.EQUAL}
 
 
+def network() -> Any:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
 def refused(saved: dict[str, Any], found: dict[str, Any], **options: Any) -> set[str]:
     return {name for name, outcome in checks(saved, found, **options).items() if outcome is Outcome.DIFFERENT}
 
@@ -168,6 +172,50 @@ def test_scale_that_a_script_computes_is_refused_when_only_the_constructor_sets_
 def test_activation_function_of_a_layer_is_refused() -> None:
     one, other = (nn.TransformerEncoderLayer(8, 2, activation=name) for name in ("relu", "gelu"))
     assert "activation" in refused(record(one), record(other))
+
+
+class Turned(nn.Module):
+    """A layer with frequencies that no checkpoint holds, and one tensor that is built for each length of the input."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("frequencies", base ** (-torch.arange(8.0) / 8), persistent=False)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x * self.frequencies)
+
+
+def test_tensors_that_no_checkpoint_holds_are_compared_by_value() -> None:
+    """Another base of the rotary positions leaves weights and attributes as they are; last digits are no difference."""
+    saved = record(Turned(10_000.0))
+    assert refused(saved, record(Turned(500_000.0))) == {"frequencies"}
+    close, longer = Turned(10_000.0), Turned(10_000.0)
+    close.frequencies *= 1 + 1e-6
+    longer.mask = torch.zeros(3, 3)
+    assert checks(saved, record(close)) == {}
+    assert checks(saved, record(longer)) == {}
+
+
+def test_arguments_that_shape_the_gradient_are_refused_and_others_noted() -> None:
+    saved = record(network(), arguments={"max_grad_norm": 1.0, "data_seed": 1, "beta": 0.1})
+    found = record(network(), arguments={"max_grad_norm": 0.0, "data_seed": 2, "beta": 0.1, "loss_type": "new"})
+    assert refused(saved, found) == {"max_grad_norm"}
+    assert refused(saved, found, accepted={"trainer": "no clipping"}) == set()
+    assert Outcome.NOTED in checks(saved, found).values()
+
+
+def test_another_autocast_around_the_model_is_refused() -> None:
+    def seen(*, half: bool) -> dict[str, Any]:
+        watch = TrainedWatch()
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                watch.shapes.see(((torch.ones(4, 8),), {}))
+        return watch.begin(live(network()), None)
+
+    assert refused(seen(half=True), seen(half=False)) == {"autocast"}
+    assert checks(seen(half=True), seen(half=True)) == {}
 
 
 def test_a_new_library_version_adds_and_drops_values_without_a_refusal() -> None:

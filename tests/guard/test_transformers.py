@@ -107,6 +107,12 @@ def test_missing_state_file_that_the_trainer_skips_in_silence_is_refused(
     assert last_verdict(run_dir)["verdict"] == "refused"
 
 
+def test_argument_that_shapes_the_gradient_is_refused_by_its_name(stopped: Path, run_dir: Path) -> None:
+    with pytest.raises(ResumeRefused) as refusal:
+        train(stopped, run_dir, max_steps=12, resume=True, max_grad_norm=0.0)
+    assert "max_grad_norm" in {check.name for check in refusal.value.checks}
+
+
 def test_schedule_of_another_shape_is_refused(stopped: Path, run_dir: Path) -> None:
     """HF schedules are functions of the script's arguments: another `warmup_steps` re-shapes the curve silently."""
     with pytest.raises(ResumeRefused):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chronicle.journal import read_journal
 from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, LatencyTest, rank_prefix_of
 from chronicle.launch.output import LiveView, LogFile, split_lines
-from chronicle.launch.record import find_rank_code, seal_file, verify_seals
+from chronicle.launch.record import broken_seals, find_rank_code, seal_file
 from chronicle.paths import RunPaths
 
 
@@ -133,12 +133,12 @@ def test_seal_tells_a_changed_and_a_missing_log(driver):
     driver.start([sys.executable, "-c", code])
     assert driver.wait() == 0
     journal = read_journal(driver.paths)
-    assert verify_seals(driver.paths, journal.entries) == []
+    assert broken_seals(driver.paths, journal.entries) == {}
     log = driver.paths.supervisor_log(1)
     log.write_bytes(log.read_bytes().replace(b"line 3\n", b"line 4\n"))
-    assert "has changed" in verify_seals(driver.paths, journal.entries)[0]
+    assert "has changed" in next(iter(broken_seals(driver.paths, journal.entries).values()))
     log.unlink()
-    assert "cannot be read" in verify_seals(driver.paths, journal.entries)[0]
+    assert "cannot be read" in next(iter(broken_seals(driver.paths, journal.entries).values()))
 
 
 def test_buffered_output_is_said_while_it_is_buffered(driver):
@@ -170,7 +170,7 @@ def test_seals_cover_rank_logs_and_evidence(tmp_path):
 def test_signal_names_in_the_journal_are_the_full_ones(driver):
     driver.start([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"])
     assert driver.wait() == 128 + signal.SIGSEGV
-    assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV"
+    assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV: crash"
 
 
 def test_binary_rubbish_and_lines_without_end_cost_little_and_keep_every_byte():

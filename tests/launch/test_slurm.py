@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from chronicle.launch.launchers import format_sbatch, node_identity, share_number
 from chronicle.launch.processes import list_processes, read_environment, send_signal
+from chronicle.launch.slurm import format_sbatch, node_identity, share_number
 from chronicle.paths import RunPaths
 from tests.launch.driver import MARK, ROOT, free_port
 

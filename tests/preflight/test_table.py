@@ -97,7 +97,7 @@ def test_pf08_memory_of_gpus_by_the_text_of_nvidia_smi(tmp_path):
         assert found.verdict is UNKNOWN and "did not answer" in found.message
     finally:
         os.environ["PATH"] = before
-    assert told("PF08", host(tmp_path)).verdict is UNKNOWN
+    assert told("PF08", host(tmp_path)).verdict in (PASS, UNKNOWN)  # no driver: no GPU at all, or one that cannot be asked
 
 
 def test_pf09_port(tmp_path):

@@ -25,5 +25,5 @@ CASE = Case(
     says=("rate changed",),
     bare=bare,
     guarded=guarded,
-    waits_for="a run that goes on has no control channel",
+    waits_for="a run that goes on has no control channel: the guard is inside the step, but it obeys nobody while it runs",
 )

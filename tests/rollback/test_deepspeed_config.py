@@ -12,7 +12,7 @@ from chronicle.cli.main import run
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
 from rollback.errors import PlanRefused
-from rollback.files.json_file import NotPlainJson, parse_object, replace_numbers
+from rollback.files.config_text import NotPlainJson, parse_object, replace_config_numbers
 from rollback.lr.deepspeed import ConfigFile, config_notes, plan_config
 from tests.builders.checkpoints import run_script
 from tests.rollback.disks import picture
@@ -37,9 +37,9 @@ def edits(config: Any, recorded: Any = RECORDED, scale: float = 0.5) -> dict[str
 
 def test_only_the_numbers_change_in_the_text() -> None:
     text = '{\n   "a": [1, {"b": 2.5e-3 , "c": "x, \\"}]"}],\t"lr":0.001,\n "d": null\n}\n'
-    after = replace_numbers(text, {("a", 1, "b"): 0.5, ("lr",): 5e-4, ("a", 0): 7})
+    after = replace_config_numbers(text, "json", {("a", 1, "b"): 0.5, ("lr",): 5e-4, ("a", 0): 7})
     assert after == '{\n   "a": [7, {"b": 0.5 , "c": "x, \\"}]"}],\t"lr":0.0005,\n "d": null\n}\n'
-    assert replace_numbers(text, {}) == text
+    assert replace_config_numbers(text, "json", {}) == text
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_real_resume_uses_half_the_lr_with_every_scheduler_and_undo_gives_back_b
             assert _command(top, *words) == 0
         else:
             assert _command(top, *words, "--deepspeed-config", str(top / "ds.json")) == 0
-        assert "ds.json  (DeepSpeed config of the next launch)" in capsys.readouterr().out
+        assert "ds.json  (config of the next launch)" in capsys.readouterr().out
         contract = json.loads((top / "logs" / "r" / "contract.json").read_text())
         assert contract["lr_ratio"] == 0.5
     halved = _resume(tmp_path)

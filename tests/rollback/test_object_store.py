@@ -19,7 +19,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from chronicle.cli.main import run
-from rollback.disk.content import RemoteView
+from rollback.disk import RemoteView
 from tests.builders.checkpoints import CheckpointFactory
 
 SEED = {"folder": "opt_step-{step}/accelerator_state", "scheduler": "register", "counter": True, "save_at": [5, 10]}

@@ -71,6 +71,8 @@ def test_healthy_restart_passes_and_says_nothing(stage: Stage) -> None:
 )
 def test_accident_is_said_at_once_and_journalled(stage: Stage, accident: dict[str, Any], name: str) -> None:
     entry = resume(stage, **accident)
+    found = [e.data for e in read_journal(stage.paths).of_kind("incident") if e.data["kind"] == "lr-not-as-promised"]
+    assert [(data["tier"], data["launch"], data["change"]) for data in found] == [("warn", 2, "opened")] * ("lr" in accident)
     assert entry.data["verdict"] == "warned" and name in names(entry)
     assert [line for line in stage.said if line.startswith("chronicle: restart at step") and name in line]
 

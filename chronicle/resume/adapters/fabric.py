@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 
 from chronicle.resume.adapters.torch import AttachedRun
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import record_without_session, shield
+from chronicle.resume.faults import or_else, record_without_session, shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler
 
@@ -87,6 +87,7 @@ def guard_fabric(fabric: Any, options: Options) -> None:
         fabric.chronicle = FabricRun(options)
 
 
+@or_else(lambda problem: _unguarded(problem))
 def callbacks_factory() -> list[Any]:
     """Entry point `lightning.fabric.callbacks_factory`: under `chronicle run` every Fabric gets a guard.
 
@@ -96,6 +97,11 @@ def callbacks_factory() -> list[Any]:
     _every[0] = bool(named) and os.environ.get("CHRONICLE_GUARD", "").strip().lower() != "off"
     if _every[0]:
         _wrap_class()
+    return []
+
+
+def _unguarded(problem: Exception) -> list[Any]:
+    record_without_session("setup", problem)
     return []
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import raised_by_script, reason_of, shielded
+from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
@@ -27,7 +27,8 @@ __all__ = ["ChronicleCallback", "callbacks_factory"]
 class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
-    key = "ChronicleCallback"
+    # the key of this state in a checkpoint's `callbacks`; Lightning requires it to be unique in a Trainer
+    state_key = key = "ChronicleCallback"
 
     @shielded("setup", wrong_use=(TypeError, ValueError))
     def __init__(self, run: str | Path | None = None, **options: Any) -> None:
@@ -44,11 +45,6 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         """The guard of this Trainer; None before training begins."""
         return self._session
 
-    @property
-    def state_key(self) -> str:
-        """The key of this state in a checkpoint's `callbacks`; Lightning requires it to be unique in a Trainer."""
-        return self.key
-
     @shielded("setup")
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Start the guard for training; of several callbacks (one given, one from the entry point) only the first does."""
@@ -59,6 +55,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if self._session is None:
             self._session = GuardSession(self._observe, self._options)
             hook_optimizer_steps(self._session)
+            self._session.gradients_later = True
         self._session.begins()
         watch_loaders()
         self._session.envelope.watch(pl_module)
@@ -66,26 +63,23 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(filepath, *args, **kwargs)
-            self._record_save(Path(filepath))
+            self._record_save(filepath)
             return result
 
         if not getattr(original, "_chronicle", False):
             save_checkpoint._chronicle = True  # type: ignore[attr-defined]
             trainer.save_checkpoint = save_checkpoint
 
-    @shielded("save")
+    @or_else(lambda problem, self: self._undescribed(problem))
     def state_dict(self) -> dict[str, Any]:
         """The description of memory at this save, with the digests of all ranks that arrive within a second."""
         session = self._session
-        if session is None:
-            return {}
-        try:
-            return {} if session.off else {"memory": self._describe(session).to_json()}
-        except Exception as problem:
-            if raised_by_script(problem):
-                raise
-            self.lost("save", problem)  # the checkpoint says so itself, else its next resume would look for a description
-            return {"memory": {"unknown": {WHOLE: f"the guard failed: {reason_of(problem)}"}}}
+        return {} if session is None or session.off else {"memory": self._describe(session).to_json()}
+
+    def _undescribed(self, problem: Exception) -> dict[str, Any]:
+        """After an error the checkpoint says so itself, else its next resume would look for a description."""
+        last_resort(lambda problem: self.lost("save", problem), problem)
+        return {"memory": {"unknown": {WHOLE: f"the guard failed: {reason_of(problem)}"}}}
 
     def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
@@ -122,6 +116,12 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
         if self._session is not None:
             self._session.batches.take(batch)
 
+    @shielded("step")
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The gradient is there: Lightning's steps run the backward pass inside, after the guard has looked at the step."""
+        if self._session is not None:
+            self._session.gradient_ready(getattr(optimizer, "optimizer", optimizer))
+
     @shielded("log")
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write one line to the launch's per-step log."""
@@ -132,15 +132,15 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             self._log.write(trainer.global_step, {"loss": loss, "lr": lr if used is None else used})
 
     @shielded("save")
-    def _record_save(self, path: Path) -> None:
+    def _record_save(self, path: Any) -> None:
         session = self._session
         if session is not None and not session.off:
             step = int(self._trainer.global_step)
-            identity, target = session.identity, path.absolute()
+            identity, target = session.identity, Path(path).absolute()
             session.sealer.seal_file(
                 target, step=step, honours=self._honours, identity=identity, spoilt=self._spoilt
             )
-            session.data.after_save()
+            session.state_written()
 
     def _observe(self) -> LiveState:
         trainer = self._trainer
@@ -157,6 +157,10 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
                 "sharding": type(trainer.strategy).__name__,
                 **_batch_size(trainer),
                 "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+            },
+            arguments={
+                "gradient_clip_val": trainer.gradient_clip_val,
+                "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
             },
             averages=_averages(trainer.callbacks),
             objects=_stopping(trainer.callbacks),
@@ -202,11 +206,17 @@ def _bind(config: Any) -> BoundScheduler:
 class EnteredCallback(ChronicleCallback):
     """The callback that the entry point adds; a script may also pass its own."""
 
-    key = "ChronicleCallback.entered"
+    state_key = key = "ChronicleCallback.entered"
 
 
+@or_else(lambda problem: _unguarded(problem))
 def callbacks_factory() -> list[Callback]:
     """Entry point `lightning.pytorch.callbacks_factory`: under `chronicle run` every Trainer gets a guard."""
     if os.environ.get("CHRONICLE_RUN_DIR") or os.environ.get("CHRONICLE_RUN"):
         return [EnteredCallback()]
+    return []
+
+
+def _unguarded(problem: Exception) -> list[Callback]:
+    record_without_session("setup", problem)
     return []

@@ -193,9 +193,8 @@ class AttachedRun:
         seen = self.session.data.position
         if latest is None or latest.is_made:
             is_first = self.session.waits_for_first_step  # a load will overwrite it: nothing has been trained yet
-            latest = Description(
-                make=lambda: self._describe(lrs, seen), missed=self._missed, saved=_nothing if is_first else self._taken
-            )
+            taken = _nothing if is_first else shield(self._taken, self._save_failed)
+            latest = Description(make=lambda: self._describe(lrs, seen), missed=self._missed, saved=taken)
             self._latest = weakref.ref(latest)
         return {**state, KEY: latest}
 
@@ -246,7 +245,7 @@ class AttachedRun:
             )
             self.session.journal.write(saved, step=memory.step, title="state taken")
             if memory.step is not None:
-                self.session.data.after_save()
+                self.session.state_written()
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         record = state.get(KEY)
@@ -329,8 +328,8 @@ def _failed(problem: Exception, otherwise: Any) -> Any:
 class Description(Mapping[str, Any]):
     """A mapping that is filled when it is needed, and pickled as a plain ordered dict.
 
-    `make` describes memory now; `missed(why)` is the record of a state that can no longer be described; `saved(record)` is
-    called once, when the state is really written.
+    `make` describes memory now; `missed(why)` is the record of a state that can no longer be described; `saved(record)`, which
+    does not raise, is called once, when the state is really written.
     """
 
     __slots__ = ("__weakref__", "_is_saved", "_make", "_missed", "_record", "_saved", "_thread")
@@ -378,7 +377,7 @@ class Description(Mapping[str, Any]):
         record = self.made()
         if not self._is_saved:
             self._is_saved = True
-            shield(self._saved, lambda problem: None)(record)
+            self._saved(record)
         return record
 
     def __getitem__(self, key: str) -> Any:

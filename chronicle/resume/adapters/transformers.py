@@ -19,7 +19,7 @@ from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optim
 from chronicle.resume.batch_reader import TrainerSays, heads_of, revisions_of
 from chronicle.resume.batches import digest_of, sample_batch
 from chronicle.resume.contract import Options
-from chronicle.resume.faults import shielded
+from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.session import GuardSession
@@ -41,6 +41,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self._log = StepLog()
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
+        self._kind: Mapping[str, Any] = {}  # class and loss function of the Trainer
         self._trainer: Any = None  # whose `training_step` is wrapped
 
     @property
@@ -111,31 +112,42 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         says.asked_warmup = _asked_warmup(args, says.planned)
         says.max_length = getattr(args, "max_length", None)
         says.packed = bool(getattr(args, "packing", False))
+        says.precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
         if self.session.ranks.rank == 0:
             says.revisions = revisions_of(says.tokenizer, self._parts.get("model"))
+        if trainer is not None:
+            own = getattr(trainer, "compute_loss_func", None)
+            self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
         if trainer is not None and "training_step" not in vars(trainer):
             says.has_prompts = _has_prompts(trainer)
             self._trainer = trainer
             trainer.training_step = self._step_seen(trainer.training_step, says)
 
     def _step_seen(self, original: Any, says: TrainerSays) -> Any:
-        session = self.session
+        record = self.session.faults.record
+
+        def see(inputs: Any) -> Any:
+            if not isinstance(inputs, Mapping):
+                return None
+            self.session.first_batch.see((), inputs)
+            says.reads_trainer = says.reads_trainer or "input_ids" in inputs
+            return self._keep_frame(inputs)
+
+        def tell() -> None:  # a batch that the model cannot take: what is wrong with it is known
+            self.session.first_batch.tell(self._observe(), self._parts["state"].global_step)
+
+        sees = shield(see, lambda problem: record("batch", problem))
+        tells = shield(tell, lambda problem: record("first batch in words", problem))
+        looks = shield(self._look_at_loss, lambda problem: record("loss", problem))
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            frame: dict[str, Any] = {}
-            if isinstance(inputs, Mapping):
-                with session.contained("batch"):
-                    session.first_batch.see((), inputs)
-                    says.reads_trainer = says.reads_trainer or "input_ids" in inputs
-                    frame = self._keep_frame(inputs)
+            frame = sees(inputs)
             try:
                 loss = original(model, inputs, *args, **kwargs)
-            except Exception:  # a batch that the model cannot take: what is wrong with it is known
-                with session.contained("first batch in words"):
-                    session.first_batch.tell(self._observe(), self._parts["state"].global_step)
+            except Exception:
+                tells()
                 raise
-            with session.contained("loss"):
-                self._look_at_loss(frame, loss)
+            looks(frame, loss)
             return loss
 
         return training_step
@@ -157,7 +169,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         self.session.frames.add(read)
         return frame
 
-    def _look_at_loss(self, frame: dict[str, Any], loss: Any) -> None:
+    def _look_at_loss(self, frame: dict[str, Any] | None, loss: Any) -> None:
         """The Trainer itself reads every loss where it filters NaN from its log; else only a loss on the CPU is read."""
         if not frame or not hasattr(loss, "isfinite"):
             return
@@ -207,9 +219,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             reading=loader,
             feed=self._parts.get("train_dataloader"),
             scaler=getattr(optimizer, "scaler", None),  # of Accelerate's wrapper
+            arguments={**_arguments(args), **self._kind},
         )
-
-
 
 
 def enter(handler: Any) -> None:
@@ -235,6 +246,20 @@ def _trainer_of(callback: ChronicleCallback) -> Any:
             return None
         frame = frame.f_back
     return None
+
+
+# Arguments that shape what is learned, or its order. All others are compared elsewhere, or shape logs, files and speed.
+SHAPING = re.compile(
+    r"smooth|grad_norm|neftune|loss|beta$|margin|temperature|gamma|^epsilon|^bf16|^fp16|^tf32|reward|generations|iterations|max_.*length"
+    r"|pack|padding|truncat|mask|completion|assistant|template|eos|seed$|drop_last|group_by|sampling_strategy|average_tokens"
+)
+NOT_SHAPING = re.compile(r"eval|prediction|logging|adam|optim|hub|save|_scheduler|timeout|vllm|use_cpu|log_")
+
+
+def _arguments(args: Any) -> dict[str, Any]:
+    """Those of the training arguments that shape loss, gradient or the order of the data."""
+    values = vars(args) if hasattr(args, "__dict__") else {}
+    return {name: value for name, value in values.items() if SHAPING.search(name) and not NOT_SHAPING.search(name)}
 
 
 def _asked_warmup(args: Any, planned: int | None) -> int | None:

@@ -195,6 +195,9 @@ class Envelope:
             self._rearm.discard(key)
             self._promises.arm(key, [p for group in groups for p in group["params"]])
         self._look_at_structure(live, step)
+        if not is_engine and self._structure is not None and self._structure.has_new_parameters():
+            self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
+            self._look_for_orphans(key, live, step)
         if not is_engine and not self._lr_is_ours():
             self._look_at_lr(key, live, step)
         if pace.looks == FULL_LOOKS - 1:

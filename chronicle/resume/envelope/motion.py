@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import DelayedReads, Snapshot
 from chronicle.resume.faults import last_resort, raised_by_script, shield
@@ -268,11 +269,12 @@ class Probe:
 
     def __init__(self, param: Any, later: DelayedReads, lost: Callable[[Exception], None]) -> None:
         self._param, self._later = weakref.ref(param), later
-        self.passes, self.clean, self._candidate = 0, False, False
+        self.passes, self.clean = 0, False
+        self._candidate: bool | None = None  # whether this pass began from no gradient; None: nobody saw its beginning
         self._old: list[Snapshot] = []
         self._handles = [
-            param.register_hook(shield(self._before, lost)),
-            param.register_post_accumulate_grad_hook(shield(self._after, lost)),
+            param.register_hook(outside_graphs(shield(self._before, lost))),
+            param.register_post_accumulate_grad_hook(outside_graphs(shield(self._after, lost))),
         ]
 
     def remove(self) -> None:
@@ -290,7 +292,8 @@ class Probe:
 
     def _after(self, param: Any) -> None:
         self.passes += 1
-        self.clean = self.clean or self._candidate
+        self.clean = self.clean or self._candidate is not False  # FSDP brings a gradient to its shard without a beginning
+        self._candidate = None
 
     def take(self, judge: Callable[[int, bool], None]) -> None:
         """End of an interval: `judge(passes, clean)`, at once or when the samples are there."""
@@ -417,19 +420,18 @@ def _watch_clipping(listener: Promises) -> None:
     if inner is None or _original:
         return
     _original.append(inner)
+    report = outside_graphs(shield(_report_clipping, _lose_clipping))
 
     def listening(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        if not torch.compiler.is_compiling():
-            parameters = _report_clipping(parameters, max_norm)
-        return inner(parameters, max_norm, *args, **kwargs)
+        listed = parameters if hasattr(parameters, "grad") else list(parameters)  # a generator can be read once
+        report(listed, max_norm)
+        return inner(listed, max_norm, *args, **kwargs)
 
     module._clip_grads_with_norm_ = listening  # type: ignore[union-attr]
 
 
-def _report_clipping(parameters: Any, max_norm: Any) -> Any:
-    listed = [parameters] if hasattr(parameters, "grad") else list(parameters)
+def _report_clipping(parameters: Any, max_norm: Any) -> None:
+    listed = [parameters] if hasattr(parameters, "grad") else parameters
     for listener in tuple(_listeners):
         try:
             listener.clipped(listed, float(max_norm))
@@ -438,7 +440,12 @@ def _report_clipping(parameters: Any, max_norm: Any) -> Any:
                 raise
             _listeners.discard(listener)  # clipping goes on, whatever the listener thinks of it
             last_resort(listener.lost, problem)
-    return listed
+
+
+def _lose_clipping(problem: Exception) -> None:
+    for listener in tuple(_listeners):
+        _listeners.discard(listener)
+        listener.lost(problem)
 
 
 def _leave_clipping(listener: Promises) -> None:

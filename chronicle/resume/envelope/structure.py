@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.resume.compiled import outside_graphs, when_compiled
+from chronicle.resume.compiled import is_compiling_here, outside_graphs, when_compiled
 from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
 from chronicle.resume.faults import shield
@@ -34,9 +34,18 @@ class Structure:
         self._modules = tuple((name, module) for model in models for name, module in model.named_modules())
         self._modes = [module.training for _, module in self._modules]
         self._params = [p for model in models for p in model.parameters()]
+        self._ids = [id(p) for p in self._params]
         self._dtypes = [p.dtype for p in self._params]
         self._ties = tuple(_ties(models))
         self._training = [model.training for model in self._models]  # as whole models, when it was last asked
+
+    def has_new_parameters(self) -> bool:
+        """Whether the models hold other parameters than when this was last asked: a layer was replaced or added."""
+        ids = [id(p) for model in self._models for p in model.parameters()]
+        if ids == self._ids:
+            return False
+        self._ids = ids
+        return True
 
     def has_turned(self) -> bool:
         """Whether a whole model changed its mode since this was last asked: cheap enough for every step."""
@@ -236,11 +245,14 @@ class ForwardProbe:
         """A pass begins."""
         import torch
 
+        if is_compiling_here(model):
+            return  # the hooks stay: a compiled function that calls this model is made for their number
         if model.training and not self._trained and not self._leaves:
             self._look_at_rows(inputs)
         if model.training and not self._trained and not self._leaves and torch.is_grad_enabled():
             layers = [m for m in model.modules() if type(m) in (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)]
-            self._leaves = [layer.register_forward_hook(self._see_output) for layer in layers[:256]]
+            see = outside_graphs(shield(self._see_output, self._lose))
+            self._leaves = [layer.register_forward_hook(see) for layer in layers[:256]]
         elif not model.training and not self._evaluated and self._mode is None:
             self._look_at_norms(model)
             if not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
@@ -258,6 +270,10 @@ class ForwardProbe:
             self._leaves, self._trained = [], True
         if self._trained and self._evaluated:
             self.remove()
+
+    def _lose(self, problem: Exception) -> None:
+        self.remove()
+        self.lost(problem)
 
     def _see_output(self, module: Any, args: Any, output: Any) -> None:
         import torch

@@ -1,0 +1,239 @@
+"""SLURM: the batch script, the identity of a node in a job, and what the scheduler says about a job.
+
+The scheduler's word outranks what a process can see of itself: a TERM may be a preemption, a time limit or a person, and a
+node that is gone writes nothing at all. It is asked with `scontrol` (and `sacct` where accounting is on), with a time limit;
+where it does not answer, that is said and nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chronicle.paths import RunPaths
+from rollback.disk.durable import write_atomic
+
+__all__ = [
+    "JobStart",
+    "JobWord",
+    "NodeIdentity",
+    "ask_job",
+    "ask_node_state",
+    "ask_past_state",
+    "ask_step_alive",
+    "format_sbatch",
+    "is_over",
+    "job_of",
+    "node_identity",
+    "share_number",
+    "start_of",
+]
+
+ASK_SECONDS = 10.0
+OVER = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+)  # states of a job that no process of it outlives (`man squeue`, JOB STATE CODES)
+UNKNOWN_JOB = "Invalid job id"
+FIELD = re.compile(r"(\w+)=(\S*)")
+NodeIdentity = tuple[str, int]  # (key shared by all nodes of the launch, number of this node)
+Ask = Callable[[Sequence[str]], "tuple[int, str] | None"]
+
+
+def _ask(words: Sequence[str]) -> tuple[int, str] | None:
+    """(exit code, what was printed) of a command of the scheduler; None where it is not installed or does not answer."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.returncode, done.stdout + done.stderr
+
+
+class JobWord(NamedTuple):
+    """What SLURM says about a job at this moment."""
+
+    state: str  # as in `scontrol show job`; "" when SLURM does not know the job any more
+    restarts: int = 0  # how often it was requeued
+    preempted: bool = False  # it was told to make room, and its grace time runs
+    seconds_left: float | None = None  # until its time limit
+
+    @property
+    def over(self) -> bool:
+        """Whether no process of the job can be alive, by the scheduler's word."""
+        return self.state in OVER or self.state in ("", "PENDING")
+
+
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """The job's id, of one task of an array as well: SLURM gives each its own. None outside SLURM."""
+    return environ.get("SLURM_JOB_ID") or None
+
+
+def ask_job(job: str, *, now: float, ask: Ask = _ask) -> JobWord | None:
+    """What SLURM says about `job`; None where it cannot be asked or does not answer. `now` in seconds since the epoch."""
+    answer = ask(("scontrol", "show", "job", "--oneliner", job))
+    if answer is None:
+        return None
+    code, text = answer
+    if code != 0:
+        return JobWord("") if UNKNOWN_JOB in text else None
+    fields = dict(FIELD.findall(text.splitlines()[0] if text else ""))
+    if "JobState" not in fields:
+        return None
+    restarts = fields.get("Restarts", "0")
+    return JobWord(
+        state=fields["JobState"],
+        restarts=int(restarts) if restarts.isdigit() else 0,
+        preempted=fields.get("PreemptTime", "None") not in ("None", ""),
+        seconds_left=_seconds_until(fields.get("EndTime", ""), now) if fields["JobState"] == "RUNNING" else None,
+    )
+
+
+def _seconds_until(moment: str, now: float) -> float | None:
+    try:
+        return datetime.fromisoformat(moment).timestamp() - now  # SLURM writes the local time of this machine
+    except ValueError:
+        return None  # "Unknown", "N/A"
+
+
+def ask_past_state(job: str, restart: int, *, ask: Ask = _ask) -> str | None:
+    """How accounting says that this start of the job ended ("NODE_FAIL", "PREEMPTED", …); None without accounting."""
+    answer = ask(("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", "--format=State", "--jobs", job))
+    if answer is None or answer[0] != 0:
+        return None
+    states = [line.split()[0] for line in answer[1].splitlines() if line.strip() and line.split()[0].isupper()]
+    return states[restart] if restart < len(states) else None
+
+
+def ask_step_alive(job: str, step: str, *, ask: Ask = _ask) -> bool | None:
+    """Whether this step of the job still runs; None where SLURM cannot be asked."""
+    answer = ask(("squeue", "--steps", "--noheader", "--format=%i", "--jobs", job))
+    return None if answer is None or answer[0] != 0 else f"{job}.{step}" in answer[1].split()
+
+
+class JobStart(NamedTuple):
+    """One start of a job, and the step in it, as its own environment names them."""
+
+    job: str
+    restart: int = 0
+    step: str = ""
+
+
+def start_of(environ: Mapping[str, Any]) -> JobStart | None:
+    """Which start of which job this environment is of; None outside SLURM."""
+    job, restart = environ.get("SLURM_JOB_ID"), str(environ.get("SLURM_RESTART_COUNT") or "0")
+    if not job:
+        return None
+    return JobStart(str(job), int(restart) if restart.isdigit() else 0, str(environ.get("SLURM_STEP_ID") or ""))
+
+
+def is_over(start: JobStart | None, own: JobStart | None, *, now: float, ask: Ask = _ask) -> bool:
+    """Whether SLURM says that nothing of this start of a job can be alive. False where it does not say so.
+
+    A scheduler runs one start of a job at a time: one of a later start needs no question.
+    """
+    if start is None:
+        return False
+    if own is not None and own.job == start.job and own.restart > start.restart:
+        return True
+    word = ask_job(start.job, now=now, ask=ask)
+    if word is None:
+        return False
+    if word.over or word.restarts > start.restart:
+        return True
+    return bool(start.step) and ask_step_alive(start.job, start.step, ask=ask) is False
+
+
+def ask_node_state(node: str, *, ask: Ask = _ask) -> str | None:
+    """The state of a node ("IDLE", "DOWN*", …); None where SLURM cannot be asked or does not know it."""
+    answer = ask(("scontrol", "show", "node", "--oneliner", node))
+    if answer is None or answer[0] != 0:
+        return None
+    return dict(FIELD.findall(answer[1])).get("State")
+
+
+# --- Several nodes of one launch
+
+
+def node_identity(environ: Mapping[str, str]) -> NodeIdentity | None:
+    """Return launch key and node number from SLURM's variables; None outside a SLURM step."""
+    job, node = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NODEID", "")
+    if not job or not node.isdigit():
+        return None
+    restart, step = environ.get("SLURM_RESTART_COUNT") or "0", environ.get("SLURM_STEP_ID") or "0"
+    return f"{job}.{restart}.{step}", int(node)
+
+
+def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
+    """Return one launch number for all nodes that share `key`: the first node links its number, the others read it.
+
+    `link` succeeds for exactly one caller, also on network file systems. A number that was not needed is released.
+    """
+    paths.launches_dir.mkdir(parents=True, exist_ok=True)
+    shared = paths.launches_dir / f".job-{key}"
+    known = _read_number(shared)
+    if known is not None:
+        return known
+    mine = take()
+    try:
+        write_atomic(shared, f"{mine}\n", durable=False, may_replace=False)
+        return mine
+    except FileExistsError:
+        paths.launch_dir(mine).rmdir()
+        number = _read_number(shared)
+        assert number is not None, f"`{shared}` was linked into place with its number in it"
+        return number
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+# --- The batch script
+
+SIGNAL_MARGIN_SECONDS = 30  # between the end of the grace period and SLURM's KILL
+
+TEMPLATE = """\
+#!/bin/bash
+#SBATCH --job-name={run}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+# Send USR1 to the steps (not to this shell) early enough for a save: {grace:.0f} s and a margin.
+#SBATCH --signal=USR1@{lead:d}
+{exclude}
+export CHRONICLE_SIGNAL_LEAD={lead:d}
+# One supervisor per node; torchrun starts the ranks of its node.
+srun --kill-on-bad-exit=1 --wait=60 --unbuffered \\
+  chronicle run --run {run}{node_flag} --grace {grace:.0f} -- {command}
+code=$?
+# 138: saved on USR1, not finished. 78: the guard refused; a restart would be refused again.
+if [ "$code" -eq 138 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def format_sbatch(
+    run: str, command: Sequence[str], *, grace_seconds: float, nodes: int = 1, excluded: Sequence[str] = ()
+) -> str:
+    """Return a batch script for this run. SLURM sends its warning `grace + 30` seconds before the time limit."""
+    return TEMPLATE.format(
+        run=shlex.quote(run),
+        nodes=nodes,
+        grace=grace_seconds,
+        lead=math.ceil(grace_seconds) + SIGNAL_MARGIN_SECONDS,
+        exclude=f"#SBATCH --exclude={','.join(excluded)}\n" if excluded else "",
+        node_flag=" --node" if nodes > 1 else "",
+        command=shlex.join(command),
+    )

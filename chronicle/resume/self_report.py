@@ -1,0 +1,237 @@
+"""What a guarded launch says of itself at its first step: evidence of each rank, and facts for the preflight's checks.
+
+Any trainer under guard answers with it what only chronicle's own trainer reported: which ranks are really there and on which
+devices, how many parameters were counted, wrapper, precision, dataset, LR plan, first batch. Only what was seen is written;
+everything else stays unknown. The checks refuse nothing here: they stand in the journal, for `chronicle preflight`.
+
+A trainer that reports itself (`check_before_first_step`, `open_evidence`) is left alone.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from chronicle.audit.rank import RankEvidence, count_parameters, describe_device, open_evidence
+from chronicle.preflight.facts import DecodedSample, RankFacts, TrainerFacts
+from chronicle.preflight.gate import record_facts
+from chronicle.resume.batch_reader import FirstBatch, read_plan
+from chronicle.resume.configuration import WRAPPERS, unwrapped
+from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.learning_rate import forecast_lrs
+from chronicle.resume.verdict import Ranks
+
+__all__ = ["SelfReport"]
+
+MOST_LOOKED_AT = 2_000_000_000  # elements of the gradients on an accelerator that are looked at; on a CPU a tenth
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "no": "fp32", "float32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
+FORMS = {"parquet", "json", "csv", "text", "generator", "arrow", "pandas", "imagefolder", "audiofolder", "webdataset"}
+
+
+class SelfReport:
+    """The report of one process. Without `chronicle run` it does nothing."""
+
+    def __init__(self, ranks: Ranks, environ: Mapping[str, str] = os.environ) -> None:
+        self._ranks, self._environ = ranks, environ
+        self._evidence: RankEvidence | None = None
+        self._begun = False
+
+    def begin(self, live: LiveState, first_batch: FirstBatch, first: Sequence[str]) -> None:
+        """Right before the first optimizer step; every rank must call this.
+
+        `first`: digests of this rank's first batches.
+        """
+        directory = self._environ.get("CHRONICLE_LAUNCH_DIR")
+        if self._begun or not directory:
+            return
+        self._begun = True
+        evidence = open_evidence(self._environ, rank=self._ranks.rank)
+        if evidence.path is None or evidence.path.exists():
+            return  # the trainer reports itself
+        self._evidence = evidence
+        about: dict[str, Any] = {}
+        try:
+            about = self._about(live, first)
+        finally:  # the other ranks wait for this one
+            began = time.monotonic()
+            reports = self._ranks.gather({"rank": self._ranks.rank, "about": about})
+            seconds = time.monotonic() - began
+        self._record(evidence, live, about, first_batch.says.precision or precision_of(live))
+        if self._ranks.rank == 0 and all(report.get("about") for report in reports):
+            ranks = [RankFacts(**report["about"]) for report in reports]
+            record_facts(_facts(live, first_batch, ranks, seconds), environ=self._environ)
+
+    def saved(self, live: LiveState, step: int | None) -> None:
+        """A checkpoint was saved: what was read from, as far as it has a name."""
+        name = dataset_name(live.feed)
+        if self._evidence is not None and name is not None and step is not None:
+            self._evidence.data(step=step, samples=None, dataset=name)
+
+    def _about(self, live: LiveState, first: Sequence[str]) -> dict[str, Any]:
+        """This rank, in the fields of `RankFacts`; {} where the model's device is not known."""
+        parameter = next((p for model in live.models for p in model.parameters()), None)
+        if parameter is None:
+            return {}
+        device = describe_device(parameter.device)
+        return {
+            "rank": self._ranks.rank,
+            "host": socket.gethostname().split(".")[0][:60],
+            "pid": os.getpid(),
+            "device": str(device["id"])[:80],
+            "params_local": sum(count_parameters(unwrapped(model)).local for model in live.models),
+            "first_batch_digest": first[0] if first else None,
+            "gradients_finite": _gradients_finite(live),
+        }
+
+    def _record(self, evidence: RankEvidence, live: LiveState, about: Mapping[str, Any], precision: str | None) -> None:
+        parameter = next((p for model in live.models for p in model.parameters()), None)
+        if parameter is None:
+            return
+        evidence.process(
+            world_size=self._ranks.world_size,
+            device=describe_device(parameter.device),
+            wrapper=wrapper_of(live),
+            precision=precision,
+        )
+        counted = _count(live)
+        evidence.model(logical=None, counted=counted, local=about.get("params_local") if counted is not None else None)
+        self.saved(live, 0)
+
+
+def wrapper_of(live: LiveState) -> str | None:
+    """The class around the model that is trained, or that made its parameters shards; None where there is none."""
+    for model in live.models:
+        kinds = [type(model).__name__, *(kind.__name__ for kind in type(model).__mro__)]
+        found = next((kind for kind in kinds if kind in WRAPPERS - {"OptimizedModule"} or kind == "FSDPModule"), None)
+        if found is not None:
+            return found
+    sharding = str(live.topology.get("sharding") or "")
+    return "DeepSpeedEngine" if sharding.startswith("zero") else None
+
+
+def precision_of(live: LiveState) -> str | None:
+    """bf16, fp16 or fp32 as the framework says it, else the dtype of low-precision weights; None: not known."""
+    for key in ("mixed_precision", "precision"):
+        said = str(live.topology.get(key) or "")
+        if said and said != "no":
+            return PRECISIONS.get(said, said)
+    dtype = str(live.topology.get("dtype") or "")
+    return PRECISIONS.get(dtype) if dtype in ("bfloat16", "float16") or "mixed_precision" in live.topology else None
+
+
+def dataset_name(loader: Any) -> str | None:
+    """The name under which `datasets` knows what is read (`wikitext wikitext-103-raw-v1`); None for a form of files."""
+    dataset = getattr(loader, "dataset", None)
+    name, config = getattr(dataset, "builder_name", None), getattr(dataset, "config_name", None)
+    if not isinstance(name, str) or name in FORMS:
+        return None
+    return f"{name} {config}" if isinstance(config, str) and config not in ("default", name) else name
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader.dataset)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def _count(live: LiveState) -> int | None:
+    """Parameters of the whole model, each storage once; None where a sharding does not tell it."""
+    sharding = str(live.topology.get("sharding") or "").lower()
+    counts = [count_parameters(unwrapped(model)) for model in live.models]
+    whole = sum(count.whole for count in counts)
+    flat = any("FullyShardedDataParallel" in type(m).__name__ for model in live.models for m in model.modules())
+    if flat or ("fsdp" in sharding and whole == sum(count.local for count in counts)):
+        return None  # flat shards: this rank's part is all that is seen
+    return whole
+
+
+def _gradients_finite(live: LiveState) -> bool | None:
+    """Whether every gradient of this rank is finite; None where there is none, or too many to look at."""
+    import torch
+
+    gradients = [p.grad for model in live.models for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+    most = MOST_LOOKED_AT if gradients and gradients[0].device.type != "cpu" else MOST_LOOKED_AT // 10
+    if not gradients or sum(gradient.numel() for gradient in gradients) > most:
+        return None
+    with torch.no_grad():
+        local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
+        return all(bool(torch.isfinite(gradient.sum(dtype=torch.float64)).item()) for gradient in local)
+
+
+def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts], seconds: float) -> TrainerFacts:
+    plan, told = read_plan(live, first_batch.says), first_batch.told
+    model = unwrapped(live.models[0])
+    config = getattr(model, "config", None)
+    tied = getattr(config, "tie_word_embeddings", None)
+    dataset = getattr(live.feed, "dataset", None)
+    length, masked = _length(live.feed), told.get("masked_fraction")
+    compiled = any(
+        type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None for one in live.models
+    )
+    precision = first_batch.says.precision or precision_of(live)
+    batch, world = live.topology.get("batch_size"), len(ranks)
+    return TrainerFacts(
+        params_counted=_count(live),
+        tied_expected=tied if isinstance(tied, bool) else None,
+        tied_in_memory=_tied(model) if isinstance(tied, bool) else None,
+        ranks=tuple(ranks),
+        wrapper=wrapper_of(live),
+        precision=precision,
+        precision_supported=_precision_works(live, precision) if precision else None,
+        compile_requested=compiled,
+        compile_possible=True if compiled else None,
+        collective_correct=[one.rank for one in ranks] == list(range(world)) if world > 1 else None,
+        collective_seconds=seconds if world > 1 else None,
+        dataset=dataset_name(live.feed),
+        num_samples=length,
+        num_workers=getattr(live.feed, "num_workers", None),
+        data_addressable=True if length is not None and hasattr(dataset, "__getitem__") else None,
+        pad_fraction=told.get("padding_fraction"),
+        masked_fractions=(masked,) if masked is not None else (),
+        samples=tuple(_samples(told)),
+        planned_steps=plan.planned,
+        scheduler=type(live.schedulers[0].scheduler).__name__ if live.schedulers else None,
+        scheduler_horizon=plan.horizon,
+        scheduler_steps_per_update=float(live.schedulers[0].unit) if live.schedulers else None,
+        learning_rates=plan.lrs or tuple(_next_lrs(live)),
+        accumulation=live.topology.get("accumulation"),
+        micro_batch=batch if isinstance(batch, int) else None,
+    )
+
+
+def _next_lrs(live: LiveState) -> Iterator[float]:
+    for row in forecast_lrs(live.optimizers, live.schedulers) or ():
+        if row and row[0] is not None:
+            yield row[0]
+
+
+def _tied(model: Any) -> bool | None:
+    try:
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        return bool(head.weight.data_ptr() == embedding.weight.data_ptr())
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _precision_works(live: LiveState, precision: str) -> bool | None:
+    import torch
+
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}.get(precision)
+    if kind is None:
+        return None
+    device = next(live.models[0].parameters()).device
+    try:
+        ones = torch.ones(16, 16, dtype=kind, device=device)
+        return bool((ones @ ones == 16).all())
+    except RuntimeError:
+        return False
+
+
+def _samples(told: Mapping[str, Any]) -> Iterator[DecodedSample]:
+    for row in told.get("rows") or ():
+        texts = [str(part["text"]) for part in row.get("parts") or () if part.get("text")]
+        if texts:
+            masked = sum(int(part.get("tokens") or 0) for part in row["parts"] if part.get("kind") == "masked")
+            yield DecodedSample(text="".join(texts)[:400], length=int(row.get("tokens") or 0), masked=masked)

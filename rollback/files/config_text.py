@@ -1,0 +1,404 @@
+"""Config files that people write (YAML, TOML, JSON): where each number stands, and the text with some of them replaced.
+
+A launch takes its LR from such a file, so a rollback edits it. Comments, order, indentation and line ends stay: only the
+characters of the number change. What this reader does not know exactly it refuses, with the line:
+
+    numbers("optimizer:\\n  lr: 3e-4  # peak\\n", "yaml")   # {("optimizer", "lr"): Number(value=0.0003, start=17, end=21)}
+
+JSON and TOML are parsed again after an edit by the parsers of the standard library. There is none for YAML: what is read is
+block mappings and lists, and flow collections on one line. Anchors, aliases, merges and several documents are refused,
+because one number may then stand for several fields. Other multi-line values are passed over by their indentation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+from rollback.files.json_file import Keys
+
+MAX_CHARACTERS = 1 << 20
+KINDS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".json": "json"}
+
+
+class NotPlainJson(ValueError):
+    """The text is not a JSON object, names a key twice, or is too large or too deep; the message says which."""
+
+
+class NotPlainConfig(ValueError):
+    """The text cannot be read exactly; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in the text, at `[start, end)`. A quoted one is the text between its quotes."""
+
+    value: float
+    start: int
+    end: int
+
+
+def kind_of(path: str) -> str | None:
+    """"yaml", "toml" or "json" by the end of the file's name; None for another kind of file."""
+    return next((kind for end, kind in KINDS.items() if path.lower().endswith(end)), None)
+
+
+def numbers(text: str, kind: str) -> dict[Keys, Number]:
+    """Every number of a config by its key path; raises `NotPlainConfig`."""
+    if len(text) > MAX_CHARACTERS:
+        raise NotPlainConfig(f"larger than {MAX_CHARACTERS} characters")
+    try:
+        if kind == "json":
+            return {keys: Number(float(text[a:b]), a, b) for keys, (a, b) in number_spans(text).items()}
+        return dict(_toml(text) if kind == "toml" else _Yaml(text).read())
+    except NotPlainJson as problem:
+        raise NotPlainConfig(str(problem)) from None
+    except RecursionError:
+        raise NotPlainConfig("nested too deeply") from None
+
+
+def replace_config_numbers(text: str, kind: str, values: Mapping[Keys, float | int]) -> str:
+    """The text with these numbers replaced, everything else as it was; raises `NotPlainConfig`."""
+    found = numbers(text, kind)
+    absent = [keys for keys in values if keys not in found]
+    if absent:
+        raise NotPlainConfig(f"`{'.'.join(map(str, absent[0]))}` is no number that can be edited in place")
+    edited = text
+    for keys, value in sorted(values.items(), key=lambda item: -found[item[0]].start):
+        edited = edited[: found[keys].start] + number_text(value, kind) + edited[found[keys].end :]
+    after = numbers(edited, kind)
+    wanted = {keys: float(values.get(keys, number.value)) for keys, number in found.items()}
+    if {keys: number.value for keys, number in after.items()} != wanted:
+        raise NotPlainConfig("the edited text reads back with other numbers than the planned ones")
+    return edited
+
+
+def number_text(value: float | int, kind: str) -> str:
+    """A number as this kind of file holds it: YAML 1.1 takes `1e-05` for text, so it becomes `1.0e-05`."""
+    text = json.dumps(value)
+    if kind == "json" or "e" not in text or "." in text:
+        return text
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}.0e{exponent}"
+
+
+# --- JSON
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_WORD = re.compile(r"[^\s,\]}]+")
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object in the text; a key that occurs twice is refused, since readers differ on which one counts."""
+    if len(text) > MAX_CHARACTERS:
+        raise NotPlainJson(f"larger than {MAX_CHARACTERS} characters")
+    try:
+        found = json.loads(text, object_pairs_hook=_without_twins)
+    except RecursionError:
+        raise NotPlainJson("nested too deeply") from None
+    except json.JSONDecodeError as problem:
+        raise NotPlainJson(f"{problem.msg} in line {problem.lineno}") from None
+    if not isinstance(found, dict):
+        raise NotPlainJson("not an object")
+    return found
+
+
+def number_spans(text: str) -> dict[Keys, tuple[int, int]]:
+    """Where each number of a plain JSON object stands, by its key path; raises `NotPlainJson`."""
+    parse_object(text)
+    spans: dict[Keys, tuple[int, int]] = {}
+    _scan(text, 0, (), spans)
+    return {keys: (start, end) for keys, (start, end) in spans.items() if text[start] not in "tfnNI"}
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twins = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
+        raise NotPlainJson(f"the key {twins[0]!r} appears twice")
+    return found
+
+
+def _scan(text: str, at: int, keys: Keys, spans: dict[Keys, tuple[int, int]]) -> int:
+    """Note where every number, true, false and null of the value at `at` lies; returns the end. The text is valid."""
+    at = _skip(text, at)
+    if text[at] == '"':
+        return int(scanstring(text, at + 1)[1])
+    if text[at] not in "{[":
+        found = _WORD.match(text, at)
+        assert found is not None
+        spans[keys] = found.span()
+        return found.end()
+    is_object, index = text[at] == "{", 0
+    at = _skip(text, at + 1)
+    while text[at] not in "}]":
+        key: str | int = index
+        if is_object:
+            key, at = scanstring(text, at + 1)
+            at = _skip(text, at) + 1  # the colon
+        at = _skip(text, _scan(text, at, (*keys, key), spans))
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        index += 1
+    return at + 1
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+# --- TOML: candidates are found by line, the parser of the standard library decides
+
+_TOML_NUMBER = r"[-+]?(?:\d[\d_]*)(?:\.\d[\d_]*)?(?:[eE][-+]?\d[\d_]*)?"
+_TOML_FIELD = re.compile(rf"[A-Za-z0-9_\-\"']\s*=\s*(?P<number>{_TOML_NUMBER})(?=\s*(?:[,}}#\r\n]|$))")
+
+
+def _toml(text: str) -> Iterator[tuple[Keys, Number]]:
+    """Each number that the parser sees and that a change in the text changes alone.
+
+    A candidate is a `key = number`. It is put to the test: with other digits in its place the parser must give the same tree
+    but for one number, which tells its key path too, whatever table, quotes or multi-line text it stands in.
+    """
+    import tomllib
+
+    def parsed(changed: str) -> dict[Keys, object]:
+        try:
+            return dict(_leaves(tomllib.loads(changed), ()))
+        except tomllib.TOMLDecodeError as problem:
+            raise NotPlainConfig(f"invalid TOML: {problem}") from None
+
+    before = parsed(text)
+    matches = list(_TOML_FIELD.finditer(text))
+    if len(matches) > _MOST_FIELDS:
+        raise NotPlainConfig(f"more than {_MOST_FIELDS} numbers")
+    for match in matches:
+        start, end = match.span("number")
+        try:
+            after = parsed(f"{text[:start]}{_PROBE}{text[end:]}")
+        except NotPlainConfig:
+            continue
+        changed = [keys for keys, value in after.items() if keys not in before or before[keys] != value]
+        value = before.get(changed[0]) if len(changed) == 1 else None
+        if before.keys() == after.keys() and isinstance(value, int | float) and not isinstance(value, bool):
+            yield changed[0], Number(float(value), start, end)
+
+
+_PROBE = "7.318530717958e-13"  # no config holds it
+_MOST_FIELDS = 2000
+
+
+def _leaves(tree: Any, keys: Keys) -> Iterator[tuple[Keys, object]]:
+    if isinstance(tree, dict | list):
+        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(part, (*keys, key))
+    else:
+        yield keys, tree
+
+
+# --- YAML: block mappings and lists by indentation, flow collections on one line
+
+_KEY = re.compile(r"""(?P<key>"[^"\\]*"|'[^']*'|[^\s\-?:,\[\]{}#&*!|>'"%@`][^#\r\n]*?|-[^\s#][^#\r\n]*?)\s*:(?=\s|$)""")
+_PLAIN = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_SHARED = re.compile(r"(?:^|[\s\[,{:-])(?:&[\w.-]+|\*[\w.-]+|<<\s*:)(?=[\s,\]}]|$)")
+
+
+class _Yaml:
+    """Reads one document line by line. `lines` are (number, offset, text without line end)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines: list[tuple[int, int, str]] = []
+        at = 0
+        for number, line in enumerate(text.splitlines(keepends=True), start=1):
+            self.lines.append((number, at, line.rstrip("\r\n")))
+            at += len(line)
+        self.at = 0
+        self.found: dict[Keys, Number] = {}
+
+    def read(self) -> dict[Keys, Number]:
+        self._refuse_shared()
+        indent = self._peek()
+        if indent is not None:
+            self._node(indent, ())
+        if self._peek() is not None:
+            self._refuse("is indented less than what stands before it")
+        return self.found
+
+    def _refuse(self, why: str) -> None:
+        number = self.lines[min(self.at, len(self.lines) - 1)][0]
+        raise NotPlainConfig(f"line {number} {why}")
+
+    def _refuse_shared(self) -> None:
+        begun = False
+        for at, (_, _, line) in enumerate(self.lines):
+            self.at, bare = at, _bare(line)
+            if bare.startswith(("---", "...")):
+                if begun or bare.strip() not in ("---", "..."):
+                    self._refuse("begins another document")
+                self.lines[at] = (at + 1, self.lines[at][1], "")
+            elif bare.startswith("%"):
+                self._refuse("is a directive")
+            elif _SHARED.search(bare):
+                self._refuse("holds an anchor, an alias or a merge: one number may stand for several fields")
+            begun = begun or bool(bare.strip())
+        self.at = 0
+
+    def _peek(self) -> int | None:
+        """The indentation of the next line with content; None at the end."""
+        while self.at < len(self.lines):
+            line = self.lines[self.at][2]
+            bare = _bare(line)
+            if bare.strip():
+                indent = len(line) - len(line.lstrip(" "))
+                if line[indent] == "\t":
+                    self._refuse("is indented with a tab")
+                return indent
+            self.at += 1
+        return None
+
+    def _node(self, indent: int, keys: Keys) -> None:
+        """The mapping or list whose entries begin at this indentation."""
+        index, seen = 0, set[str]()
+        while (found := self._peek()) is not None and found >= indent:
+            _, offset, line = self.lines[self.at]
+            if found > indent:
+                self._refuse("is indented more than its neighbours")
+            rest = line[indent:]
+            if rest == "-" or rest.startswith("- "):
+                self._item(indent, offset, rest, (*keys, index))
+                index += 1
+                continue
+            match = _KEY.match(rest)
+            if match is None:
+                self._refuse("is neither `key: value` nor an item of a list")
+                return
+            key = _unquoted(match["key"])
+            if key in seen:
+                self._refuse(f"names `{key}` a second time")
+            seen.add(key)
+            self._value(indent, offset + indent + match.end(), rest[match.end() :], (*keys, key))
+
+    def _item(self, indent: int, offset: int, rest: str, keys: Keys) -> None:
+        inner = rest[1:]
+        width = 1 + len(inner) - len(inner.lstrip(" "))
+        content = rest[width:]
+        if _bare(content).strip() and (_KEY.match(content) or content.startswith("- ")):
+            number, at, line = self.lines[self.at]
+            self.lines[self.at] = (number, at, " " * (indent + width) + line[indent + width :])
+            self._node(indent + width, keys)
+        else:
+            self._value(indent, offset + indent + 1, inner, keys)
+
+    def _value(self, indent: int, offset: int, rest: str, keys: Keys) -> None:
+        """The value after a colon or a dash; `offset` is where `rest` begins in the text."""
+        bare = _bare(rest)
+        self.at += 1
+        if not bare.strip():
+            below = self._peek()
+            deeper = below is not None and below > indent
+            is_list = below == indent and self.lines[self.at][2][indent:].startswith("-") and isinstance(keys[-1], str)
+            if below is not None and (deeper or is_list):
+                self._list_at(below, keys) if is_list else self._node(below, keys)
+            return
+        start = offset + len(rest) - len(rest.lstrip())
+        value = bare.strip()
+        if value[0] in "|>":
+            self._skip(indent)
+        elif value[0] in "[{":
+            end = self._flow(start, start + len(value), keys)
+            if end != start + len(value):
+                self.at -= 1
+                self._refuse("holds a flow collection that does not end on it")
+        else:
+            if (below := self._peek()) is not None and below > indent:
+                self._skip(indent)  # a plain or quoted text that goes on
+            elif value[0] in "\"'" and (len(value) < 2 or value[-1] != value[0]):
+                self.at -= 1
+                self._refuse("holds a quoted text that does not end on it")
+            else:
+                self._scalar(start, value, keys)
+
+    def _list_at(self, indent: int, keys: Keys) -> None:
+        """A list that is not indented under its key: it ends at the next key."""
+        index = 0
+        while self._peek() == indent and (rest := self.lines[self.at][2][indent:]).startswith("-"):
+            if rest != "-" and not rest.startswith("- "):
+                return
+            self._item(indent, self.lines[self.at][1], rest, (*keys, index))
+            index += 1
+
+    def _skip(self, indent: int) -> None:
+        while self.at < len(self.lines):
+            line = self.lines[self.at][2]
+            if line.strip() and len(line) - len(line.lstrip(" ")) <= indent:
+                return
+            self.at += 1
+
+    def _scalar(self, start: int, value: str, keys: Keys) -> None:
+        if value[0] in "\"'":
+            start, value = start + 1, value[1:-1]
+        if _PLAIN.fullmatch(value):
+            self.found[keys] = Number(float(value.replace("_", "")), start, start + len(value))
+
+    def _flow(self, at: int, stop: int, keys: Keys) -> int:
+        """The flow collection that begins at `at`; where it ends, or `stop` + 1 when it does not end before."""
+        opener, index = self.text[at], 0
+        closer = "]" if opener == "[" else "}"
+        at += 1
+        while at < stop:
+            while at < stop and self.text[at] in " \t,":
+                at += 1
+            if at >= stop:
+                break
+            if self.text[at] == closer:
+                return at + 1
+            inner: Keys = (*keys, index)
+            index += 1
+            if opener == "{":
+                match = _FLOW_KEY.match(self.text, at, stop)
+                if match is None:
+                    break
+                inner, at = (*keys, _unquoted(match["key"].strip())), match.end()
+                while at < stop and self.text[at] == " ":
+                    at += 1
+                if at >= stop:
+                    break
+            if self.text[at] in "[{":
+                at = self._flow(at, stop, inner)
+                continue
+            match = _FLOW_VALUE.match(self.text, at, stop)
+            if match is None or (match.end() == at and opener == "["):
+                break
+            if match[0].strip():
+                self._scalar(at, match[0].rstrip(), inner)
+            at = match.end()
+            if at < stop and self.text[at] not in f",{closer} ":
+                break
+        return stop + 1
+
+
+_FLOW_KEY = re.compile(r"""(?P<key>"[^"\\]*"|'[^']*'|[^\s,\[\]{}"':]+)\s*:(?=[\s"'\[{])""")
+_FLOW_VALUE = re.compile(r"""\"[^"\\]*\"|'[^']*'|[^,\[\]{}"'\n]*""")
+
+
+def _unquoted(key: str) -> str:
+    return key[1:-1] if key[:1] in "\"'" else key
+
+
+def _bare(line: str) -> str:
+    """The line without its comment; a `#` counts after white space and outside quotes only."""
+    quote = ""
+    for at, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'" and (at == 0 or line[at - 1] in " \t[{,:("):
+            quote = letter
+        elif letter == "#" and (at == 0 or line[at - 1] in " \t"):
+            return line[:at]
+    return line
+

@@ -1,0 +1,190 @@
+"""The first gradient after a resume is that of the step that followed the save, is refused, or is not compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import chronicle
+from chronicle import ResumeRefused
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.resume.first_gradient import NAME, difference
+
+Loss = Callable[[Any, Any], Any]
+
+
+class Loop:
+    """A classifier in a plain loop; the batch of a step depends on its number alone."""
+
+    def __init__(
+        self, run: Path | None, *, dropout: float = 0.0, loss: Loss = functional.cross_entropy, **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 5)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.loss, self.step, self.clip, self.micro = loss, 0, 0.0, 1
+        self.noise: Callable[[Any], Any] = lambda labels: labels
+        if run is not None:
+            chronicle.attach(run, self.model, self.optimizer, **options)
+
+    def train(self, num_steps: int) -> "Loop":
+        for _ in range(num_steps):
+            for part in range(self.micro):
+                generator = torch.Generator().manual_seed(100 * self.step + part)
+                x, labels = torch.randn(8, 8, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+                (self.loss(self.model(x), self.noise(labels)) / self.micro).backward()
+            if self.clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+        return self
+
+    def save(self, path: Path) -> None:
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}, path)
+
+    def load(self, path: Path) -> "Loop":
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        return self
+
+
+def interrupted(run_dir: Path, path: Path, *, steps_after: int = 3, **options: Any) -> None:
+    loop = Loop(run_dir, **options)
+    loop.train(6).save(path)
+    loop.train(steps_after)
+
+
+def told(run_dir: Path) -> str:
+    """The outcome of the comparison in the last verdict; "" when there was none."""
+    checks = list(read_journal(RunPaths(run_dir)).of_kind("guard.verdict"))[-1].data["checks"]
+    return next((str(check["outcome"]) for check in checks if check["name"] == NAME), "")
+
+
+def smoothed(logits: Any, labels: Any) -> Any:
+    return functional.cross_entropy(logits, labels, label_smoothing=0.2)
+
+
+def test_equal_gradient_is_compared_and_passes(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    Loop(run_dir).load(tmp_path / "step.pt").train(2)
+    assert told(run_dir) == "equal"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        smoothed,
+        lambda logits, labels: functional.cross_entropy(logits, labels, reduction="sum"),
+        lambda logits, labels: functional.cross_entropy(logits, (labels + 1) % 5),
+        lambda logits, labels: functional.cross_entropy(logits, labels, torch.linspace(0.2, 2.0, 5)),
+        lambda logits, labels: functional.cross_entropy(logits, labels) / 8,  # a scale that a layout of ranks leaves out
+    ],
+    ids=["smoothing", "sum", "labels", "weights", "scale"],
+)
+def test_another_loss_on_the_same_batch_is_refused(tmp_path: Path, run_dir: Path, loss: Loss) -> None:
+    """Neither weights nor batches nor configuration show it."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    with pytest.raises(ResumeRefused) as refusal:
+        Loop(run_dir, loss=loss).load(tmp_path / "step.pt").train(1)
+    assert [(check.code, check.name) for check in refusal.value.checks] == [("M6", NAME)]
+
+
+def test_accepted_by_name_it_is_noted(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    Loop(run_dir, loss=smoothed, accept_change={NAME: "smoothing from here on"}).load(tmp_path / "step.pt").train(1)
+    assert told(run_dir) == "noted"
+
+
+def test_clipping_that_is_left_out_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    first = Loop(run_dir)
+    first.clip = 0.05
+    first.train(6).save(tmp_path / "step.pt")
+    first.train(1)
+    with pytest.raises(ResumeRefused):
+        Loop(run_dir).load(tmp_path / "step.pt").train(1)
+
+
+def test_dropout_whose_generator_stands_elsewhere_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt", dropout=0.3)
+    Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt").train(1)
+    assert told(run_dir) == ""
+
+
+def test_dropout_with_its_generator_is_compared(tmp_path: Path, run_dir: Path) -> None:
+    first = Loop(run_dir, dropout=0.3)
+    first.train(6).save(tmp_path / "step.pt")
+    generator = torch.get_rng_state()
+    first.train(1)
+    again = Loop(run_dir, dropout=0.3).load(tmp_path / "step.pt")
+    torch.set_rng_state(generator)
+    again.train(1)
+    assert told(run_dir) == "equal"
+
+
+def test_labels_drawn_at_random_outside_the_model_are_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    """The draw falls before the forward pass, and no input of the model shows it: only the generator has moved."""
+
+    def noisy(labels: Any) -> Any:
+        return torch.where(torch.rand(len(labels)) < 0.5, 0, labels)
+
+    first = Loop(run_dir)
+    first.noise = noisy
+    first.train(6).save(tmp_path / "step.pt")
+    first.train(1)
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    again.noise = noisy
+    torch.manual_seed(9)
+    again.train(1)
+    assert told(run_dir) == ""
+
+
+def test_other_batches_are_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir, loss=smoothed).load(tmp_path / "step.pt")
+    again.step += 1
+    again.train(1)
+    assert told(run_dir) == ""
+
+
+def test_run_that_ended_at_its_save_has_nothing_to_compare(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt", steps_after=0)
+    Loop(run_dir, loss=smoothed).load(tmp_path / "step.pt").train(1)
+    assert told(run_dir) == ""
+
+
+def test_accumulated_gradient_is_compared_as_a_whole(tmp_path: Path, run_dir: Path) -> None:
+    """And a save in the middle of an accumulation says nothing about its next step."""
+    first = Loop(run_dir)
+    first.micro = 3
+    first.train(6).save(tmp_path / "step.pt")
+    first.train(1)
+    first.model(torch.ones(8, 8)).sum().backward()
+    first.save(tmp_path / "middle.pt")
+    first.train(1)
+    again = Loop(run_dir)
+    again.micro = 3
+    again.load(tmp_path / "step.pt").train(1)
+    assert told(run_dir) == "equal"
+    later = Loop(run_dir)
+    later.micro = 3
+    later.load(tmp_path / "middle.pt").train(1)
+    assert told(run_dir) == ""
+
+
+def test_difference_of_the_median_tensor_ignores_rounding() -> None:
+    """A tensor whose gradient is rounding alone (the bias before a normalisation) decides nothing."""
+    one = [[1.0, 2.0], [3e-9, 1e-9], [4.0, 4.0]]
+    other = [[1.0, 2.0], [-2e-9, 5e-9], [4.0, 4.0]]
+    assert difference(one, other) == 0.0
+    assert difference(one, [[1.0], [0.0, 0.0], [4.0, 4.0]]) is None
+    scaled = difference(one, [[value / 2 for value in row] for row in one])
+    assert scaled is not None and abs(scaled - 0.5) < 1e-6
