@@ -1,21 +1,24 @@
 """Decides which checkpoint a launch starts from. Nothing is guessed.
 
-`auto` follows the journal: after a rollback the checkpoint that its contract names, else the checkpoint saved last. Where
-the journal names none it is a fresh start, which needs an empty directory. `latest-complete` takes the highest step with a
-manifest; a step or a path names a checkpoint. The trainer loads it and the guard checks it.
+`auto` takes what `chronicle run --restarts` hands over, the newest verified checkpoint. Else it follows the journal: after a
+rollback the checkpoint that its contract names, else the checkpoint saved last; a later save that was cut (it has no manifest,
+which is written last) is moved to the quarantine. Where the journal names none it is a fresh start, which needs an empty
+directory. `latest-complete` takes the highest step with a manifest; a step or a path names a checkpoint. The trainer loads it
+and the guard checks it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bit_transformer.errors import CannotResume
-from chronicle.journal import read_journal
+from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import RECEIPTS, CheckpointSaved, EntryKind
 from chronicle.journal.place import anchors_of
 from chronicle.paths import RunPaths
@@ -23,6 +26,8 @@ from rollback.checkpoint.manifest import MANIFEST_NAME
 
 CHECKPOINT_NAME = re.compile(r"opt_step-(\d+)")
 STATE_DIRECTORY = "accelerator_state"
+RESUME_FROM = "CHRONICLE_RESUME_FROM"  # set by `chronicle run --restarts` (docs/trainer_interface.md)
+RENAME_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ def find_resume_point(requested: str, root: Path, environ: Mapping[str, str]) ->
     if root.exists() and not root.is_dir():
         raise CannotResume(f"`{root}` is a file, expected a directory for checkpoints", "name another with --checkpoints")
     contract = _read_contract(environ)
+    if requested == "auto" and RESUME_FROM not in environ:
+        _set_cut_saves_aside(root, environ, contract)
     path = _named_path(requested, root, environ, contract)
     if path is None:
         _require_nothing_later(root, -1)
@@ -82,6 +89,8 @@ def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract
         return checkpoint_path(root, _latest_complete(root))
     if requested != "auto":
         return checkpoint_path(root, int(requested)) if requested.isdigit() else _state_directory(Path(requested), root)
+    if handed := environ.get(RESUME_FROM):
+        return _state_directory(Path(handed), root)
     kind, named = _last_word(environ)
     if kind == EntryKind.CHECKPOINT:
         return _state_directory(Path(named), root)
@@ -92,6 +101,29 @@ def _named_path(requested: str, root: Path, environ: Mapping[str, str], contract
             f"`{root}` holds checkpoints of steps {_listed(list_steps(root))} and the journal does not name one to resume from",
             "choose with `--resume latest-complete`, `--resume STEP`, or roll back with `chronicle rollback --to STEP`")
     return None
+
+
+def _set_cut_saves_aside(root: Path, environ: Mapping[str, str], contract: Mapping[str, Any] | None) -> None:
+    """Move directories without a manifest that are later than every whole one into quarantine; the first rank does it.
+
+    A KILL in the middle of a save leaves one. Only in a run: its journal says where they are, and `chronicle verify --restore`
+    takes it back.
+    """
+    cut = [step for step in list_steps(root) if not _is_complete(root, step)]
+    whole = [step for step in list_steps(root) if _is_complete(root, step)]
+    saved = Path(_last_word(environ)[1])
+    names = [f"opt_step-{step}" for step in cut if step > max(whole, default=-1) and f"opt_step-{step}" not in saved.parts]
+    if not names or "CHRONICLE_RUN_DIR" not in environ or (not whole and contract is not None):
+        return
+    if environ.get("RANK", "0") == "0":
+        from chronicle.latest import set_aside
+
+        with JournalWriter(RunPaths(Path(environ["CHRONICLE_RUN_DIR"]))) as writer:
+            set_aside(root, names, None, writer, why="a save that was cut")
+        return
+    deadline = time.monotonic() + RENAME_SECONDS
+    while any((root / name).exists() for name in names) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the first rank is renaming them
 
 
 def _last_word(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -128,10 +160,13 @@ def _state_directory(path: Path, root: Path) -> Path:
     return path / STATE_DIRECTORY if CHECKPOINT_NAME.fullmatch(path.name) else path
 
 
+def _is_complete(root: Path, step: int) -> bool:
+    state = checkpoint_path(root, step)
+    return any((place / MANIFEST_NAME).is_file() for place in (state, state.parent))
+
+
 def _latest_complete(root: Path) -> int:
-    complete = [step for step in list_steps(root)
-                if any((place / MANIFEST_NAME).is_file() for place in
-                       (checkpoint_path(root, step), checkpoint_path(root, step).parent))]
+    complete = [step for step in list_steps(root) if _is_complete(root, step)]
     if not complete:
         raise CannotResume(f"no checkpoint in `{root}` has its manifest; steps here: {_listed(list_steps(root))}",
                            "name one with `--resume STEP`")

@@ -204,10 +204,10 @@ def sync(
     Example: chronicle mlflow sync --uri http://127.0.0.1:5000
     """
     from chronicle.integrations.mlflow import Projection
-    from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri
+    from chronicle.integrations.mlflow_process import MLFLOW_OFF, default_uri, store_of
 
     settings = need_run(settings_from(run, logs))
-    store = uri or settings.mlflow_uri or default_uri(settings.paths)
+    store = store_of(uri or settings.mlflow_uri, settings.paths)
     if store == MLFLOW_OFF:
         origin = "--uri" if uri else settings.origin["mlflow_uri"]
         message = f"MLflow is turned off (`off` in {origin}): nothing was sent"

@@ -1,17 +1,12 @@
 """`chronicle latest`: the newest checkpoint that a launch can resume from, for people and for scripts.
 
-Newest is by the lineage, not by the number alone: a checkpoint of a side try, whose launch the present weights do not descend
-from, is left out, and so are abandoned ones. Of the rest, from the highest step down, the first one counts that verification
-passes: names, structure and counters, or every byte with `--verified`. What was passed over is said, with why.
+Which one that is, `chronicle.latest` says; restarts and `bit_transformer` ask the same function.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
-from chronicle.checkpoints import CheckpointVerdict, find_verdict, record_verdicts, stamp_or_none, with_launches
 from chronicle.cli.options import (
     CheckpointsOption,
     CommandResult,
@@ -21,30 +16,12 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.errors import ChronicleError
-from chronicle.journal import Entry, compute_lineage, read_journal
-from chronicle.journal.lineage import Lineage
-from chronicle.settings import Settings
+from chronicle.journal import read_journal
+from chronicle.latest import Latest, find_latest
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints
-from rollback.checks.verify import verify_checkpoint
-from rollback.errors import Finding, RollbackError, Severity, one_line
+from rollback.errors import one_line
 
-__all__ = ["PassedOver", "find_latest", "latest"]
-
-
-class PassedOver(NamedTuple):
-    """A newer checkpoint that is not the latest one, and why."""
-
-    checkpoint: Checkpoint
-    reason: str
-
-
-class Latest(NamedTuple):
-    """The newest whole checkpoint, or None; whether every byte of it was read; and what was passed over, newest first."""
-
-    checkpoint: Checkpoint | None
-    verified: bool
-    passed_over: tuple[PassedOver, ...]
+__all__ = ["latest"]
 
 
 def latest(
@@ -78,63 +55,6 @@ def latest(
     return CommandResult(text=text, data=_data(found), talk=said)
 
 
-def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: Settings | None = None) -> Latest:
-    """The newest checkpoint below `root` that passes; with `full` every byte was read, now or earlier.
-
-    With `settings` a verification that is made now is recorded in the journal. Raises `OSError` or `RollbackError` when the
-    directory cannot be listed.
-    """
-    lineage = compute_lineage(entries)
-    listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
-    candidates = [one for one in listed if one.step is not None and one.abandoned is None]
-    passed_over = []
-    for one in sorted(candidates, key=lambda one: (one.step or 0, one.launch or 0), reverse=True):
-        if elsewhere := _side_try(one, lineage):
-            passed_over.append(PassedOver(one, elsewhere))
-            continue
-        verdict = find_verdict(one.path, entries)
-        reason, was_read = _judge(one, verdict, full=full, settings=settings)
-        if not reason:
-            return Latest(one, was_read, tuple(passed_over))
-        passed_over.append(PassedOver(one, reason))
-    return Latest(None, False, tuple(passed_over))
-
-
-def _side_try(one: Checkpoint, lineage: Lineage) -> str:
-    """Why the present weights do not descend from it; "" where they do, or where that is not known."""
-    step, stepped = one.step or 0, {span.number for span in lineage.launches if span.has_steps}
-    if one.launch not in stepped or not lineage.kept or lineage.contains(one.launch, step):
-        return ""
-    if one.launch == lineage.head_launch and step > lineage.head_step:
-        return ""  # saved after the last logged step
-    owner = lineage.owner(step)
-    if owner is None:
-        return f"launch {one.launch} saved it, and the run is at step {lineage.head_step} of launch {lineage.head_launch}"
-    return f"launch {one.launch} saved it, and step {step} of the run is that of launch {owner}"
-
-
-def _judge(one: Checkpoint, verdict: CheckpointVerdict | None, *, full: bool, settings: Settings | None) -> tuple[str, bool]:
-    """(why it does not count, "" if it does; whether every byte was read)."""
-    if verdict is not None and not verdict.passes:
-        check, path, message = verdict.errors[0] if verdict.errors else ("", "", "see `chronicle verify`")
-        return f"{check} {path}: {message}", verdict.full
-    if verdict is not None and verdict.sound:
-        return "", True
-    stamp = stamp_or_none(one.path)
-    try:
-        findings = verify_checkpoint(one, full=full)
-    except (RollbackError, OSError) as problem:
-        return f"it cannot be read: {problem}", False
-    if full and settings is not None:
-        record_verdicts(settings, [(one, stamp, findings)], full=True)
-    error = next(_errors(findings), None)
-    return ("", full) if error is None else (f"{error.check} {error.path}: {error.message}", full)
-
-
-def _errors(findings: Sequence[Finding]) -> Iterator[Finding]:
-    return (finding for finding in findings if finding.severity is Severity.ERROR)
-
-
 def _name(one: Checkpoint) -> str:
     launch = "" if one.launch is None else f" (launch {one.launch})"
     return f"step {one.step}{launch} {one_line(one.path.name)}"
@@ -151,6 +71,6 @@ def _data(found: Latest) -> dict[str, object]:
         "every_byte_read": found.verified,
         "passed_over": [
             {"path": str(other.path), "step": other.step, "launch": other.launch, "reason": reason}
-            for other, reason in found.passed_over
+            for other, reason, _ in found.passed_over
         ],
     }

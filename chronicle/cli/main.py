@@ -32,6 +32,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Record a run": {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
+        "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
         "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),

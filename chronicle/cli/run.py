@@ -2,13 +2,14 @@
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +24,10 @@ from chronicle.cli.options import (
 from chronicle.errors import UsageProblem
 from chronicle.integrations.mlflow_process import MLFLOW_OFF, MlflowProcess, start_mlflow_process
 from chronicle.settings import Settings
+
+if TYPE_CHECKING:
+    from chronicle.launch.launching import LaunchRequest, LaunchResult
+    from chronicle.launch.restarts import HandedOver, Policy
 
 __all__ = ["run_launcher"]
 
@@ -59,6 +64,15 @@ def run_launcher(
         str | None,
         typer.Option(help="Start although a launch seems alive on another host or the journal is damaged, for this reason."),
     ] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Start again by itself, at most N times (policy: docs/launching.md).", metavar="N")
+    ] = None,
+    crashes: Annotated[
+        int | None, typer.Option(help="Stop after N failures in a row without a newer verified checkpoint [3].", metavar="N")
+    ] = None,
+    restart_pause: Annotated[
+        float | None, typer.Option(help="Seconds before the first restart, doubled without progress [10].", metavar="SECONDS")
+    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -69,6 +83,9 @@ def run_launcher(
     processes outlives it.
 
     Example: chronicle run --run demo -- torchrun --nproc_per_node 2 train.py
+
+    With --restarts it hands each launch the newest verified checkpoint (`CHRONICLE_RESUME_FROM`) and starts again by the
+    cause of the end.
 
     Returns the launcher's exit code, 128+n for a signal, 125 when it could not be started, 3 when the run directory is a
     copy or its journal is damaged.
@@ -85,8 +102,10 @@ def run_launcher(
     settings = settings_with_checkpoints(run, logs, checkpoints)
     skipped = _known_checks(skip)
     seconds, recorded = _check_before(settings, command, grace, skipped, force)
-    if sbatch is not None:
-        return CommandResult(text=_batch_script(settings, command, seconds, sbatch))
+    policy = None if restarts is None and sbatch is None else _policy(restarts, crashes, restart_pause)
+    if sbatch is not None and policy is not None:
+        flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
+        return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags))
     request = LaunchRequest(
         command=command,
         paths=settings.paths,
@@ -102,17 +121,58 @@ def run_launcher(
     live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
     mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
     try:
+        one = functools.partial(launch, live_watch=live_watch)
+        if policy is not None:
+            begin = functools.partial(_unattended, settings, request, one, policy, lambda: _check_before(
+                settings, command, grace, skipped, force))  # fmt: skip
+        else:
+            begin = functools.partial(one, request)
         if autopilot:
             from chronicle.watch.autopilot import run_autopilot
 
-            end = run_autopilot(settings.paths, lambda: launch(request, live_watch=live_watch), _type_command, _say)
+            end = run_autopilot(settings.paths, begin, _type_command, _say)
         else:
-            end = launch(request, live_watch=live_watch)
+            end = begin()
     finally:
         feeding = mirror.pid
         if not mirror.stop():
             _say(f"process {feeding} still sends data to MLflow; it exits when it is done")
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":
+    from chronicle.launch.restarts import DEFAULT_CRASHES, DEFAULT_PAUSE_SECONDS, DEFAULT_RESTARTS, policy_of
+
+    return policy_of(
+        DEFAULT_RESTARTS if restarts is None else restarts,
+        DEFAULT_CRASHES if crashes is None else crashes,
+        DEFAULT_PAUSE_SECONDS if pause is None else pause,
+    )
+
+
+def _unattended(
+    settings: Settings,
+    request: "LaunchRequest",
+    launch: "Callable[[LaunchRequest], LaunchResult]",
+    policy: "Policy",
+    check: Callable[[], object],
+) -> "LaunchResult":
+    """Launch with what to resume from, and again as the policy says; of several nodes each once, `chronicle again` decides."""
+    from chronicle.launch.restarts import chain_of, hand_over_to_nodes, keep_going
+
+    chain, first = chain_of(request.environ), True
+
+    def begin(handed: "HandedOver") -> "LaunchResult":
+        nonlocal first
+        if not first:
+            check()  # of the host: disk, ports and strays may have changed
+        first = False
+        recorded = {**request.recorded, "chain": chain, "handed": handed.to_json()}
+        return launch(replace(request, recorded=recorded, environ={**request.environ, **handed.environment()}))
+
+    if request.node is not None:
+        return begin(hand_over_to_nodes(settings, request.node, chain, policy, _say))
+    return keep_going(settings, chain, policy, begin, _say)
 
 
 def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
@@ -143,10 +203,8 @@ def _node_identity() -> tuple[str, int]:
 
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> MlflowProcess:
-    """Send the run to MLflow, from the first node, if it is installed or configured. The launch does not wait for it."""
-    if settings.mlflow_uri == MLFLOW_OFF:
-        return MlflowProcess()
-    if not first_node or (find_spec("mlflow") is None and settings.mlflow_uri is None):
+    """Send the run to MLflow, from the first node, where `mlflow_uri` asks for it. The launch does not wait for it."""
+    if settings.mlflow_uri in (None, MLFLOW_OFF) or not first_node:
         return MlflowProcess()
     return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=_say)
 
@@ -160,13 +218,17 @@ def _say(line: str) -> None:
     print(f"chronicle: {line}", file=sys.stderr, flush=True)
 
 
-def _batch_script(settings: Settings, command: tuple[str, ...], grace: float, nodes: int) -> str:
+def _batch_script(
+    settings: Settings, command: tuple[str, ...], grace: float, nodes: int, policy: "Policy", flags: tuple[str, ...]
+) -> str:
     from chronicle.journal import read_journal
     from chronicle.launch.admission import find_excluded
     from chronicle.launch.slurm import format_sbatch
 
     excluded = tuple(find_excluded(read_journal(settings.paths).entries))
-    return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded)
+    counts = ("--restarts", f"{policy.restarts}", "--crashes", f"{policy.crashes}")
+    again = (*flags, *counts, "--restart-pause", f"{policy.pause_seconds:g}")
+    return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded, again=again)
 
 
 def _check_before(

@@ -490,6 +490,9 @@ def move_back(opened: OpenedRun, kind: type[Quarantined] | type[SetAside], wante
         undone = QuarantineUndone(root=str(root)) if strays else SetAsideUndone(root=str(root))
         entry = opened.writer.write(undone, title=f"{len(moves)} {noun} moved back", refs=(made.id,))
         count = cleanup.restore(root, where, moves)
+        if isinstance(event, Quarantined):
+            pointers = cleanup.pointers_from_json(event.pointers)
+            cleanup.point_elsewhere(root, [pointer.reversed() for pointer in pointers])
     return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 

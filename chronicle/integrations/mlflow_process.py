@@ -18,9 +18,10 @@ from pathlib import Path
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 
-__all__ = ["MLFLOW_OFF", "MlflowProcess", "default_uri", "feed_until_stdin_ends", "start_mlflow_process"]
+__all__ = ["MLFLOW_OFF", "MlflowProcess", "default_uri", "feed_until_stdin_ends", "start_mlflow_process", "store_of"]
 
-MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is sent
+MLFLOW_OFF = "off"  # `mlflow_uri = "off"`, or CHRONICLE_MLFLOW_URI=off: nothing is sent, which is the default
+MLFLOW_LOCAL = "local"  # the store of `default_uri`
 LAST_PASS_SECONDS = 300
 INTERVAL_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
@@ -29,6 +30,11 @@ PATIENCE_SECONDS = 60.0
 def default_uri(paths: RunPaths) -> str:
     """Return `sqlite:///…/logs/mlflow.db`, in the directory that holds the runs."""
     return f"sqlite:///{(paths.run_dir.parent / 'mlflow.db').absolute()}"
+
+
+def store_of(uri: str | None, paths: RunPaths) -> str:
+    """The store that `mlflow_uri` names: `local`, and nothing, are the default one."""
+    return default_uri(paths) if uri in (None, "", MLFLOW_LOCAL) else str(uri)
 
 
 @dataclass(slots=True)
@@ -77,7 +83,7 @@ def start_mlflow_process(
         talk("mlflow is not installed: nothing is sent to MLflow (pip install 'chronicle-ml[mlflow]')")
         return MlflowProcess()
     words = [sys.executable, "-m", "chronicle.integrations.mlflow_process", "--run-dir", str(paths.run_dir.absolute())]
-    words += ["--uri", uri or default_uri(paths)]
+    words += ["--uri", store_of(uri, paths)]
     environment = {**(os.environ if environ is None else environ)}
     told, tell = os.pipe()
     stdin, stdin_fd = os.pipe()

@@ -31,6 +31,7 @@ class EntryKind(StrEnum):
     LAUNCH_START = "launch.start"
     LAUNCH_STEP = "launch.step"
     LAUNCH_END = "launch.end"
+    RESTART = "restart"
     PREFLIGHT = "preflight"
     PLAN = "plan"
     RUN_PLACE = "run.place"
@@ -357,6 +358,8 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     cgroup: str | None = None
     base_lr: float | None = None
     start_step: int | None = None
+    chain: str | None = None  # the unattended launches that follow one another: one SLURM job, or one `chronicle run`
+    handed: Mapping[str, Any] = NOTHING  # path and step of the checkpoint that the launch was told to resume from
     imported: bool = False
     segment: str | None = None
 
@@ -395,6 +398,19 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     inferred: bool = False  # written later, because the supervisor was gone
     imported: bool = False
     at_least: bool = False  # `last_step` is a lower bound
+
+
+class Restarted(JournalEvent, kind=EntryKind.RESTART):
+    """After a launch: whether the run goes on by itself. `Onward` of `chronicle.launch.restarts`."""
+
+    decision: str  # "again", "again in a new job", "stop", "finished"
+    cause: str = ""  # of the launch's end
+    reason: str = ""
+    restarts: int | None = None  # how many were used, this one included
+    budget: int | None = None
+    pause_seconds: float | None = None
+    progress: bool | None = None  # whether the launch left a newer verified checkpoint; None: not looked for
+    step: int | None = None  # of the newest verified checkpoint
 
 
 class SealedParts(JournalEvent, kind=EntryKind.EVIDENCE):
@@ -560,10 +576,11 @@ class Verified(JournalEvent, kind=EntryKind.VERIFIED):
 
 
 class Quarantined(JournalEvent, kind=EntryKind.QUARANTINE):
-    """Strays are moved out of the checkpoints."""
+    """Strays, or saves that were cut, are moved out of the checkpoints."""
 
     root: str
     moves: tuple[Mapping[str, Any], ...]
+    pointers: tuple[Mapping[str, Any], ...] = ()  # that named one of them: path, before, after, is_link
 
 
 class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):

@@ -59,7 +59,7 @@ def judge_end(seen: Seen) -> Ending:
     if seen.stopped_by == "proposal":
         return Ending(EndCause.PROPOSAL, "the detector proposed a rollback")
     if seen.stopped_by == "peer":
-        return Ending(EndCause.NODE_LOST if "node lost" in seen.peer else EndCause.CRASH, seen.peer)
+        return Ending(EndCause.CRASH, seen.peer)  # of several nodes the more telling cause counts (`restarts.TELLING`)
     if seen.stopped_by == "signal":
         return _judge_signal(seen)
     if seen.exit_code == 0:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import selectors
@@ -58,7 +59,7 @@ from chronicle.launch.record import (
     refusal_of,
     title_of_end,
 )
-from chronicle.launch.slurm import NodeIdentity, ask_job, job_of, share_number
+from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.paths import RunPaths
 
@@ -124,6 +125,8 @@ class Launch:
         self._oom_kills = count_oom_kills()
         self._start_step: int | None = None
         self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
+        node = request.node
+        self._peers = None if node is None else Peers(request.paths.launch_dir(number), node[1], request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._ranks = RankWatch(self._selector, clock=time.monotonic)
@@ -253,6 +256,8 @@ class Launch:
         data["sealed"] = self._seals.seal_all(self._is_ours)
         title = title_of_end(self._number, data)
         self._record.write(LaunchEnd.from_json(data), title=title, step=data["last_step"])
+        if self._peers is not None:
+            self._contained("the other nodes", functools.partial(self._peers.tell, data))
         self._contained("checkpoints", self._record_checkpoints)
         if self._record.waiting:
             self._complain(f"{self._record.waiting} journal entries could not be written and are lost")
@@ -286,6 +291,7 @@ class Launch:
                 scheduler=ask_job(job, now=self._clock()) if job is not None and (failed or outcome.stopped_by) else None,
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
+                peer="" if self._peers is None else self._peers.said,
             )
         )
 
@@ -367,12 +373,14 @@ class Launch:
     def _say_for_detector(self, line: str) -> None:
         self._channels.say(line.removeprefix("chronicle: "))
 
-    def _look(self) -> bool:
-        """Once a second: record the start step, and return whether the detector stops the launch."""
+    def _look(self) -> str | None:
+        """Once a second: record the start step; why the launch is to be stopped, if it is."""
         self._printed.write_due()
         self._note_start_step()
         self._channels.latency.check(self._channels.say)
-        return self._watcher.look()
+        if self._watcher.look():
+            return "proposal"
+        return "peer" if self._peers is not None and self._peers.have_failed() else None
 
     def _note_start_step(self) -> None:
         """Record the start step from the per-step log, for trainers without a guard."""

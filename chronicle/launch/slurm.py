@@ -7,15 +7,18 @@ where it does not answer, that is said and nothing is concluded.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chronicle.journal.events import EndCause
 from chronicle.paths import RunPaths
 from rollback.disk.durable import write_atomic
 
@@ -23,6 +26,7 @@ __all__ = [
     "JobStart",
     "JobWord",
     "NodeIdentity",
+    "Peers",
     "ask_job",
     "ask_node_state",
     "ask_past_state",
@@ -196,6 +200,53 @@ def _read_number(path: Path) -> int | None:
         return None
 
 
+LOOK_SECONDS = 5.0
+AFTER_FAILURE_SECONDS = 60.0
+
+
+class Peers:
+    """What the other nodes of one launch have said, by files in the launch's directory.
+
+    The batch script lets every node finish its save (`srun --kill-on-bad-exit=0 --wait=0`), so each supervisor ends its own
+    part some time after another one failed. A node whose peer crashed has a minute: its ranks fail by themselves in that
+    time, and their own last lines are worth more than a TERM. After a peer that was told to stop, this node was told too;
+    it gets its whole grace period first.
+    """
+
+    def __init__(
+        self, directory: Path, node: int, grace_seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._directory, self._node, self._grace, self._clock = directory, node, grace_seconds, clock
+        self._next_look = 0.0
+        self._first_seen: dict[str, float] = {}
+        self.said = ""  # how the peer ended that ends this part too
+
+    def tell(self, data: Mapping[str, Any]) -> None:
+        """Say how this node's part ended. Raises `OSError`."""
+        said = {"host": data.get("host"), "exit_code": data.get("exit_code"), "stopped": data.get("stopped_by") == "signal"}
+        said |= {"cause": data.get("cause"), "because": data.get("because")}
+        write_atomic(self._directory / f".ended-node{self._node}.json", json.dumps(said), durable=False)
+
+    def have_failed(self) -> bool:
+        """Whether a peer ended badly so long ago that this part ends too."""
+        now = self._clock()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        for path in sorted(self._directory.glob(".ended-node*.json")):
+            try:
+                said = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if said.get("cause") == EndCause.FINISHED:
+                continue
+            since = self._first_seen.setdefault(path.name, now)
+            if now - since >= AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0):
+                self.said = f"node {said.get('host')} ended: {said.get('cause')} ({said.get('because')})"
+                return True
+        return False
+
+
 # --- The batch script
 
 SIGNAL_MARGIN_SECONDS = 30  # between the end of the grace period and SLURM's KILL
@@ -212,22 +263,44 @@ TEMPLATE = """\
 #SBATCH --signal=USR1@{lead:d}
 {exclude}
 export CHRONICLE_SIGNAL_LEAD={lead:d}
-# One supervisor per node; torchrun starts the ranks of its node.
-srun --kill-on-bad-exit=1 --wait=60 --unbuffered \\
-  chronicle run --run {run}{node_flag} --grace {grace:.0f} -- {command}
-code=$?
-# 138: saved on USR1, not finished. 78: the guard refused; a restart would be refused again.
-if [ "$code" -eq 138 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
+export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+while true; do
+  # One supervisor per node; torchrun starts the ranks of its node. A node that has ended does not end the others:
+  # they may be saving, and a supervisor whose peer failed ends its own part a minute later.
+  srun --kill-on-bad-exit=0 --wait=0 --unbuffered \\
+    chronicle run --run {run}{node_flag} --grace {grace:.0f} {again} -- {command}
+  code=$?
+  # By the cause of the end and by progress: 0 start again here, 75 requeue this job, else stop.
+  chronicle again --run {run} {again}
+  case $? in
+    0) ;;
+    75) scontrol requeue "$SLURM_JOB_ID"; exit "$code" ;;
+    *) exit "$code" ;;
+  esac
+done
 """
 
 
+def _quote(word: str) -> str:
+    """A word for the script. `$HEAD` in it is the first node's name there: variables expand, all else is quoted."""
+    if re.search(r"\$\{?[A-Za-z_]", word) is None:
+        return shlex.quote(word)
+    return '"' + re.sub(r'([\\"`])', r"\\\1", word) + '"'
+
+
 def format_sbatch(
-    run: str, command: Sequence[str], *, grace_seconds: float, nodes: int = 1, excluded: Sequence[str] = ()
+    run: str,
+    command: Sequence[str],
+    *,
+    grace_seconds: float,
+    again: Sequence[str],
+    nodes: int = 1,
+    excluded: Sequence[str] = (),
 ) -> str:
-    """Return a batch script for this run. SLURM sends its warning `grace + 30` seconds before the time limit."""
+    """Return a batch script for this run; `again`: the options of the restart policy.
+
+    SLURM sends its warning `grace + 30` seconds before the time limit.
+    """
     return TEMPLATE.format(
         run=shlex.quote(run),
         nodes=nodes,
@@ -235,5 +308,6 @@ def format_sbatch(
         lead=math.ceil(grace_seconds) + SIGNAL_MARGIN_SECONDS,
         exclude=f"#SBATCH --exclude={','.join(excluded)}\n" if excluded else "",
         node_flag=" --node" if nodes > 1 else "",
-        command=shlex.join(command),
+        command=" ".join(map(_quote, command)),
+        again=shlex.join(again),
     )

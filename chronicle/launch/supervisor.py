@@ -43,7 +43,7 @@ class LaunchOutcome:
     exit_code: int
     launcher_code: int
     signal: str | None
-    stopped_by: str | None  # "signal", "proposal", or None
+    stopped_by: str | None  # "signal", "proposal", "peer", or None
     stop_signal: str | None  # the signal that was forwarded
     duration_seconds: float
     ended: EndReport
@@ -52,7 +52,10 @@ class LaunchOutcome:
 
 
 class Supervisor:
-    """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`."""
+    """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
+
+    `watch` is called once a second; the reason that it returns ends the launch.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Supervisor:
         channels: Channels,
         ranks: RankWatch,
         group: ControlGroup | None = None,
-        watch: Callable[[], bool] = lambda: False,
+        watch: Callable[[], str | None] = lambda: None,
         beat: Callable[[Sequence[tuple[int, int]]], None] = lambda processes: None,
         beat_seconds: float = 30.0,
     ) -> None:
@@ -139,8 +142,8 @@ class Supervisor:
             elif now >= next_look and now - self._started < LOOK_EARLY_SECONDS:
                 self._ranks.look()
                 next_look = now + LOOK_SECONDS
-            if now >= next_watch and self._stop_signal is None and self._watch():
-                self._stop(signal.SIGTERM, "proposal")
+            if now >= next_watch and self._stop_signal is None and (reason := self._watch()) is not None:
+                self._stop(signal.SIGTERM, reason)
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
             self._wait(min(next_watch, next_beat, self._deadline) - time.monotonic())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollback.checkpoint.layout import Checkpoint
+from rollback.disk.content import read_pointer
 from rollback.disk.durable import REAL_DISK, Disk, is_mount_point, is_there
 from rollback.errors import Refused, RollbackError, UnreadableFile
 from rollback.transaction.change import ABANDONED, workspace_of
@@ -94,6 +95,58 @@ def restore(root: Path, source: Path, moves: Sequence[StrayMove], disk: Disk = R
     for directory in sorted({(source / move.path).parent for move in moves}, key=lambda path: -len(path.parts)):
         _remove_empty(directory, source.parent.parent)
     return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointerMove:
+    """A pointer of a layout (a small text file such as `latest`, or a link) that named a checkpoint which was moved away."""
+
+    path: str
+    before: str
+    after: str
+    is_link: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """The form in the journal entry."""
+        return {"path": self.path, "before": self.before, "after": self.after, "is_link": self.is_link}
+
+    def reversed(self) -> PointerMove:
+        """The move that takes it back."""
+        return replace(self, before=self.after, after=self.before)
+
+
+def point_elsewhere(root: Path, moves: Sequence[PointerMove], disk: Disk = REAL_DISK) -> int:
+    """Replace the pointers that still say what they said; returns how many. Raises `RollbackError` for the first that fails."""
+    count = 0
+    for move in moves:
+        path = root / move.path
+        try:
+            if read_pointer(path) != move.before:
+                continue  # somebody has written it since
+            if move.is_link:
+                beside = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+                disk.symlink(move.after, beside)
+                disk.replace(beside, path)
+                disk.sync_directory(root)
+            else:
+                disk.write_atomic(path, move.after)
+        except OSError as problem:
+            raise RollbackError(
+                f"pointer `{path}` could not be changed to `{move.after.strip()}`: {problem.strerror}",
+                "fix the cause, and write that name into it",
+            ) from problem
+        count += 1
+    return count
+
+
+def pointers_from_json(listed: Sequence[Mapping[str, object]]) -> tuple[PointerMove, ...]:
+    """The pointers of a journal entry."""
+    return tuple(
+        PointerMove(
+            path=str(item["path"]), before=str(item["before"]), after=str(item["after"]), is_link=bool(item.get("is_link"))
+        )
+        for item in listed
+    )
 
 
 def moves_from_json(listed: object) -> tuple[StrayMove, ...]:

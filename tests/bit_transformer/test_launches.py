@@ -106,6 +106,30 @@ def test_latest_complete_passes_over_what_has_no_manifest(tmp_path: Path) -> Non
     assert point.path == tmp_path / "opt_step-4/accelerator_state"
 
 
+def test_a_save_that_was_killed_does_not_stop_the_next_unattended_start(tmp_path: Path) -> None:
+    """The remnant has no manifest: it is moved to the quarantine, journalled; what the journal names is loaded."""
+    from chronicle.journal import JournalWriter, read_journal
+    from chronicle.journal.events import CheckpointSaved
+    from chronicle.paths import RunPaths
+
+    paths, root = RunPaths(tmp_path / "logs/run"), tmp_path / "checkpoints"
+    environ = {"CHRONICLE_RUN_DIR": str(paths.run_dir)}
+    for step in (4, 8):
+        (root / f"opt_step-{step}" / "accelerator_state").mkdir(parents=True)
+    with pytest.raises(Exception, match="journal does not name one"):
+        find_resume_point("auto", root, {})  # outside a run nothing is moved
+    (root / "opt_step-4/accelerator_state/chronicle-manifest.json").write_text("{}")
+    with JournalWriter(paths) as writer:
+        writer.write(CheckpointSaved(path=str(root / "opt_step-4/accelerator_state")), launch=1, step=4)
+    point = find_resume_point("auto", root, environ)
+    assert point.path == root / "opt_step-4/accelerator_state"
+    moved = list(read_journal(paths).of_kind("quarantine"))
+    assert [entry.data["moves"][0]["path"] for entry in moved] == ["opt_step-8"]
+    assert (tmp_path / "quarantine" / moved[0].id / "opt_step-8/accelerator_state").is_dir()
+    handed = find_resume_point("auto", root, environ | {"CHRONICLE_RESUME_FROM": str(root / "opt_step-4")})
+    assert handed.path == point.path
+
+
 def test_changed_data_is_refused_before_the_first_step(rolled_back: Path) -> None:
     """Another mixture or seed than the checkpoint's: one sentence with the difference, nothing trained."""
     done = run_jobs([job(rolled_back, "data.seed=5", "checkpoint_every=4", "total_steps=24", resume="12",

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_launch_becomes_a_nested_run_below_the_run(tmp_path: Path) -> None:
     """DESIGN §5.7: parent run = run, nested run = launch with its own curve, in `sqlite:///logs/mlflow.db`."""
     pytest.importorskip("mlflow", reason="the mlflow extra is not installed")
+    (tmp_path / "chronicle.toml").write_text('mlflow_uri = "local"\n')
     done = chronicle(tmp_path, "run", "--run", "job", "--", sys.executable, "-c", TRAINER.format(root=str(ROOT)))
     assert done.returncode == 0, done.stderr
     from mlflow import MlflowClient
@@ -39,6 +40,13 @@ def test_a_launch_becomes_a_nested_run_below_the_run(tmp_path: Path) -> None:
         runs = client.search_runs(experiments, filter_string="attributes.run_name = 'launch 1'")
         nested = [(run.info.status, run.data.metrics["loss"]) for run in runs if "mlflow.parentRunId" in run.data.tags]
     assert nested == [("FINISHED", 5.0)]
+
+
+def test_nothing_is_sent_where_nobody_asked(tmp_path: Path) -> None:
+    """The process that feeds MLflow takes 230 MB and seconds of CPU: an installed mlflow is no request."""
+    done = chronicle(tmp_path, "run", "--run", "job", "--", sys.executable, "-c", "pass")
+    assert done.returncode == 0, done.stderr
+    assert "MLflow" not in done.stderr and not (tmp_path / "logs/mlflow.db").exists()
 
 
 def _alive(said: str) -> bool:

@@ -48,7 +48,7 @@ CASES = [
         EndCause.TIME_LIMIT,
     ),
     (Seen(exit_code=143, stopped_by="signal", stop_signal="SIGTERM", scheduler=JobWord("NODE_FAIL")), EndCause.NODE_LOST),
-    (Seen(exit_code=143, stopped_by="peer", peer="node lost: hfn2"), EndCause.NODE_LOST),
+    (Seen(exit_code=143, stopped_by="peer", peer="node hfn2 ended: out of memory"), EndCause.CRASH),
     (Seen(exit_code=1, launcher_code=1, rank=1, rank_code=-9, oom_kills=1), EndCause.OUT_OF_MEMORY),
     (Seen(exit_code=1, launcher_code=1, rank=1, rank_code=-11, oom_kills=1), EndCause.CRASH),  # not the one that was killed
     (Seen(exit_code=1, launcher_code=1, rank=1, rank_code=-9, oom_kills=0), EndCause.CRASH),

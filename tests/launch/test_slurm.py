@@ -147,7 +147,7 @@ def test_warned_job_saves_requeues_and_goes_on_as_the_second_launch(slurm, drive
     wrapper.write_text(f"#!/bin/sh\nexec {sys.executable} -m chronicle.cli.main \"$@\"\n")
     wrapper.chmod(0o755)
     (driver.directory / "train.py").write_text(TRAINER)
-    script = format_sbatch("demo", [sys.executable, "train.py"], grace_seconds=20)
+    script = format_sbatch("demo", [sys.executable, "train.py"], grace_seconds=20, again=("--restarts", "3"))
     (driver.directory / "job.sbatch").write_text(script)
     environ = slurm | {"PYTHONPATH": str(ROOT), MARK: driver.mark}
     environ["PATH"] = f"{driver.directory}:{environ['PATH']}"
@@ -198,10 +198,12 @@ def test_identity_needs_job_and_node():
 
 
 def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
-    script = format_sbatch("tr 190", ["torchrun", "a b.py"], grace_seconds=120, nodes=4, excluded=("n1", "n2"))
+    script = format_sbatch(
+        "tr 190", ["torchrun", "a b.py"], grace_seconds=120, nodes=4, excluded=("n1", "n2"), again=("--restarts", "5")
+    )
     assert "#SBATCH --signal=USR1@150" in script
     assert "#SBATCH --exclude=n1,n2" in script
-    assert "chronicle run --run 'tr 190' --node --grace 120 -- torchrun 'a b.py'" in script
+    assert "chronicle run --run 'tr 190' --node --grace 120 --restarts 5 -- torchrun 'a b.py'" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 

@@ -1,0 +1,190 @@
+"""The newest checkpoint that a launch can resume from: the one answer for `chronicle latest`, restarts and trainers.
+
+Newest is by the lineage, not by the number alone: a checkpoint of a side try, whose launch the present weights do not descend
+from, is left out, and so are abandoned ones. Of the rest, from the highest step down, the first one counts that verification
+passes: names, structure and counters, or every byte. What was passed over is returned with why. `set_aside` moves half-written
+newer ones, and nothing else, to the quarantine of `chronicle verify`, which `verify --restore` takes back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from chronicle.checkpoints import CheckpointVerdict, find_verdict, record_verdicts, stamp_or_none, with_launches
+from chronicle.journal import Entry, JournalWriter, compute_lineage
+from chronicle.journal.events import Quarantined
+from chronicle.journal.lineage import Lineage
+from chronicle.settings import Settings
+from rollback.checkpoint.layout import Checkpoint
+from rollback.checkpoint.listing import list_checkpoints
+from rollback.checks.verify import verify_checkpoint
+from rollback.disk.content import read_pointer
+from rollback.errors import Finding, RollbackError, Severity
+from rollback.transaction.apply import POINTER_NAMES
+from rollback.transaction.cleanup import (
+    PointerMove,
+    StrayMove,
+    apply_moves,
+    point_elsewhere,
+    quarantine_dir,
+    refuse_mount_points,
+)
+
+__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "set_aside"]
+
+
+class Why(Enum):
+    """Why a newer checkpoint is not the latest one."""
+
+    SIDE_TRY = "side try"  # whole, and of another line of descent
+    SPOILT = "spoilt"  # whole, and its weights are not (F11)
+    UNSOUND = "unsound"  # files are missing, cut or changed
+    UNREADABLE = "unreadable"  # the storage failed: nothing is known of it
+
+
+class PassedOver(NamedTuple):
+    """A newer checkpoint that is not the latest one, and why."""
+
+    checkpoint: Checkpoint
+    reason: str
+    why: Why
+
+
+class Latest(NamedTuple):
+    """The newest whole checkpoint, or None; whether every byte of it was read; and what was passed over, newest first."""
+
+    checkpoint: Checkpoint | None
+    verified: bool
+    passed_over: tuple[PassedOver, ...]
+
+
+def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: Settings | None = None) -> Latest:
+    """The newest checkpoint below `root` that passes; with `full` every byte was read, now or earlier.
+
+    With `settings` a verification that is made now is recorded in the journal. Raises `OSError` or `RollbackError` when the
+    directory cannot be listed.
+    """
+    lineage = compute_lineage(entries)
+    listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
+    candidates = [one for one in listed if one.step is not None and one.abandoned is None]
+    passed_over = []
+    for one in sorted(candidates, key=lambda one: (one.step or 0, one.launch or 0), reverse=True):
+        if elsewhere := _side_try(one, lineage):
+            passed_over.append(PassedOver(one, elsewhere, Why.SIDE_TRY))
+            continue
+        verdict = find_verdict(one.path, entries)
+        reason, was_read, why = _judge(one, verdict, full=full, settings=settings)
+        if not reason:
+            return Latest(one, was_read, tuple(passed_over))
+        passed_over.append(PassedOver(one, reason, why))
+    return Latest(None, False, tuple(passed_over))
+
+
+def _side_try(one: Checkpoint, lineage: Lineage) -> str:
+    """Why the present weights do not descend from it; "" where they do, or where that is not known."""
+    step, stepped = one.step or 0, {span.number for span in lineage.launches if span.has_steps}
+    if one.launch not in stepped or not lineage.kept or lineage.contains(one.launch, step):
+        return ""
+    if one.launch == lineage.head_launch and step > lineage.head_step:
+        return ""  # saved after the last logged step
+    owner = lineage.owner(step)
+    if owner is None:
+        return f"launch {one.launch} saved it, and the run is at step {lineage.head_step} of launch {lineage.head_launch}"
+    return f"launch {one.launch} saved it, and step {step} of the run is that of launch {owner}"
+
+
+def _judge(
+    one: Checkpoint, verdict: CheckpointVerdict | None, *, full: bool, settings: Settings | None
+) -> tuple[str, bool, Why]:
+    """(why it does not count, "" if it does; whether every byte was read; what kind of reason)."""
+    if verdict is not None and not verdict.passes:
+        check, path, message = verdict.errors[0] if verdict.errors else ("", "", "see `chronicle verify`")
+        return f"{check} {path}: {message}", verdict.full, _kind(error[0] for error in verdict.errors)
+    if verdict is not None and verdict.sound:
+        return "", True, Why.UNSOUND
+    stamp = stamp_or_none(one.path)
+    try:
+        findings = verify_checkpoint(one, full=full)
+    except OSError as problem:
+        return f"it cannot be read: {problem}", False, Why.UNREADABLE
+    except RollbackError as problem:
+        return f"it cannot be read: {problem}", False, Why.UNSOUND
+    if full and settings is not None:
+        record_verdicts(settings, [(one, stamp, findings)], full=True)
+    errors = list(_errors(findings))
+    reason = f"{errors[0].check} {errors[0].path}: {errors[0].message}" if errors else ""
+    return reason, full, _kind(error.check for error in errors)
+
+
+def _kind(checks: Iterable[str]) -> Why:
+    """Weights that are spoilt and otherwise whole are no half-written save."""
+    found = set(checks)
+    return Why.SPOILT if found == {"F11"} else Why.UNSOUND
+
+
+def _errors(findings: Sequence[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.severity is Severity.ERROR)
+
+
+# --- half-written newer ones
+
+
+def find_remnants(root: Path, newest: Checkpoint) -> tuple[str, ...]:
+    """Names below `root` that are called like `newest` with a higher number, and that no reader takes for a checkpoint.
+
+    A save that was killed early leaves an empty directory or a cut file; loaders choose by name and take it.
+    """
+    number = re.compile(r"\d+")
+    known = {one.path.name for one in list_checkpoints(root, include_abandoned=False)}
+    mine = number.findall(newest.path.name)
+    if not mine:
+        return ()
+    alike = re.compile(r"(\d+)".join(re.escape(part) for part in number.split(newest.path.name)))
+    found = []
+    for name in sorted(os.listdir(root)):
+        match = alike.fullmatch(name)
+        if match is not None and name not in known and tuple(map(int, match.groups())) > tuple(map(int, mine)):
+            found.append(name)
+    return tuple(found)
+
+
+def set_aside(root: Path, names: Sequence[str], newest: Checkpoint | None, writer: JournalWriter, *, why: str) -> Entry | None:
+    """Move these entries of `root` into quarantine, after an entry in the journal; None where there is nothing to move.
+
+    A pointer of the layout (`latest`, `latest_checkpointed_iteration.txt`, a link) that names one of them names `newest`
+    afterwards. Raises `RollbackError` or `OSError` where it cannot be done: the part that was moved stays moved and recorded.
+    """
+    moves = tuple(StrayMove(path=name, inode=os.lstat(root / name).st_ino) for name in sorted(names))
+    if not moves:
+        return None
+    refuse_mount_points(root)
+    pointers = tuple(_pointers(root, set(names), newest))
+    event = Quarantined(
+        root=str(root),
+        moves=tuple(move.to_json() for move in moves),
+        pointers=tuple(pointer.to_json() for pointer in pointers),
+    )
+    shown = ", ".join(move.path for move in moves)
+    entry = writer.write(event, title=f"set aside, {why}: {shown}")
+    apply_moves(root, quarantine_dir(root, entry.id), moves)
+    point_elsewhere(root, pointers)
+    return entry
+
+
+def _pointers(root: Path, gone: set[str], newest: Checkpoint | None) -> Iterator[PointerMove]:
+    if newest is None:
+        return
+    for name in sorted({*POINTER_NAMES, *(path.name for path in root.iterdir() if path.is_symlink())} - gone):
+        text = read_pointer(root / name)
+        if text is None:
+            continue
+        word = text.strip()
+        named = {word, Path(word).name, *(one for one in gone if word.isdigit() and re.search(rf"(?<!\d)0*{word}$", one))}
+        if named & gone:
+            to = str(newest.step) if word.isdigit() else newest.path.name
+            yield PointerMove(path=name, before=text, after=text.replace(word, to), is_link=(root / name).is_symlink())

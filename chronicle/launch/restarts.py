@@ -1,0 +1,479 @@
+"""Whether a run goes on by itself after a launch: a policy by cause, a budget, and progress as a newer verified checkpoint.
+
+    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, unknown
+                                   ├─ again, in a new job            preempted, time limit, node lost
+                                   ├─ stop: a person has to look     out of memory, disk full, refused, stopped, proposal
+                                   └─ finished
+
+The decision belongs to the journal, so that it is the same whoever asks: the loop of `chronicle run --restarts`, the batch
+script through `chronicle again`, or the next start of a job that the scheduler requeued by itself. `decide_onward` is pure.
+A chain is one SLURM job with all of its restarts, or one `chronicle run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from chronicle.checkpoints import find_checkpoint_roots
+from chronicle.errors import ChronicleError, Refusal, UsageProblem
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.entries import Entry
+from chronicle.journal.events import (
+    CheckpointSaved,
+    CheckpointSeen,
+    EndCause,
+    EntryKind,
+    LaunchEnd,
+    LaunchStart,
+    Restarted,
+    Verified,
+    events_of,
+)
+from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants, set_aside
+from chronicle.launch.admission import close_lost_launches, hold_admission
+from chronicle.launch.slurm import NodeIdentity, ask_job, job_of
+from chronicle.settings import Settings
+from rollback.checkpoint.layout import Checkpoint
+from rollback.disk.durable import write_atomic
+from rollback.errors import RollbackError
+
+if TYPE_CHECKING:
+    from chronicle.launch.launching import LaunchResult
+
+__all__ = [
+    "RULES",
+    "Attempt",
+    "HandedOver",
+    "NotResumable",
+    "Onward",
+    "Policy",
+    "Verdict",
+    "chain_of",
+    "decide_onward",
+    "hand_over",
+    "hand_over_to_nodes",
+    "keep_going",
+    "policy_of",
+    "requeued_before_a_launch",
+    "settle_launch",
+]
+
+LONGEST_PAUSE_SECONDS = 600.0
+PATIENCE = 10  # launches in a row without progress, where nothing is wrong with the run
+
+
+class Verdict(StrEnum):
+    """What happens after a launch."""
+
+    HERE = "again"
+    NEW_JOB = "again in a new job"
+    STOP = "stop"
+    FINISHED = "finished"
+
+
+class Rule(NamedTuple):
+    """What follows from a cause. `patience`: launches in a row without progress; None: as many as `--crashes` says."""
+
+    verdict: Verdict
+    patience: int | None
+    why: str
+
+
+RULES: Mapping[EndCause, Rule] = {
+    EndCause.FINISHED: Rule(Verdict.FINISHED, None, "the run has finished"),
+    EndCause.PREEMPTED: Rule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
+    EndCause.NODE_LOST: Rule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
+    EndCause.TIME_LIMIT: Rule(Verdict.NEW_JOB, None, "the job's time was over"),
+    EndCause.CRASH: Rule(Verdict.HERE, None, "it may not happen again"),
+    EndCause.HANG: Rule(Verdict.HERE, None, "it may not happen again"),
+    EndCause.UNKNOWN: Rule(Verdict.HERE, None, "nothing says that it would happen again"),
+    EndCause.OUT_OF_MEMORY: Rule(Verdict.STOP, None, "the same launch would run out of memory again"),
+    EndCause.DISK_FULL: Rule(Verdict.STOP, None, "the next save would fail as well: free space first"),
+    EndCause.REFUSED: Rule(Verdict.STOP, None, "the same start would be refused again"),
+    EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
+    EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
+}
+# Of several nodes, the one that says most about the launch: what others report is often only that a peer was gone.
+TELLING = (
+    EndCause.REFUSED, EndCause.OUT_OF_MEMORY, EndCause.DISK_FULL, EndCause.NODE_LOST, EndCause.TIME_LIMIT, EndCause.PREEMPTED,
+    EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.FINISHED,
+)  # fmt: skip
+
+
+DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
+DEFAULT_CRASHES = 3
+DEFAULT_PAUSE_SECONDS = 10.0
+
+
+class Policy(NamedTuple):
+    """How often a run may start again by itself, and how long it waits."""
+
+    restarts: int
+    crashes: int = DEFAULT_CRASHES  # launches in a row that failed without progress, after which a person has to look
+    pause_seconds: float = DEFAULT_PAUSE_SECONDS  # before the first restart without progress; doubled for each further one
+
+
+def policy_of(restarts: int, crashes: int, pause: float) -> Policy:
+    """The restart policy of these options. Raises `UsageProblem`."""
+    for name, value, least in (("--restarts", restarts, 0), ("--crashes", crashes, 1), ("--restart-pause", pause, 0)):
+        if value < least:
+            raise UsageProblem(f"{name} is {value:g}: expected {least} or more")
+    return Policy(restarts, crashes, pause)
+
+
+class Attempt(NamedTuple):
+    """One launch of the chain. `progress`: it left a verified checkpoint newer than the one it was handed."""
+
+    launch: int
+    cause: EndCause
+    because: str
+    progress: bool
+
+
+class Onward(NamedTuple):
+    """What happens now, and why."""
+
+    verdict: Verdict
+    reason: str
+    pause_seconds: float = 0.0
+
+
+def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
+    """Decide after the last of the chain's attempts; those before it were each followed by a restart. Pure."""
+    last = attempts[-1]
+    rule, used = RULES[last.cause], len(attempts) - 1
+    said = f"{last.cause.value}: {rule.why}"
+    if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
+        return Onward(rule.verdict, said)
+    streak = 0
+    while streak < len(attempts) and not attempts[-1 - streak].progress:
+        streak += 1
+    patience = policy.crashes if rule.patience is None else rule.patience
+    if streak >= patience:
+        launches = "launch" if streak == 1 else f"{streak} launches in a row"
+        said = f"{last.cause.value}, and no newer verified checkpoint in {launches}: a person has to look"
+        return Onward(Verdict.STOP, said)
+    if used >= policy.restarts:
+        return Onward(Verdict.STOP, f"{last.cause.value}, and the budget of {policy.restarts} restarts is used up")
+    if rule.verdict is Verdict.NEW_JOB:
+        return Onward(rule.verdict, said)
+    return Onward(rule.verdict, said, min(LONGEST_PAUSE_SECONDS, policy.pause_seconds * 2.0 ** max(0, streak - 1)))
+
+
+# --- what the journal says of a chain
+
+
+def chain_of(environ: Mapping[str, str]) -> str:
+    """The chain that a launch started here belongs to: the SLURM job, else this `chronicle run` alone."""
+    job = job_of(environ)
+    return f"slurm-{job}" if job is not None else f"run-{secrets.token_hex(8)}"
+
+
+def _cause_of(ends: Sequence[LaunchEnd]) -> tuple[EndCause, str]:
+    found = [(EndCause(end.cause), end.because) for end in ends if end.cause in set(EndCause)]
+    if not found:
+        return EndCause.UNKNOWN, "no cause was recorded"
+    return min(found, key=lambda one: TELLING.index(one[0]))
+
+
+def _step(handed: Mapping[str, object]) -> int:
+    step = handed.get("step")
+    return step if isinstance(step, int) else -1
+
+
+class _Chain(NamedTuple):
+    """The launches of a chain since it last stopped, and the decision after the last of them, if there is one."""
+
+    launches: tuple[int, ...]
+    handed: tuple[int, ...]  # step of the checkpoint that each was handed; -1: none
+    decided: Restarted | None
+
+
+def _read_chain(entries: Sequence[Entry], chain: str) -> _Chain:
+    launches: dict[int, int] = {}
+    decided: dict[int, Restarted] = {}
+    for entry, start in events_of(entries, LaunchStart):
+        if start.chain == chain and entry.launch is not None:
+            launches.setdefault(entry.launch, _step(start.handed))
+    for entry, event in events_of(entries, Restarted):
+        if entry.launch in launches and entry.launch is not None:
+            decided[entry.launch] = event
+    stopped = [number for number, event in decided.items() if event.decision == Verdict.STOP and number != max(launches)]
+    kept = sorted(number for number in launches if number > max(stopped, default=0))
+    return _Chain(tuple(kept), tuple(launches[number] for number in kept), decided.get(kept[-1]) if kept else None)
+
+
+class Settled(NamedTuple):
+    """The decision after the last launch of a chain. `fresh`: it was made now, not read from the journal."""
+
+    launch: int
+    decision: Onward
+    fresh: bool
+
+
+def settle_launch(settings: Settings, chain: str, policy: Policy, say: Callable[[str], None]) -> Settled | None:
+    """Decide about the last launch of the chain and record it; the recorded decision if there is one; None without a launch.
+
+    Launches whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
+    """
+    paths = settings.paths
+    with hold_admission(paths), JournalWriter(paths) as writer:
+        close_lost_launches(paths, read_journal(paths), writer)
+    entries = read_journal(paths).entries
+    found = _read_chain(entries, chain)
+    if not found.launches:
+        return None
+    launch = found.launches[-1]
+    if found.decided is not None:
+        known = Onward(Verdict(found.decided.decision), found.decided.reason, found.decided.pause_seconds or 0.0)
+        return Settled(launch, known, fresh=False)
+    ends: dict[int, list[LaunchEnd]] = {}
+    for entry, end in events_of(entries, LaunchEnd):
+        ends.setdefault(entry.launch or 0, []).append(end)
+    causes = [_cause_of(ends.get(number, ())) for number in found.launches]
+    newest, progress = None, None
+    if RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
+        newest = _newest_step(settings, entries, say)
+        progress = newest > found.handed[-1]
+    reached = (*found.handed[1:], newest if newest is not None else found.handed[-1])
+    attempts = [
+        Attempt(number, cause, because, reached[place] > found.handed[place])
+        for place, (number, (cause, because)) in enumerate(zip(found.launches, causes, strict=True))
+    ]
+    decision = decide_onward(attempts, policy)
+    goes_on = decision.verdict in (Verdict.HERE, Verdict.NEW_JOB)
+    event = Restarted(
+        decision=decision.verdict.value, cause=causes[-1][0].value, reason=decision.reason,
+        restarts=len(attempts) if goes_on else len(attempts) - 1, budget=policy.restarts,
+        pause_seconds=round(decision.pause_seconds, 1), progress=progress,
+        step=newest if newest is not None and newest >= 0 else None,
+    )  # fmt: skip
+    with JournalWriter(paths) as writer:
+        writer.write(event, launch=launch, title=f"{decision.verdict.value} after launch {launch}: {decision.reason}")
+    return Settled(launch, decision, fresh=True)
+
+
+def _roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
+    """Where this run's checkpoints are: the directory that is set, and those of recorded saves."""
+    found = dict.fromkeys(find_checkpoint_roots(entries, None, settings.paths.run_dir))
+    if settings.checkpoints_dir is not None:
+        found = {settings.checkpoints_dir: None} | found
+    by_inode = {(state.st_dev, state.st_ino): root for root in reversed(found) if root.is_dir() and (state := root.stat())}
+    return tuple(reversed(by_inode.values()))
+
+
+def _newest_step(settings: Settings, entries: Sequence[Entry], say: Callable[[str], None]) -> int:
+    """Step of the newest verified checkpoint; -1 where there is none, or none can be found."""
+    found = -1
+    for root in _roots(settings, entries):
+        try:
+            newest = find_latest(root, entries, full=True, settings=settings).checkpoint
+        except (RollbackError, OSError) as problem:
+            say(f"progress is not known: `{root}` cannot be listed: {problem}")
+            continue
+        found = max(found, -1 if newest is None or newest.step is None else newest.step)
+    return found
+
+
+# --- what the next launch resumes from
+
+
+class HandedOver(NamedTuple):
+    """The checkpoint that a launch is told to resume from; no path: from scratch, nothing was saved yet."""
+
+    path: str = ""
+    step: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """What the trainer is told."""
+        if not self.path:
+            return {}
+        return {RESUME_FROM: self.path, RESUME_STEP: "" if self.step is None else str(self.step)}
+
+    def to_json(self) -> dict[str, object]:
+        """The form in `launch.start`."""
+        return {"path": self.path, "step": self.step} if self.path else {}
+
+
+RESUME_FROM, RESUME_STEP = "CHRONICLE_RESUME_FROM", "CHRONICLE_RESUME_STEP"
+
+
+def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
+    """Find the newest verified checkpoint and move half-written newer ones aside.
+
+    Raises `NotResumable` where a person has to choose: spoilt weights, a store that fails, or no checkpoint that passes
+    although saves were completed.
+    """
+    paths = settings.paths
+    with hold_admission(paths):
+        entries = read_journal(paths).entries if paths.journal_dir.is_dir() else ()
+        for root in _roots(settings, entries):
+            try:
+                found = find_latest(root, entries, full=True, settings=settings)
+                handed = _clear_the_way(settings, root, found, entries, say)
+            except (RollbackError, OSError) as problem:
+                raise NotResumable(f"checkpoints in `{root}` cannot be looked at: {problem}", LOOK) from problem
+            if handed is not None:
+                return handed
+        left = _recorded_and_there(entries)
+        if left is not None:
+            raise NotResumable(f"`{left}` was saved, and no reader takes it for a checkpoint now", LOOK)
+    return HandedOver()
+
+
+def _recorded_and_there(entries: Sequence[Entry]) -> Path | None:
+    """A checkpoint that the journal knows and that still lies where it was."""
+    said = [saved.path for _, saved in events_of(entries, CheckpointSaved)]
+    said += [seen.path for _, seen in events_of(entries, CheckpointSeen)]
+    said += [event.path for _, event in events_of(entries, Verified) if event.passes]
+    return next((Path(path) for path in dict.fromkeys(said) if path and Path(path).exists()), None)
+
+
+class NotResumable(Refusal):
+    """No checkpoint may be handed to a launch that nobody watches."""
+
+    exit_code = 78
+
+
+LOOK = "`chronicle verify --all` says what is wrong; `chronicle rollback --to STEP` chooses"
+
+
+def _clear_the_way(
+    settings: Settings, root: Path, found: Latest, entries: Sequence[Entry], say: Callable[[str], None]
+) -> HandedOver | None:
+    """Move half-written newer checkpoints of `root` aside; what to resume from, None where `root` holds none."""
+    for one in found.passed_over:
+        if one.why is Why.SPOILT:
+            raise NotResumable(f"the newest checkpoint, {_shown(one)}, is poisoned: {one.reason}", LOOK)
+        if one.why is Why.UNREADABLE:
+            raise NotResumable(f"{_shown(one)}: {one.reason}", LOOK)
+    cut = [one for one in found.passed_over if one.why is Why.UNSOUND]
+    newest = found.checkpoint
+    if newest is None:
+        if not cut:
+            return None
+        if _has_saved(entries):
+            raise NotResumable(f"no checkpoint in `{root}` passes verification: {_shown(cut[0])}: {cut[0].reason}", LOOK)
+        why = "a save that was cut, and none was completed"
+        _move(settings, root, [one.checkpoint for one in cut], (), None, why, say)
+        return None
+    _move(settings, root, [one.checkpoint for one in cut], find_remnants(root, newest), newest, "saves that were cut", say)
+    return HandedOver(str(newest.path), newest.step)
+
+
+def _has_saved(entries: Sequence[Entry]) -> bool:
+    """Whether the journal knows of a save that was completed."""
+    kinds = (EntryKind.CHECKPOINT, EntryKind.CHECKPOINT_SEEN, EntryKind.GUARD_SAVED)
+    return any(entry.kind in kinds for entry in entries) or any(event.passes for _, event in events_of(entries, Verified))
+
+
+def _shown(one: PassedOver) -> str:
+    return f"`{one.checkpoint.path.name}`"
+
+
+def _move(
+    settings: Settings, root: Path, cut: Sequence[Checkpoint], remnants: Sequence[str], newest: Checkpoint | None, why: str,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    names = sorted({os.path.relpath(one.path, root).split(os.sep)[0] for one in cut} | set(remnants))
+    with JournalWriter(settings.paths) as writer:
+        entry = set_aside(root, names, newest, writer, why=why)
+    if entry is not None:
+        say(f"set aside, {why}: {', '.join(names)}; undo it with `chronicle verify --restore {entry.id}`")
+
+
+# --- several nodes: the first one looks, the others are told
+
+WAIT_SECONDS = 3600.0  # reading a checkpoint of many TB takes its time
+
+
+def hand_over_to_nodes(
+    settings: Settings, node: NodeIdentity, chain: str, policy: Policy, say: Callable[[str], None]
+) -> HandedOver:
+    """What this node's part of a launch resumes from. The first node decides and looks, the others wait for its word.
+
+    Raises `NotResumable` on every node where the first one says so.
+    """
+    key, number = node
+    shared = settings.paths.launches_dir / f".handed-{key}"
+    if number == 0:
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            settle_before(settings, chain, policy, say)
+            handed = hand_over(settings, say)
+        except ChronicleError as refusal:
+            write_atomic(shared, json.dumps({"refused": refusal.message}), durable=False)
+            raise
+        write_atomic(shared, json.dumps(handed.to_json()), durable=False)
+        return handed
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            told = json.loads(shared.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            time.sleep(0.5)
+            continue
+        if "refused" in told:
+            raise NotResumable(f"the first node of this launch says: {told['refused']}", LOOK)
+        return HandedOver(str(told.get("path") or ""), told.get("step"))
+    raise NotResumable(f"the first node of this launch has not said in {WAIT_SECONDS / 60:.0f} min where to resume from", LOOK)
+
+
+# --- the loop inside one job
+
+
+def requeued_before_a_launch(environ: Mapping[str, str]) -> str:
+    """Why the scheduler takes this job's nodes, where its signal came before a launch began; "" where it does not."""
+    job = job_of(environ)
+    word = ask_job(job, now=time.time()) if job is not None else None
+    lead = environ.get("CHRONICLE_SIGNAL_LEAD", "")
+    if word is not None and word.preempted:
+        return "SLURM took the nodes for another job before a launch began"
+    if word is not None and word.seconds_left is not None and lead.isdigit() and word.seconds_left <= float(lead):
+        return f"{word.seconds_left:.0f} s are left of the job's time, and no launch began"
+    return ""
+
+
+def settle_before(settings: Settings, chain: str, policy: Policy, say: Callable[[str], None]) -> None:
+    """Decide about the last launch of a job that its scheduler started again by itself. Raises `NotResumable` for stop."""
+    if not settings.paths.journal_dir.is_dir():
+        return
+    before = settle_launch(settings, chain, policy, say)
+    if before is not None and before.fresh and before.decision.verdict is Verdict.STOP:
+        reason = f"launch {before.launch} of this job: {before.decision.reason}"
+        raise NotResumable(reason, "start it by hand when that is clear")
+
+
+def keep_going(
+    settings: Settings,
+    chain: str,
+    policy: Policy,
+    launch: Callable[[HandedOver], LaunchResult],
+    say: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> LaunchResult:
+    """Launch until the policy says that it is enough; returns how the last launch ended.
+
+    A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop.
+    """
+    settle_before(settings, chain, policy, say)
+    while True:
+        end = launch(hand_over(settings, say))
+        settled = settle_launch(settings, chain, policy, say)
+        if settled is None or settled.launch != end.launch:
+            return end  # its entries could not be written: nothing is known, so nothing is repeated
+        decision = settled.decision
+        if decision.verdict is not Verdict.HERE:
+            if decision.verdict is not Verdict.FINISHED:
+                say(f"{decision.verdict.value}: {decision.reason}")
+            return end
+        say(f"again in {decision.pause_seconds:.0f} s: {decision.reason}")
+        sleep(decision.pause_seconds)

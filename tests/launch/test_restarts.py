@@ -1,0 +1,189 @@
+"""A run that comes back by itself: the policy by cause, progress as a newer verified checkpoint, and what is handed on."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from chronicle.journal.events import EndCause
+from chronicle.launch.restarts import RULES, Attempt, Policy, Verdict, decide_onward
+from chronicle.launch.slurm import format_sbatch
+from tests.launch.driver import ROOT
+
+POLICY = Policy(restarts=5, crashes=3, pause_seconds=10.0)
+
+
+def attempts(*pairs):
+    return [Attempt(number + 1, cause, "seen", progress) for number, (cause, progress) in enumerate(pairs)]
+
+
+CRASH, LOST, NOTHING, SAVED = EndCause.CRASH, EndCause.NODE_LOST, False, True
+
+
+@pytest.mark.parametrize(
+    "history, verdict, pause",
+    [
+        ([(EndCause.FINISHED, NOTHING)], Verdict.FINISHED, 0),
+        ([(CRASH, SAVED)], Verdict.HERE, 10),
+        ([(CRASH, NOTHING), (CRASH, NOTHING)], Verdict.HERE, 20),
+        ([(CRASH, NOTHING)] * 3, Verdict.STOP, 0),
+        ([(CRASH, NOTHING)] * 2 + [(CRASH, SAVED), (CRASH, NOTHING)], Verdict.HERE, 10),
+        ([(LOST, NOTHING)] * 5, Verdict.NEW_JOB, 0),
+        ([(EndCause.TIME_LIMIT, NOTHING)] * 3, Verdict.STOP, 0),  # no save fits into the job
+        ([(EndCause.PREEMPTED, SAVED)] * 6, Verdict.STOP, 0),  # five restarts were allowed
+        ([(EndCause.OUT_OF_MEMORY, SAVED)], Verdict.STOP, 0),
+        ([(EndCause.REFUSED, SAVED)], Verdict.STOP, 0),
+        ([(EndCause.DISK_FULL, SAVED)], Verdict.STOP, 0),
+        ([(EndCause.STOPPED, SAVED)], Verdict.STOP, 0),
+    ],
+)
+def test_the_policy_is_by_cause_progress_and_budget(history, verdict, pause):
+    decision = decide_onward(attempts(*history), POLICY)
+    assert (decision.verdict, decision.pause_seconds) == (verdict, pause)
+    assert decision.reason
+
+
+def test_every_cause_has_a_rule():
+    assert set(RULES) == set(EndCause)
+
+
+def test_the_documented_table_is_the_policy():
+    page = (ROOT / "docs/launching.md").read_text()
+    for cause, rule in RULES.items():
+        row = next(line for line in page.split("## Going on by itself")[1].splitlines() if line.startswith(f"| {cause.value}"))
+        assert {Verdict.HERE: "again, here", Verdict.NEW_JOB: "again, in a new job", Verdict.STOP: "stop"}.get(
+            rule.verdict, "finished"
+        ) in row, cause
+
+
+def test_the_batch_script_asks_chronicle_and_expands_variables():
+    command = ["torchrun", "--rdzv-endpoint", "$HEAD:29400", "it's.py"]
+    script = format_sbatch("a run", command, grace_seconds=60, nodes=2, again=("--restarts", "5"))
+    assert '"$HEAD:29400"' in script and "'it'\"'\"'s.py'" in script
+    assert "chronicle again --run 'a run'" in script and "--kill-on-bad-exit=0 --wait=0" in script
+
+
+# --- a trainer that resumes from what it is handed, saves every second step, and has an accident in each launch
+
+TRAINER = """
+import json, os, re, shutil, sys
+os.makedirs("ck", exist_ok=True)
+launch = int(os.environ["CHRONICLE_LAUNCH"])
+step = int(os.environ.get("CHRONICLE_RESUME_STEP") or 0)
+handed = os.environ.get("CHRONICLE_RESUME_FROM")
+assert (handed is None) == (step == 0) and (handed is None or handed.endswith(f"step-{step}.pt"))
+print("launch", launch, "starts at", step, flush=True)
+accident = json.loads(os.environ["ACCIDENTS"]).get(str(launch), [0, ""])
+while step < 12:
+    step += 1
+    if step == accident[0]:
+        exec(accident[1])
+    if step % 2 == 0:
+        shutil.copy(f"made/step-{step}.pt", "ck")
+"""
+CUT = "shutil.copy(f'made/step-{step}.pt', 'ck'); os.truncate(f'ck/step-{step}.pt', 300); os.kill(os.getpid(), 9)"
+KILL = "os.kill(os.getpid(), 9)"
+
+
+@pytest.fixture
+def driver(driver):
+    """With a trainer, and real checkpoints that it only has to put into their place: no launch imports torch."""
+    (driver.directory / "train.py").write_text(TRAINER)
+    (driver.directory / "made").mkdir()
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(1, 13):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, driver.directory / "made" / f"step-{step}.pt")
+    return driver
+
+
+def train(driver, accidents, *options, restarts="4"):
+    environ = {"ACCIDENTS": json.dumps(accidents)}
+    options = ("--restarts", restarts, "--restart-pause", "0.1", "--checkpoints", "ck", *options)
+    driver.start([sys.executable, "train.py"], *options, environ=environ)
+    return driver.wait(300)
+
+
+def starts(driver):
+    printed = driver.out.read_text()
+    return [int(line.rsplit(" ", 1)[1]) for line in printed.splitlines() if line.startswith("launch") and "starts at" in line]
+
+
+def decisions(driver):
+    return [entry.data["decision"] for entry in driver.entries("restart")]
+
+
+def test_kills_in_steps_and_in_a_save_go_on_from_the_newest_verified_checkpoint(driver):
+    """Each attempt is a launch of its own; the cut save is out of the loader's sight, and comes back by command."""
+    assert train(driver, {"1": [5, KILL], "2": [8, CUT]}) == 0
+    assert starts(driver) == [0, 4, 6]
+    assert decisions(driver) == ["again", "again", "finished"]
+    assert [entry.data["cause"] for entry in driver.entries("launch.end")] == ["crash", "crash", "finished"]
+    assert [entry.data.get("handed", {}).get("step") for entry in driver.entries("launch.start")] == [None, 4, 6]
+    moved = driver.entries("quarantine")
+    assert [move["path"] for move in moved[0].data["moves"]] == ["step-8.pt"]
+    kept = driver.directory / "quarantine" / moved[0].id / "step-8.pt"
+    assert kept.stat().st_size == 300
+    os.rename(driver.directory / "ck/step-8.pt", driver.directory / "ck/later")  # the name is taken again
+    assert driver.call("verify", "--restore", moved[0].id, "--yes", "--checkpoints", "ck").returncode == 0
+    assert (driver.directory / "ck/step-8.pt").stat().st_size == 300
+
+
+def test_a_crash_without_progress_stops_with_a_sentence(driver):
+    """Progress is a newer verified checkpoint, not time: three launches that never save are enough."""
+    crash = [5, "raise KeyError('loss')"]
+    assert train(driver, {str(number): crash for number in range(1, 9)}, restarts="9") == 1
+    assert decisions(driver) == ["again", "again", "again", "stop"]  # the first one saved step 4
+    assert "no newer verified checkpoint in 3 launches in a row" in driver.out.read_text()
+    assert "KeyError: 'loss'" in driver.call("status").stdout
+
+
+def test_the_budget_is_never_exceeded_even_with_progress(driver):
+    accidents = {str(number): [2 * number + 1, KILL] for number in range(1, 9)}
+    assert train(driver, accidents, restarts="2") == 137
+    assert len(driver.entries("launch.start")) == 3
+    assert "budget of 2 restarts is used up" in driver.out.read_text()
+
+
+@pytest.mark.parametrize(
+    "accident, cause",
+    [("sys.exit(78)", "refused"), ("sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB')", "out of memory")],
+)
+def test_what_would_happen_again_stops(driver, accident, cause):
+    assert train(driver, {"1": [3, accident]}) in (1, 78)
+    assert decisions(driver) == ["stop"]
+    assert driver.entries("restart")[0].data["cause"] == cause
+
+
+def test_nothing_is_trained_from_scratch_where_no_checkpoint_passes(driver):
+    """All saves were completed once and are damaged now: a person has to choose."""
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    for path in (driver.directory / "ck").iterdir():
+        os.truncate(path, 300)
+    assert train(driver, {}) == 78
+    assert len(driver.entries("launch.start")) == 1
+    assert sorted(path.name for path in (driver.directory / "ck").iterdir()) == ["step-2.pt", "step-4.pt"]
+
+
+def test_a_pointer_that_names_a_cut_save_names_the_newest_verified_one_and_comes_back(driver):
+    """Loaders of some layouts read `latest` and nothing else."""
+    assert train(driver, {"1": [5, KILL]}, restarts="0") == 137
+    checkpoints = driver.directory / "ck"
+    torch.save({"step": 6}, checkpoints / "step-6.pt")
+    os.truncate(checkpoints / "step-6.pt", 100)
+    (checkpoints / "latest").write_text("step-6.pt\n")
+    os.symlink("step-6.pt", checkpoints / "newest")
+    assert train(driver, {}) == 0
+    assert starts(driver)[-1] == 4
+    assert (checkpoints / "latest").read_text() == "step-4.pt\n"
+    assert os.readlink(checkpoints / "newest") == "step-4.pt"
+    (checkpoints / "step-6.pt").unlink()
+    moved = driver.entries("quarantine")[0]
+    assert driver.call("verify", "--restore", moved.id, "--yes", "--checkpoints", "ck").returncode == 0
+    assert (checkpoints / "latest").read_text() == "step-6.pt\n"
+    assert os.readlink(checkpoints / "newest") == "step-6.pt"
