@@ -45,6 +45,8 @@ class Case:
     config: Mapping[str, Any] = field(default_factory=lambda: {"lr": 1e-3})
     line: Callable[[Config, str, float], Config | None] | None = None
     by_name: str = ""
+    shown: bool = True  # whether the checkpoint shows that its scheduler decides; False: the script saves one and ignores it
+    free: bool = False  # any honest answer counts: nobody says here what a refusal must name
 
     def train(self, root: Path, config: Config) -> Lrs:
         """The control: 20 steps, a save, 50 steps."""

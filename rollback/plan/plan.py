@@ -317,7 +317,7 @@ def _lines(plan: Plan, guarded: bool) -> Iterator[str]:
     if plan.abandon:
         yield _row("abandon", f"{_count(plan.abandon, 'later checkpoint')}, moved to abandoned/, not deleted:")
         yield from (_row("", line) for line in _wrapped([later.name for later in plan.abandon]))
-    yield _row("LR", _lr_sentence(plan))
+    yield _row("LR", _lr_sentence(plan, guarded))
     yield from (_row("", line) for line in _forecast(plan, guarded))
     yield from (_row("data", line) for line in _data(plan))
     cost = _cost(plan)
@@ -368,7 +368,7 @@ def _number(value: float | int) -> str:
     return str(value) if isinstance(value, int) else f"{value:.10g}"
 
 
-def _lr_sentence(plan: Plan) -> str:
+def _lr_sentence(plan: Plan, guarded: bool) -> str:
     ratio = plan.expected.ratio
     if ratio is None:
         return "set field by field; see the edits above"
@@ -379,7 +379,8 @@ def _lr_sentence(plan: Plan) -> str:
     classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
     if not plan.classes and plan.config_edits:
         classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
-    return f"× {ratio:.10g} from the first step on, proved for {classes}"
+    loaded = "" if guarded or not plan.classes else ", where the next launch loads it"  # with a guard that is checked
+    return f"× {ratio:.10g} from the first step on, proved for {classes}{loaded}"
 
 
 def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:
