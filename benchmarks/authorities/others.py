@@ -285,7 +285,8 @@ def _behind(optimizer: torch.optim.Optimizer, n: int, config: Config) -> None:
 
 add("a scheduler that the loop overrides", single_file(lambda o, c: L.StepLR(o, 7, 0.5), before=_behind))
 add("a loop that overrides it to the same LRs", shown=False, loop=single_file(
-    lambda o, c: L.LambdaLR(o, lambda n: 1.0), before=lambda o, n, c: [g.update(lr=c["lr"]) for g in o.param_groups] and None))  # fmt: skip
+    lambda o, c: L.LambdaLR(o, lambda n: 1.0),
+    before=lambda o, n, c: [g.update(lr=c["lr"]) for g in o.param_groups] and None))  # fmt: skip
 add("a scheduler saved and not loaded", single_file(lambda o, c: L.CosineAnnealingLR(o, 60), load=lambda s, state: [
     s.step() for _ in range(SAVED_AT)] and None), shown=False)  # fmt: skip
 add("SWALR beside a scheduler", single_file(

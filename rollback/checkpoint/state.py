@@ -92,7 +92,7 @@ class CheckpointState:
     several, the largest); `writer_step` the writer's own counter, by its own rule: Lightning adds up all optimizers.
     `counters` are named by file and key path; `topology`, `config` and `data` hold what the writer recorded.
     `findings` are problems that reading showed (F2, F4, F9). `located` is used by `file_holding`. `lr_hints` are parts
-    that concern the LR and were not understood (`hints_in`).
+    that concern the LR and were not understood (`hints_in`). Of what is `unread` nothing is said but that.
     """
 
     checkpoint: Checkpoint
@@ -112,6 +112,7 @@ class CheckpointState:
     findings: tuple[Finding, ...] = ()
     located: Mapping[tuple[str, Prefix], str] = field(default_factory=dict)
     lr_hints: tuple[LrHint, ...] = ()
+    unread: str = ""  # what of a format that is only named was not read, in words
 
     def file_holding(self, file: str, keys: Prefix) -> str:
         """The file on disk that holds a field: `file` itself, or the part that it lies in when `file` is an index."""
@@ -158,6 +159,7 @@ def read_flat_optimizer(value: Mapping[object, object]) -> FlatOptimizer:
 
 # --- State dicts of torch
 
+BNB_STATE = "__bnb_optimizer_quant_state__"  # bitsandbytes/optim/optimizer.py: wraps the 8-bit moments for FSDP
 _SCHEDULER_KEYS = ({"last_epoch", "_step_count"}, {"last_epoch", "base_lrs"}, {"last_epoch", "_last_lr"},
                    {"_schedulers"}, {"last_batch_iteration"}, {"num_bad_epochs", "patience"},
                    {"base_values", "param_group_field"}, {"base_values", "param_name"},
@@ -364,7 +366,8 @@ def optimizer_state(
     moments: set[str] = set()
     for name, parts in state.items():
         entry = as_mapping(parts) or {}
-        moments.update(str(key) for key, part in entry.items() if isinstance(part, TensorRef) and part.shape)
+        tensors = {**entry, **(as_mapping(entry.get(BNB_STATE)) or {})}
+        moments.update(str(key) for key, part in tensors.items() if isinstance(part, TensorRef) and part.shape)
         step = _count(entry.get("step"))
         if step is not None:
             steps.append(step)

@@ -205,7 +205,9 @@ def check_optimizers(state: CheckpointState) -> Iterator[Finding]:
         if optimizer.rank is None and 0 < optimizer.num_states < params:
             yield _finding("F6", Severity.INFO, optimizer.file, f"{optimizer.num_states} of {params} parameters have "
                            "state: the others are frozen or never had a gradient")  # fmt: skip
-    if not state.optimizers:
+    if state.unread:
+        yield _finding("F6", Severity.INFO, ".", f"{state.unread} not read: nothing is known of the optimizer's state")
+    elif not state.optimizers:
         yield _finding("F6", Severity.WARN, ".", "no optimizer state was found: moments would start from zero", GO_BACK)
 
 
@@ -233,7 +235,7 @@ def check_random_states(state: CheckpointState) -> Iterator[Finding]:
 
 def check_data(state: CheckpointState) -> Iterator[Finding]:
     """F8: the checkpoint stores a data position."""
-    if not state.data:
+    if not state.data and not state.unread:
         yield _finding(
             "F8",
             Severity.INFO,

@@ -21,15 +21,22 @@ from rollback.files.torch_zip import read_at
 _MAX_HEADER_BYTES = 90 * 2**20
 _MAX_TENSORS = 500_000
 _MAX_DTYPES = 64
+# parts of tensor names -> what such a file holds
+_KINDS = (
+    (("exp_avg", "momentum_buffer", "second_moment", ".state1", ".max_exp_avg"), "an optimizer's state"),
+    (("lora_A", "lora_B", "lora_embedding", "ia3_l"), "an adapter's weights"),
+    ((".absmax", ".quant_map", "quant_state.bitsandbytes"), "weights quantised by bitsandbytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetensorsHeader:
-    """Number of tensors, their elements in total, element types."""
+    """Number of tensors, their elements in total, element types, and what their names say they are."""
 
     num_tensors: int
     num_elements: int
     dtypes: tuple[str, ...]
+    holds: str = "weights"
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
@@ -46,6 +53,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
     starts, ends = array("Q"), array("Q")
     elements, dtypes = 0, set()
+    kinds: set[str] = set()
     for name, tensor in _tensors(parts):
         try:
             start, end = tensor["data_offsets"]
@@ -58,13 +66,15 @@ def _checked(parts: Iterable[JsonPart], data_bytes: int) -> SafetensorsHeader:
         except (KeyError, TypeError, ValueError):
             raise UnreadableFile(f"tensor `{name[:80]}` has no valid offsets, shape and dtype") from None
         elements += count
+        kinds.update(kind for marks, kind in _KINDS if any(mark in name for mark in marks))
         dtypes.add(str(dtype))
         if len(starts) > _MAX_TENSORS or len(dtypes) > _MAX_DTYPES:
             raise UnreadableFile(
                 f"safetensors header of {len(starts)} tensors and {len(dtypes)} types: no known writer produces this"
             )
     _check_tiling(starts, ends, data_bytes)
-    return SafetensorsHeader(num_tensors=len(starts), num_elements=elements, dtypes=tuple(sorted(dtypes)))
+    holds = ", ".join(kind for _, kind in _KINDS if kind in kinds) or "weights"
+    return SafetensorsHeader(num_tensors=len(starts), num_elements=elements, dtypes=tuple(sorted(dtypes)), holds=holds)
 
 
 def _is_tensor(keys: Keys) -> bool:

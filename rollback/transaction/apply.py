@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, list_newest_copies
+from rollback.checkpoint.listing import format_named, list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import crc32_after, read_pointer, sha256_of
@@ -68,6 +68,13 @@ def plan_from_disk(
 
     Reads the fingerprints of the files to be edited, pointer files and symbolic links. Raises `PlanRefused`.
     """
+    known = format_named(chosen.format)
+    if known is not None and not known.editable:
+        raise PlanRefused(
+            f"`{chosen.path}` is a checkpoint of {chosen.format}: such checkpoints are read and checked, a rollback does not "
+            "move or edit them",
+            remedy="start the launch from it by the trainer's own option, and change the LR there",
+        )
     edited = {s.file for s in state.schedulers} | {o.file for o in state.optimizers} | set(state.located.values())
     edited |= set() if manifest is None else {MANIFEST_NAME}
     plan = compose_plan(

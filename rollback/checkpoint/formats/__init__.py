@@ -1,5 +1,6 @@
-"""The known checkpoint formats, one file per writer. To add one: a file here, and a line in `FORMATS`.
+"""The known checkpoint formats, one file per writer; those that are read and named alone share `named`.
 
+To add one: a file here, and a line in `FORMATS`.
 The order matters: a format that contains the files of another comes first.
 """
 
@@ -9,6 +10,7 @@ from rollback.checkpoint.formats.accelerate import AccelerateFormat
 from rollback.checkpoint.formats.dcp import DcpFormat, MegatronFormat
 from rollback.checkpoint.formats.deepspeed import AccelerateDeepSpeedFormat, DeepSpeedFormat, UniversalFormat
 from rollback.checkpoint.formats.format import CheckpointFormat
+from rollback.checkpoint.formats.named import NAMED
 from rollback.checkpoint.formats.torch_checkpoint import LightningFormat, TorchFormat
 from rollback.checkpoint.formats.transformers import TransformersFormat
 
@@ -19,6 +21,7 @@ FORMATS: tuple[CheckpointFormat, ...] = (
     UniversalFormat(),
     DeepSpeedFormat(),
     MegatronFormat(),
+    *NAMED,
     DcpFormat(),
     LightningFormat(),
     TorchFormat(),

@@ -22,6 +22,7 @@ class CheckpointFormat(ABC):
     """The layout of one writer. A new writer is a subclass in a file of its own, and a line in `FORMATS`."""
 
     name: ClassVar[str]  # as shown and stored, e.g. "accelerate"
+    editable: ClassVar[bool] = True  # whether a rollback moves and edits it; else it is read and named alone
     single_file: ClassVar[bool] = False  # whether its checkpoints are one file each
 
     @abstractmethod

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank
+from rollback.checkpoint.formats.format import CheckpointFormat, RoleAndRank, rng_digest
 from rollback.checkpoint.layout import Checkpoint, DirectoryEntry, FileType, Role
 from rollback.checkpoint.state import (
     CheckpointState,
@@ -33,6 +33,9 @@ from rollback.files.torch_tree import TorchFile
 _LIGHTNING_NAME = re.compile(r"(?:.*-)?step=(\d+)(?:-v\d+)?\.ckpt")
 _SUFFIX = re.compile(r".+\.(?:pt|pth|ckpt|pkl|bin|tar)")
 _LIGHTNING_KEY = "pytorch-lightning_version"
+_EIGHT_BIT = "moments quantised by bitsandbytes (state1, absmax1, qmap1); the LR is a plain number of the groups"
+# of `accelerator.save_state` (accelerate/checkpointing.py) and of the Trainer (`_save_rng_state`)
+_RANDOM = ({"random_state", "torch_manual_seed"}, {"python", "numpy", "cpu"})
 _NO_STATE = ("state_dict", "loops", "callbacks")  # of Lightning: weights, counters, and what monitors
 _STEP_KEYS = ("global_step", "step", "iteration", "iter", "num_updates", "global_steps", "train_step")
 
@@ -123,6 +126,9 @@ def read_script_state(checkpoint: Checkpoint, file: TorchFile) -> CheckpointStat
     optimizers = tuple(optimizer_state(name, p, value, owner="app") for p, value, kind in found if kind == "optimizer")
     schedulers = tuple(scheduler_state(name, p, value, owner="app") for p, value, kind in found if kind == "scheduler")
     state = _state(checkpoint, optimizers, schedulers, counters_in(name, file.tree, levels=1), {})
+    if any(keys <= (as_mapping(file.tree) or {}).keys() for keys in _RANDOM):  # a random state alone, of one rank
+        rank = int(found_rank[1]) if (found_rank := re.search(r"_(\d{1,9})\.\w+$", name)) else 0
+        state = replace(state, rng_ranks=(rank,), rng_digests={rank: rng_digest(file)})
     return replace(state, lr_hints=hints_in(name, file.tree, [prefix for prefix, _, _ in found]))
 
 
@@ -144,6 +150,7 @@ def _state(
         optimizer_step=step,
         scheduler_unit=scheduler_unit(schedulers, step, None),
         topology=topology,
+        notes=tuple(f"`{o.file}`: {_EIGHT_BIT}" for o in optimizers if {"absmax1", "qmap1"} <= set(o.moments)),
     )
 
 
