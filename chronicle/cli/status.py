@@ -109,6 +109,8 @@ def _where(story: Story, now: float) -> Iterator[str]:
         yield from _begins(story)
         return
     place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
+    if head.launch is None and not head.step:  # without a guard and a log, steps may have been taken all the same
+        place = "no step recorded"
     age = _since(last, now)
     yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
     yield from _begins(story)

@@ -325,7 +325,7 @@ def _reason(factor: float | None, reason: str) -> str:
 
 def _steps(stretch: Stretch) -> str:
     if stretch.last is None or stretch.last < stretch.first:
-        return "no step"
+        return "no step" if stretch.launch.verdict is not None else "no step recorded"
     return f"step {stretch.first}" if stretch.first == stretch.last else f"steps {stretch.first}–{stretch.last}"
 
 
@@ -333,6 +333,9 @@ def _checkpoints(steps: Sequence[int]) -> str:
     if len(steps) <= CHECKPOINTS_NAMED:
         return ("checkpoint " if len(steps) == 1 else "checkpoints ") + ", ".join(map(str, steps))
     return f"{len(steps)} checkpoints {steps[0]}, {steps[1]}, … {steps[-1]}"
+
+
+KNOWN = frozenset(kind.value for kind in EntryKind)
 
 
 def _event_text(entry: Entry) -> str:
@@ -346,7 +349,11 @@ def _event_text(entry: Entry) -> str:
     elif entry.kind == EntryKind.CLOSE:
         title = f"closed {plain(entry.refs[0][-8:]) if entry.refs else ''} {title}"
     elif entry.kind not in MARKS:
-        title = f"{plain(entry.kind)}: {title}" if title else plain(entry.kind)
+        name = plain(entry.kind)
+        if name in KNOWN:  # an entry of a later version keeps the name of its kind
+            name = name.replace("_", " ").replace(".", " ")
+        named = title.startswith((name, name.partition(" ")[2] or name))
+        title = title if named else f"{name}: {title}" if title else name
     step = f" (step {entry.step})" if entry.step is not None and str(entry.step) not in title else ""
     return f"{title or plain(entry.kind)}{step}"
 
