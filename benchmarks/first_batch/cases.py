@@ -128,6 +128,37 @@ def _(out: str) -> Any:
     return trainer(out, tokenizer, rows_of(tokenizer), pad_with(tokenizer, label=tokenizer.pad_token_id, attend=True))
 
 
+def seq2seq(out: str, ignored: int) -> Any:
+    """A small T5 whose labels happen to be as long as its inputs."""
+    tokenizer = llama_tokenizer()
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+        pad_token_id=tokenizer.pad_token_id, decoder_start_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+
+    def collate(rows: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
+        asked = tokenizer([q for q, _ in rows], padding="max_length", max_length=24, return_tensors="pt")
+        said = tokenizer([f"{a} </s>" for _, a in rows], padding="max_length", max_length=24, return_tensors="pt")
+        labels = said["input_ids"].masked_fill(said["attention_mask"] == 0, ignored)
+        return {"input_ids": asked["input_ids"], "attention_mask": asked["attention_mask"], "labels": labels}
+
+    return transformers.Seq2SeqTrainer(
+        transformers.T5ForConditionalGeneration(config), arguments(out, transformers.Seq2SeqTrainingArguments),
+        train_dataset=pairs(), data_collator=collate, processing_class=tokenizer,
+    )  # fmt: skip
+
+
+@case("encoder and decoder, padding of the labels not masked", "padding-trained")
+def _(out: str) -> Any:
+    return seq2seq(out, llama_tokenizer().pad_token_id)
+
+
+@case("encoder and decoder, labels as long as the inputs")
+def _(out: str) -> Any:
+    return seq2seq(out, -100)
+
+
 @case("padding is attended to", "padding-attended")
 def _(out: str) -> Any:
     tokenizer = llama_tokenizer()

@@ -29,7 +29,17 @@ from chronicle.resume.horizon import LrCurve, find_in_plan
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.learning_rate import forecast_lrs
 
-__all__ = ["FirstBatch", "TrainerSays", "check_revisions", "heads_of", "read_plan", "read_rows", "read_words", "revisions_of"]
+__all__ = [
+    "FirstBatch",
+    "TrainerSays",
+    "check_revisions",
+    "has_decoder",
+    "heads_of",
+    "read_plan",
+    "read_rows",
+    "read_words",
+    "revisions_of",
+]
 
 NUM_ROWS = 32  # of one launch; a claim about a batch needs no more
 NUM_STEPPED = 2000  # steps of a scheduler that has no function of the step
@@ -43,6 +53,7 @@ class TrainerSays:
     """What an adapter knows beside the batch. None: unknown."""
 
     tokenizer: Any = None
+    apart: bool = False  # an encoder and a decoder: labels are a text of their own
     max_length: int | None = None
     packed: bool = False
     precision: str | None = None  # bf16, fp16 or fp32
@@ -67,7 +78,7 @@ class FirstBatch:
     def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """One micro-batch, before it enters the model."""
         if not self._told and self._journal.rank == 0 and len(self._rows) < NUM_ROWS:
-            rows, packed = read_rows(args, inputs)
+            rows, packed = read_rows(args, inputs, apart=self.says.apart)
             self._rows += rows[: NUM_ROWS - len(self._rows)]
             self._packed = self._packed or packed
 
@@ -104,6 +115,7 @@ class FirstBatch:
             max_length=limit,
             packed=self.says.packed or self._packed,
             has_prompts=self.says.has_prompts,
+            of_decoder=self.says.apart,
         )
 
     def _read_plan(self, live: LiveState, step: int | None) -> list[BatchFault]:
@@ -143,8 +155,11 @@ def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def read_rows(args: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[list[TokenRow], bool]:
-    """The token rows of a model's inputs, and whether several texts share a row; none when it gets no token ids."""
+def read_rows(args: Sequence[Any], inputs: Mapping[str, Any], *, apart: bool = False) -> tuple[list[TokenRow], bool]:
+    """The token rows of a model's inputs, and whether several texts share a row; none when it gets no token ids.
+
+    `apart`: the labels are another text than the inputs, also where both happen to have one length.
+    """
     ids = inputs.get("input_ids")
     if ids is None:
         tokens = [one for one in args if _is_table(one)]
@@ -153,8 +168,8 @@ def read_rows(args: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[list[Toke
         return [], False
     table = ids[:NUM_ROWS].tolist()
     labels = _labels(inputs, ids)
-    if labels and len(labels[0]) != len(table[0]):  # an encoder and a decoder: what is learned is the labels
-        return [TokenRow(ids=_without_mask(row, inputs), labels=tuple(row)) for row in labels], False
+    if labels and (apart or len(labels[0]) != len(table[0])):  # an encoder and a decoder: what is learned is the labels
+        return [_label_row(row) for row in labels], False
     attended = inputs.get("attention_mask")
     mask = attended[:NUM_ROWS].tolist() if _is_table(attended) and attended.shape == ids.shape else None
     starts = _starts(inputs.get("position_ids"), ids) if mask is None else []
@@ -190,8 +205,11 @@ def _labels(inputs: Mapping[str, Any], ids: Any) -> list[list[int]] | None:
     return None
 
 
-def _without_mask(row: Sequence[int], inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(token for token in row if token != IGNORED) + tuple(0 for token in row if token == IGNORED)
+def _label_row(row: Sequence[int]) -> TokenRow:
+    """Labels as a row of their own, without the masked padding around them; one that is masked inside is shown as token 0."""
+    seen = [index for index, token in enumerate(row) if token != IGNORED]
+    labels = tuple(row[seen[0] : seen[-1] + 1]) if seen else tuple(row)
+    return TokenRow(ids=tuple(max(0, token) for token in labels), labels=labels)
 
 
 def _starts(positions: Any, ids: Any) -> list[int]:
@@ -280,6 +298,11 @@ def _bare(model: Any) -> Any:
             return model
         model = model.module
     return model
+
+
+def has_decoder(model: Any) -> bool:
+    """Whether a model reads one text with its encoder and learns another with its decoder."""
+    return bool(getattr(getattr(_bare(model), "config", None), "is_encoder_decoder", False))
 
 
 def _shifts(model: Any) -> bool:

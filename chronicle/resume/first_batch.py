@@ -66,6 +66,7 @@ class RowSetting:
     max_length: int | None = None  # rows are cut there
     packed: bool = False  # several texts in a row
     has_prompts: bool = False  # the data tell prompts from answers
+    of_decoder: bool = False  # rows are the labels of a decoder, which gets its first token by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,7 @@ def _bos(views: Sequence[RowView], words: TokenizerFacts, setting: RowSetting) -
             "tokenizer both add it; tokenize with add_special_tokens=False",
         )
     by_template = bool(words.template) and "bos_token" not in words.template and name not in words.template
-    if words.adds_bos and not by_template and not any(words.bos in view.content for view in views):
+    if words.adds_bos and not by_template and not setting.of_decoder and not any(words.bos in view.content for view in views):
         yield BatchFault(
             name="bos-missing",
             text=f"no row has `{name}`, which this tokenizer puts at the beginning of a text: the model was trained with it",

@@ -15,7 +15,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
-from chronicle.resume.batch_reader import FirstBatch, check_revisions
+from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
 from chronicle.resume.checks.memory import PARTS
@@ -399,6 +399,7 @@ class GuardSession:
         """Inputs of the model, in the first micro-batches of a launch."""
         if not self.off and not self.first_batch.says.reads_trainer:
             with self.contained("first batch in words"):
+                self.first_batch.says.apart = any(has_decoder(model) for model in self._observe().models)
                 self.first_batch.see(args, kwargs)
 
     # ---- the first step, and the fifty after it ------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.resume.batch_reader import check_revisions
+from chronicle.resume.batch_reader import check_revisions, read_rows
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.first_batch import (
     IGNORED,
@@ -78,6 +78,19 @@ def test_rows_that_differ_in_their_mask_are_found_and_packed_rows_are_not() -> N
     assert names(whole) == []
     assert names(whole, setting=RowSetting(shifts_labels=True, has_prompts=True)) == ["prompt-trained"]
     assert names(whole, setting=RowSetting(shifts_labels=True, has_prompts=True, packed=True)) == []
+
+
+def test_labels_of_a_decoder_are_a_text_of_their_own_also_where_they_are_as_long_as_the_inputs() -> None:
+    """Padding in them is trained on unless it is masked; masked padding is no part of the row."""
+    import torch
+
+    inputs = {"input_ids": torch.full((2, 8), 20), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
+    padded = torch.tensor([[11, 12, 13, EOS, PAD, PAD, PAD, PAD], [14, 15, EOS, PAD, PAD, PAD, PAD, PAD]])
+    words, setting = TokenizerFacts(pad=PAD, ends=frozenset({EOS})), RowSetting()
+    forgotten, _ = read_rows((), inputs | {"labels": padded}, apart=True)
+    assert [one.name for one in find_in_batch(forgotten, words, setting)] == ["padding-trained"]
+    masked, _ = read_rows((), inputs | {"labels": padded.masked_fill(padded == PAD, IGNORED)}, apart=True)
+    assert find_in_batch(masked, words, setting) == []
 
 
 def test_every_row_cut_needs_the_length_at_which_it_was_cut() -> None:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.journal.events import Incident
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
-from chronicle.resume.batch_reader import TrainerSays, heads_of, revisions_of
+from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import digest_of, sample_batch
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield, shielded
@@ -111,6 +111,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         says.planned = int(state.max_steps) if state.max_steps > 0 else None
         says.asked_warmup = _asked_warmup(args, says.planned)
         says.max_length = getattr(args, "max_length", None)
+        says.apart = has_decoder(self._parts.get("model"))
         says.packed = bool(getattr(args, "packing", False))
         says.precision = "bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32"
         if self.session.ranks.rank == 0:
