@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from chronicle.resume.compiled import compiled_part, outside_graphs, see_compiled_calls
+from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
 from chronicle.resume.faults import shield
 from chronicle.resume.feed import Shapes
 
@@ -136,8 +136,8 @@ class BatchWitness:
             _before_forward(model, args, kwargs)
 
 
-# The hook is a plain function and the witness is kept outside the module: a guarded model can still be deep-copied and
-# pickled, and a copy is not observed.
+# The witness is kept outside the module, and a pickle does not keep the hook: a guarded model can still be deep-copied and
+# saved whole, and a copy is not observed.
 _witnesses: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDictionary()
 
 
@@ -152,12 +152,13 @@ def _failed(problem: Exception) -> None:
         witness.failed(problem)
 
 
-def _forward_hook() -> Callable[..., None]:
-    """The hook that is registered. It takes the function's name, because a pickled model finds its hooks by name."""
-    global _before_forward
-    if not hasattr(_before_forward, "__wrapped__"):
-        _before_forward = outside_graphs(shield(_before_forward, _failed))
-    return _before_forward
+def _forward_hook() -> ModelHook:
+    if not _made:
+        _made.append(ModelHook(shield(_before_forward, _failed)))
+    return _made[0]
+
+
+_made: list[ModelHook] = []
 
 
 # ---- digest of a batch -----------------------------------------------------------------------------------------------

@@ -13,13 +13,22 @@ A hook on a module or optimizer is Python code that runs inside the compiled cal
 A model that is called inside a compiled function (`torch.compile(train_step)`) cannot be seen: nothing is said about it.
 """
 
+import contextlib
 import functools
 import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["compiled_part", "is_compiling_here", "outside_graphs", "see_compiled_calls", "see_own_compilation", "when_compiled"]
+__all__ = [
+    "ModelHook",
+    "compiled_part",
+    "is_compiling_here",
+    "outside_graphs",
+    "see_compiled_calls",
+    "see_own_compilation",
+    "when_compiled",
+]
 
 _SEES: "weakref.WeakKeyDictionary[Any, Callable[[Any, Any], None]]" = weakref.WeakKeyDictionary()  # by inner model
 _ACTS: "weakref.WeakKeyDictionary[Any, Callable[[], None]]" = weakref.WeakKeyDictionary()  # by inner model
@@ -41,6 +50,23 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
 
     _skip(guarded)
     return guarded
+
+
+class ModelHook:
+    """A hook on a model. A pickle of the model, or a copy, holds a function in its place that does nothing.
+
+    So a model that is saved whole can be loaded where chronicle is not installed, and its copy is not watched.
+    """
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = outside_graphs(hook)
+        _skip(ModelHook.__call__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._hook(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 def see_compiled_calls(model: Any, see: Callable[[Any, Any], None]) -> None:

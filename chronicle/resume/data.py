@@ -29,7 +29,10 @@ from chronicle.resume.verdict import Ranks, StartingPoint
 __all__ = ["NO_STEP_SEEN", "DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
-NOT_SEEN = "no batch had entered the model before this step: it runs inside the step (a closure) or inside a compiled function"
+NOT_SEEN = (
+    "no call of the model was seen before this step: it is called by a method of its own, inside the step (a closure) or inside "
+    "a compiled function"
+)
 NO_POSITION = "the checkpoint does not say how many batches had been seen when it was saved"
 NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"

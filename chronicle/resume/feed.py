@@ -7,13 +7,13 @@ made, because a dataset may augment at random or read the network. What cannot b
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
 
-__all__ = ["Shapes", "dataset_record", "feed_record", "order_record"]
+__all__ = ["ROWS", "Shapes", "dataset_record", "feed_record", "order_record"]
 
 NUM_FILES = 16
 NUM_ROWS = 8  # of a Hugging Face dataset
@@ -198,6 +198,9 @@ def _plain_sampler(name: str) -> str:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
+ROWS = "rows of a batch"
+
+
 class Shapes:
     """How many rows the first batches of a launch had, and how long their sequences of tokens were."""
 
@@ -206,6 +209,7 @@ class Shapes:
         self._lengths: set[int | None] = set()
         self._num_batches = 0
         self._autocast: set[str] = set()
+        self.grown: Callable[[int], None] = lambda rows: None  # told of another number of rows than before
 
     def see(self, inputs: Any) -> None:
         """One batch enters the model."""
@@ -214,7 +218,10 @@ class Shapes:
             return
         self._num_batches += 1
         self._autocast.add(_autocast(first.device.type))
-        self._rows.add(int(first.shape[0]))
+        rows = int(first.shape[0])
+        if self._rows and rows not in self._rows:
+            self.grown(rows)
+        self._rows.add(rows)
         self._lengths.add(sequence_length(inputs))
 
     def to_json(self) -> dict[str, Any]:

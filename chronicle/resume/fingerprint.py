@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from chronicle.resume.faults import raised_by_script, reason_of
@@ -130,7 +131,7 @@ def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
         rank=live.rank,
         rng=parts.take("rng", rng_digests, {}),
         weights=parts.take("weights", lambda: tensor_digest(_weights(live.models)), ""),
-        moments=parts.take("moments", lambda: tensor_digest(moments_of(live.optimizers)), ""),
+        moments=parts.take("moments", lambda: _moments_digest(live.optimizers), ""),
         buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
@@ -316,7 +317,7 @@ def _group_moments(optimizer: Any, group: Mapping[str, Any]) -> Iterator[Any]:
             continue
         for key in MOMENT_KEYS:
             if hasattr(state.get(key), "numel"):
-                yield state[key]
+                yield _as_loaded(own_shard(state[key]).detach(), param)
                 break
 
 
@@ -328,6 +329,25 @@ def moments_of(optimizers: Iterable[Any]) -> Iterator[Any]:
             for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
                 if key != "step" and hasattr(state[key], "numel"):
                     yield own_shard(state[key])
+
+
+def _types_as_loaded(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """For every tensor of `moments_of` the type in which torch's own `load_state_dict` puts it back."""
+    for optimizer, group in groups_of(optimizers):
+        for param in group["params"]:
+            state = optimizer.state.get(param)
+            for key in sorted(state, key=str) if isinstance(state, Mapping) else ():
+                if key != "step" and hasattr(state[key], "numel"):
+                    yield param.dtype if param.is_floating_point() else state[key].dtype
+
+
+def _moments_digest(optimizers: Sequence[Any]) -> str:
+    return tensor_digest(moments_of(optimizers), _types_as_loaded(optimizers))
+
+
+def _as_loaded(held: Any, param: Any) -> Any:
+    """Part of a state in the type in which torch's own `load_state_dict` puts it back: that of its parameter."""
+    return held.to(param.dtype) if param.is_floating_point() and held.dtype != param.dtype else held
 
 
 def collect_optimizers(optimizers: Iterable[Any]) -> tuple[Any, ...]:
@@ -379,18 +399,22 @@ def norm(tensors: Sequence[Any]) -> float | None:
     return float(total**0.5)
 
 
-def tensor_digest(tensors: Iterable[Any]) -> str:
-    """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors."""
+def tensor_digest(tensors: Iterable[Any], types: Iterable[Any] = ()) -> str:
+    """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors.
+
+    `types`: the dtype as which each tensor counts, where that is not its own.
+    """
     import torch
 
     shapes: list[str] = []
     samples: dict[tuple[Any, Any], list[Any]] = {}
-    for tensor in tensors:
-        shapes.append(f"{tuple(tensor.shape)}{tensor.dtype}")
+    for tensor, given in zip_longest(tensors, types):
+        dtype = given or tensor.dtype
+        shapes.append(f"{tuple(tensor.shape)}{dtype}")
         size = tensor.numel()
         if size:
             flat = tensor.detach().reshape(-1)[:: max(1, size // SAMPLES)][:SAMPLES]
-            samples.setdefault((tensor.device, tensor.dtype), []).append(flat)
+            samples.setdefault((tensor.device, dtype), []).append(flat.to(dtype))
     if not shapes:
         return ""
     total = hashlib.sha256("|".join(shapes).encode())

@@ -11,8 +11,10 @@ is wrong. The same difference is the most frequent accident of a resume. What te
 - *sane*: a positive number, and an LR at most half as high again as any before, unless an unknown scheduler sets it. An LR that
   moved at every step is a function of the step and has no reason to jump.
 
-Only then it is noted. Everything else stays refused. An optimizer with a mode of its own (`train()`, `eval()`: schedule-free
-methods) replaces the weights when the mode changes: the weights are then not compared.
+Only then it is noted. Everything else stays refused. After a reload inside a process (the best model with half of its LR, a
+recovery from NaN) an LR that was restored and then set is the script's answer to what it saw: *restored* and *positive* are
+enough. An optimizer with a mode of its own (`train()`, `eval()`: schedule-free methods) replaces the weights when the mode
+changes: the weights are then not compared.
 """
 
 import math
@@ -41,6 +43,7 @@ HIGHER = 1.5  # than any LR before
 OWN_MODE = "the optimizer's own mode: it is switched by `optimizer.train()` and `optimizer.eval()`"
 REPLACED = "the optimizer replaces the weights when its mode changes (`optimizer.train()`), so they are not those of the save"
 SET_BY_SCRIPT = "restored, and then set by the script itself to a value that this training has not used before"
+SET_AFTER_RELOAD = "a reload in this process: restored, and then set by the script itself"
 NOT_OPTIONS = ("params", "initial_lr", "max_lr", "min_lr", "step")
 
 Row = LrRow  # one number per parameter group of all optimizers
@@ -106,9 +109,19 @@ class HandSet:
     # ---- the first step --------------------------------------------------------------------------------------------
 
     def judge(
-        self, checks: Sequence[Check], expected: Expectation | None, found: Memory, live: LiveState, last: Contract | None
+        self,
+        checks: Sequence[Check],
+        expected: Expectation | None,
+        found: Memory,
+        live: LiveState,
+        last: Contract | None,
+        *,
+        again: bool = False,
     ) -> list[Check]:
-        """The checks of a first step; what the script set itself is noted. `last`: the run's last rollback, also a past one."""
+        """The checks of a first step; what the script set itself is noted.
+
+        `last`: the run's last rollback, also a past one. `again`: the state was loaded in a process that had trained before.
+        """
         memory = expected.memory if expected else None
         if expected is None or memory is None or expected.contract is not None or len(memory.groups) != len(found.groups):
             return list(checks)
@@ -122,11 +135,19 @@ class HandSet:
                 out.append(replace(check, outcome=Outcome.NOTED, cause=OWN_MODE))
             elif check.name == "weights" and swapped:
                 out.append(not_compared(check.name, check.code, REPLACED, where=check.where))
+            elif again and option == LR and self._is_restored_and_set(memory, found, live):
+                out.append(replace(check, outcome=Outcome.NOTED, cause=SET_AFTER_RELOAD))
             elif self._is_set_by_script(option, expected, found, live, last):
                 out.append(replace(check, outcome=Outcome.NOTED, cause=SET_BY_SCRIPT))
             else:
                 out.append(check)
         return out
+
+    def _is_restored_and_set(self, memory: Memory, found: Memory, live: LiveState) -> bool:
+        """Whether the load gave every LR its saved value, and something made another positive number of some of them."""
+        saved, now, read = _row(LR, memory.groups), _row(LR, found.groups), _rows_of(LR, self._loaded, live)
+        restored = len(read) == len(saved) and all(_same(old, one) for old, one in zip(saved, read, strict=True))
+        return restored and all(new is not None and 0 < new < math.inf for new in now)
 
     def _is_set_by_script(
         self, name: str, expected: Expectation, found: Memory, live: LiveState, last: Contract | None

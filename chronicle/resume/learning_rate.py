@@ -53,6 +53,7 @@ class StandInOptimizer:
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
         self.param_groups = [_plain(group) for group in groups]
+        self.stands_for = frozenset(map(id, groups))
         self.defaults = dict(defaults)
         self.state: dict[Any, Any] = {}
         self._opt_called = True
@@ -237,14 +238,21 @@ def _copy_bound(bound: BoundScheduler, stand_ins: Mapping[int, StandInOptimizer]
     for scheduler in _family(bound.scheduler):
         owner = getattr(scheduler, "optimizer", None)
         if owner is not None:
-            memo[id(owner)] = stand_ins.get(id(raw_optimizer(owner))) or StandInOptimizer(owner.param_groups, {})
+            memo[id(owner)] = _stand_in(owner, stand_ins)
         for value in (*(getattr(scheduler, "lr_lambdas", None) or ()), *vars(scheduler).values()):
             if hasattr(value, "param_groups"):  # the optimizer under another name, wherever a class keeps it
-                stand_in = stand_ins.get(id(raw_optimizer(value))) or StandInOptimizer(value.param_groups, {})
-                memo.setdefault(id(value), stand_in)
+                memo.setdefault(id(value), _stand_in(value, stand_ins))
             elif isinstance(value, SHARED) or hasattr(value, "named_parameters"):
                 memo[id(value)] = value  # a function of the step, or a whole model: shared
     return BoundScheduler(scheduler=copy.deepcopy(bound.scheduler, memo), unit=bound.unit)
+
+
+def _stand_in(owner: Any, stand_ins: Mapping[int, StandInOptimizer]) -> StandInOptimizer:
+    """What stands for this optimizer, or for one that it shares its groups with (a wrapper and its base optimizer)."""
+    known = stand_ins.get(id(raw_optimizer(owner)))
+    groups = set(map(id, owner.param_groups))
+    shared = next((one for one in stand_ins.values() if groups & one.stands_for), None)
+    return known or shared or StandInOptimizer(owner.param_groups, {})
 
 
 def _family(scheduler: Any) -> Iterator[Any]:

@@ -112,7 +112,8 @@ class Loads:
         """The checks, with options that the script set itself noted (`hand_set.py`)."""
         if all(check.ok for check in checks):
             return list(checks)
-        return self.options_set.judge(checks, self.start.expectation, found, live, self.contract())
+        start = self.start
+        return self.options_set.judge(checks, start.expectation, found, live, self.contract(), again=start.again)
 
     def trained(self, models: Sequence[Any]) -> None:
         """These models take a guarded step in this process."""

@@ -29,7 +29,7 @@ from chronicle.resume.configuration import (
     unwrapped,
 )
 from chronicle.resume.contract import Expectation
-from chronicle.resume.feed import Shapes, feed_record
+from chronicle.resume.feed import ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.memory import Memory
@@ -431,7 +431,7 @@ def _shape_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[
             yield from _notes("M6", change, "tokens of the first batches")
     one, other = saved.get("rows"), own.get("rows")
     if one is not None and other is not None and one != other and not _known_split(expected):
-        change = [("rows of a batch", one, other)]
+        change = [(ROWS, one, other)]
         if other > one and long_enough:  # a smaller one may be the last of its epoch
             cause = "the batch size was changed; a smaller accumulation that makes up for it must be accepted"
             yield from _verdicts(expected, "global_batch", "M3", change, "first batches of this rank", cause)

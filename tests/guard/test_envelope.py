@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 
 import chronicle
 from benchmarks.envelope.bugs import BUGS, FURTHER, play
@@ -23,6 +24,12 @@ from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, 
 from chronicle.resume.memory import Memory, RankDigest
 
 ALONE = [name for name, bug in {**BUGS, **FURTHER}.items() if bug.plant is not None and not bug.ranks]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """What another test of this process has compiled: the envelope looks at less where anything is (`compiled.py`)."""
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,123 @@ def test_clipping_gets_its_parameters_though_the_guard_fails(run_dir: Path, monk
     assert torch.nn.utils.clip_grad_norm_((p for p in model.parameters()), 1e-3) > 1e-3
     assert torch.cat([p.grad.reshape(-1) for p in model.parameters()]).norm() < 2e-3
     assert run.session.faults.found == [("envelope", "TypeError: injected")]
+
+
+class WholeNumbers(torch.optim.Optimizer):
+    """Keeps its moments as bytes, which torch's own `load_state_dict` turns into the parameter's type."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["sign"] = parameter.grad.sign().to(torch.int8)
+            parameter.add_(state["sign"].float(), alpha=-0.01)
+
+
+class Base(torch.optim.SGD):
+    """An optimizer around another one, which it shares its groups with; the scheduler knows only the inner one."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.inner.param_groups = self.param_groups
+
+
+def halves(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer.inner, 3, 0.5)
+
+
+@pytest.mark.parametrize(("make", "plan"), [(WholeNumbers, None), (Base, halves)], ids=["bytes", "inner optimizer"])
+def test_optimizers_of_other_kinds_resume_verified(run_dir: Path, make: Any, plan: Any) -> None:
+    saved: Any = None
+    for start in (0, 2):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = make(model.parameters())
+        scheduler = None if plan is None else plan(optimizer)
+        run = chronicle.attach(str(run_dir), model, optimizer, scheduler)
+        if saved is not None:
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            if scheduler is not None:
+                scheduler.load_state_dict(saved[2])
+        for step in range(start, start + 6):
+            model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+            if step == 1 and saved is None:
+                states = [None if one is None else one.state_dict() for one in (model, optimizer, scheduler)]
+                saved = copy.deepcopy(states)
+    assert run.session is not None
+    assert (verdict(run_dir)["verdict"], verdict(run_dir)["verified"]) == ("passed", True)
+
+
+def test_lr_that_is_cut_after_a_reload_in_the_process_is_noted(run_dir: Path) -> None:
+    """The best model comes back with half of its LR, twice: the second time the LR is one that was used before."""
+    model, optimizer, run = attached(run_dir)
+    take_step(model, optimizer)
+    best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for _ in range(2):
+        take_step(model, optimizer)
+        model.load_state_dict(best[0])
+        optimizer.load_state_dict(copy.deepcopy(best[1]))
+        optimizer.param_groups[0]["lr"] *= 0.5
+        take_step(model, optimizer)
+        assert verdict(run_dir)["verdict"] != "refused"
+    assert "learning rate per group" in [one["name"] for one in verdict(run_dir)["noted"]]
+    assert run.session is not None
+
+
+def test_batch_size_that_grows_right_after_a_save_is_the_runs_own_plan(run_dir: Path, tmp_path: Path) -> None:
+    """The launch that saved went on with larger batches: so may its resume, and no other size."""
+    path = tmp_path / "state.pt"
+
+    def train(sizes: list[int]) -> None:
+        model, optimizer, run = attached(run_dir)
+        resumed = path.exists()
+        if resumed:
+            state = torch.load(path)
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+        for index, size in enumerate(sizes):
+            if index == 4 and not resumed:
+                torch.save((model.state_dict(), optimizer.state_dict()), path)
+            model(torch.randn(size, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert run.session is not None
+
+    train([4, 4, 4, 4, 8])
+    train([8])
+    assert verdict(run_dir)["verdict"] != "refused"
+    with pytest.raises(chronicle.ResumeRefused, match="rows of a batch"):
+        train([16])
+
+
+def test_model_that_is_saved_whole_holds_nothing_of_the_guard(run_dir: Path, tmp_path: Path) -> None:
+    """It is loaded where chronicle is not installed, trains on, and is saved again."""
+    for _ in range(2):
+        path = tmp_path / "model.pt"
+        model = torch.load(path, weights_only=False) if path.exists() else torch.nn.Linear(8, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        run = chronicle.attach(str(run_dir), model, optimizer)
+        take_step(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            torch.save(model, path)
+        assert run.session.batches.has_seen
+        assert b"chronicle" not in path.read_bytes()
+    with torch.no_grad():
+        torch.load(path, weights_only=False).eval()(torch.ones(2, 8))
 
 
 @pytest.mark.slow

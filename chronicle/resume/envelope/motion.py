@@ -272,8 +272,10 @@ class Probe:
         self.passes, self.clean = 0, False
         self._candidate: bool | None = None  # whether this pass began from no gradient; None: nobody saw its beginning
         self._old: list[Snapshot] = []
+        before = outside_graphs(shield(self._before, lost))
+        before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
         self._handles = [
-            param.register_hook(outside_graphs(shield(self._before, lost))),
+            param.register_hook(before),
             param.register_post_accumulate_grad_hook(outside_graphs(shield(self._after, lost))),
         ]
 

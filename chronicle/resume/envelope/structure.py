@@ -5,7 +5,7 @@ Recorded right before the first step, compared at every look by identity and fla
 The first forward passes of a launch: one in training and one in evaluation mode, watched once each and then left alone.
 
 In training: matrix products under autocast give its dtype. In evaluation: no dropout is active, and a spectral norm has its
-estimate. Hooks are plain functions outside the module, so that it can be copied and pickled; a compiled model is not hooked.
+estimate. The hooks do not keep the model from being copied and pickled; a compiled model is not hooked.
 """
 
 import re
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from chronicle.resume.compiled import is_compiling_here, outside_graphs, when_compiled
+from chronicle.resume.compiled import ModelHook, is_compiling_here, when_compiled
 from chronicle.resume.envelope.breach import BreachKind
 from chronicle.resume.envelope.motion import lr_of
 from chronicle.resume.faults import shield
@@ -245,17 +245,17 @@ class ForwardProbe:
         """A pass begins."""
         import torch
 
-        if is_compiling_here(model):
-            return  # the hooks stay: a compiled function that calls this model is made for their number
         if model.training and not self._trained and not self._leaves:
             self._look_at_rows(inputs)
-        if model.training and not self._trained and not self._leaves and torch.is_grad_enabled():
+        # the hooks on the model stay: a compiled function that calls it is made for their number
+        hooked = not is_compiling_here(model)
+        if model.training and not self._trained and not self._leaves and hooked and torch.is_grad_enabled():
             layers = [m for m in model.modules() if type(m) in (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)]
-            see = outside_graphs(shield(self._see_output, self._lose))
+            see = ModelHook(shield(self._see_output, self._lose))
             self._leaves = [layer.register_forward_hook(see) for layer in layers[:256]]
         elif not model.training and not self._evaluated and self._mode is None:
             self._look_at_norms(model)
-            if not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
+            if hooked and not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
                 self._mode = _dropout_mode(lambda what: self._tell(BreachKind.EVAL_DROPOUT, what))
                 self._mode.__enter__()
 
@@ -332,11 +332,13 @@ def _failed(problem: Exception) -> None:
 
 
 def _hooks() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two hooks, which no graph contains. They take the functions' names, because a pickled model finds them by name."""
-    global _before, _after
-    if not hasattr(_before, "__wrapped__"):
-        _before, _after = outside_graphs(shield(_before, _failed)), outside_graphs(shield(_after, _failed))
-    return _before, _after
+    """The two hooks, which no graph contains and no pickle of the model keeps."""
+    if not _made:
+        _made.extend((ModelHook(shield(_before, _failed)), ModelHook(shield(_after, _failed))))
+    return _made[0], _made[1]
+
+
+_made: list[ModelHook] = []
 
 
 def _dropout_mode(tell: Callable[[str], None]) -> Any:
