@@ -30,8 +30,8 @@ __all__ = ["NO_STEP_SEEN", "DataWatch", "compare_first_batch"]
 
 NAME = "next batch"
 NOT_SEEN = (
-    "no call of the model was seen before this step: it is called by a method of its own, inside the step (a closure) or inside "
-    "a compiled function"
+    "no call of the model was seen before this step: it is called by a method of its own, inside the step (a closure) "
+    "or inside a compiled function"
 )
 NO_POSITION = "the checkpoint does not say how many batches had been seen when it was saved"
 NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
