@@ -17,7 +17,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import GuardFault, GuardVerdict, Verified, events_of
+from chronicle.journal.events import GuardFault, GuardVerdict, Restarted, Verified, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
@@ -116,11 +116,20 @@ def _where(story: Story, now: float) -> Iterator[str]:
     yield from _begins(story)
     if last.because and not last.alive and last.cause not in WELL:
         yield _row("ended", plain(last.because))
+    yield from _restart(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
         parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
         yield _row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+
+
+def _restart(story: Story) -> Iterator[str]:
+    """Whether the run goes on by itself after its last launch; nothing where nobody decided or it has finished."""
+    last = story.last_launch
+    found = [event for entry, event in events_of(story.entries, Restarted) if last is not None and entry.launch == last.number]
+    if found and found[-1].decision != "finished" and last is not None and not last.alive:
+        yield _row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
 
 
 def _begins(story: Story) -> Iterator[str]:

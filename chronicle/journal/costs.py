@@ -21,6 +21,7 @@ from chronicle.journal.events import (
     GuardVerdict,
     Hardware,
     Incident,
+    LaunchAttempt,
     LaunchEnd,
     LaunchStart,
     RollbackReceipt,
@@ -121,6 +122,16 @@ def interruptions_of(
     """Every end of a launch, except that of a last launch that completed. `series`: (step, time) pairs by launch."""
     numbers = sorted({entry.launch for entry, _ in events_of(entries, LaunchStart) if entry.launch is not None})
     serious = [seconds_of(event.time or entry.ts) for entry, event in events_of(entries, Hardware) if event.serious]
+    for entry, attempt in events_of(entries, LaunchAttempt):
+        if entry.launch is not None:
+            moment = attempt.began or seconds_of(entry.ts)
+            after = [time for _, time in series.get(entry.launch, ()) if time >= moment]
+            yield Interruption(
+                launch=entry.launch,
+                cause=END_CAUSES.get(attempt.cause, Cause.UNKNOWN),
+                time=entry.ts,
+                recovered_seconds=after[0] - moment if after else None,
+            )
     for entry, end in events_of(entries, LaunchEnd):
         if entry.launch is None:
             continue
@@ -260,7 +271,7 @@ def compute_costs(
     step_seconds = {number: _seconds_by_step(points) for number, points in series.items()}
     wall = _wall(entries, series, now)
     productive = _productive(lineage, step_seconds)
-    lost = tuple(_lost_work(entries, lineage, step_seconds))
+    lost = tuple(_lost_work(entries, lineage, step_seconds, series))
     interruptions = tuple(interruptions_of(entries, series))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
@@ -305,7 +316,10 @@ def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]
 
 
 def _lost_work(
-    entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
+    entries: Sequence[Entry],
+    lineage: Lineage,
+    step_seconds: Mapping[int, Mapping[int, float]],
+    series: Mapping[int, Sequence[tuple[int, float]]],
 ) -> Iterable[LostWork]:
     receipts = {entry.id: receipt for entry, receipt in events_of(entries, RollbackReceipt)}
     after_rollback: set[int | None] = set()
@@ -323,6 +337,7 @@ def _lost_work(
         )
         after_rollback.add(_next_launch(entries, mark.entry_id))
     yield from _lost_in_crashes(entries, lineage, step_seconds)
+    yield from _lost_in_attempts(entries, series)
 
 
 def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
@@ -350,6 +365,31 @@ def _lost_in_crashes(
             steps=last - start,
             seconds=_span_seconds(step_seconds.get(before.number, {}), start, last),
             entry=entry.id if entry is not None else "",
+        )
+
+
+def _lost_in_attempts(
+    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
+) -> Iterable[LostWork]:
+    """Steps done again because the launcher started its ranks again within a launch, below the last logged step."""
+    for entry, attempt in events_of(entries, LaunchAttempt):
+        points = series.get(entry.launch or 0, ())
+        back = [place for place in range(1, len(points)) if points[place][0] <= points[place - 1][0]]
+        moment = attempt.began or seconds_of(entry.ts)
+        place = next((place for place in back if points[place][1] >= moment > points[place - 1][1]), None)
+        if place is None:
+            continue  # it went on where the last attempt was, or logged nothing since
+        before, after = points[:place], points[place:]
+        spacing = after[1][0] - after[0][0] if len(after) > 1 else 1
+        last, start = before[-1][0], after[0][0] - max(1, spacing)
+        yield LostWork(
+            cause=Cause.CRASH,
+            from_launch=entry.launch,
+            from_step=last,
+            to_step=start,
+            steps=last - start,
+            seconds=_span_seconds(_seconds_by_step(before), start, last),
+            entry=entry.id,
         )
 
 

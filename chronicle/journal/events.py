@@ -30,6 +30,7 @@ class EntryKind(StrEnum):
     IMPORT = "import"
     LAUNCH_START = "launch.start"
     LAUNCH_STEP = "launch.step"
+    LAUNCH_ATTEMPT = "launch.attempt"
     LAUNCH_END = "launch.end"
     RESTART = "restart"
     PREFLIGHT = "preflight"
@@ -371,6 +372,16 @@ class LaunchStep(JournalEvent, kind=EntryKind.LAUNCH_STEP):
     inferred: bool = False
 
 
+class LaunchAttempt(JournalEvent, kind=EntryKind.LAUNCH_ATTEMPT):
+    """The launcher has started its ranks again within one launch (`torchrun --max-restarts`): why the last attempt ended."""
+
+    host: str = ""
+    attempt: int | None = None  # the one that begins; torchrun's restart count
+    began: float | None = None  # seconds since the epoch, by the start of its first process
+    cause: str | None = None  # an `EndCause`, of the attempt before it
+    because: str = ""
+
+
 class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     """A launch ended on one node."""
 
@@ -398,6 +409,7 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     inferred: bool = False  # written later, because the supervisor was gone
     imported: bool = False
     at_least: bool = False  # `last_step` is a lower bound
+    attempts: tuple[Mapping[str, Any], ...] = ()  # of `torchrun --max-restarts`: attempt, first_step, last_step as logged
 
 
 class Restarted(JournalEvent, kind=EntryKind.RESTART):

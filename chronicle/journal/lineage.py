@@ -64,6 +64,7 @@ class LaunchSpan:
     refused: bool = False  # the guard refused it
     loaded: tuple[int, int] | None = None  # (launch, step) of the checkpoint of this run that was loaded
     parent_run: str | None = None  # id of the other run whose checkpoint was loaded
+    attempts: tuple[tuple[int, int], ...] = ()  # first and last step of each start of its ranks; () for a single one
 
     @property
     def has_steps(self) -> bool:
@@ -191,11 +192,12 @@ class _Guarding:
     loaded: Mapping[str, Any] | None = None
     fresh: bool = False
 
-    def take(self, event: GuardVerdict, step: int | None) -> None:
-        """One verdict more."""
+    def take(self, event: GuardVerdict, step: int | None, launch: int) -> None:
+        """One verdict more. What the launch itself saved is loaded by a later attempt of it and is not where it comes from."""
         self.attached = True
         self.run_id = event.run_id or self.run_id
-        if event.loaded:
+        own = event.loaded.get("launch") == launch and event.loaded.get("run_id") == self.run_id
+        if event.loaded and not own:
             self.loaded = event.loaded
         if event.verdict == "refused":
             self.refused = True
@@ -230,13 +232,18 @@ def _launch_facts(
         if start is not None and span.start_step is None:
             span = replace(span, start_step=max(start, -1))  # -1: its first step was 0
         if isinstance(event, GuardVerdict):
-            guards.setdefault(entry.launch, _Guarding()).take(event, entry.step)
+            guards.setdefault(entry.launch, _Guarding()).take(event, entry.step, entry.launch)
         elif isinstance(event, GuardAttached):
             guards.setdefault(entry.launch, _Guarding()).attached = True
         if isinstance(event, LaunchEnd):
-            span = replace(span, ended=True, last_step=event.last_step)
+            span = replace(span, ended=True, last_step=event.last_step, attempts=_attempts(event) or span.attempts)
         spans[entry.launch] = span
     return {n: _observe(span, guards.get(n), seen.get(n), reached.get(n), copied_from) for n, span in spans.items()}
+
+
+def _attempts(end: LaunchEnd) -> tuple[tuple[int, int], ...]:
+    pairs = ((row.get("first_step"), row.get("last_step")) for row in end.attempts)
+    return tuple((first, last) for first, last in pairs if isinstance(first, int) and isinstance(last, int))
 
 
 def _observe(

@@ -19,7 +19,17 @@ from typing import NamedTuple
 from chronicle.journal.events import EndCause
 from chronicle.launch.slurm import JobWord
 
-__all__ = ["Ending", "LostSupervisor", "Seen", "count_oom_kills", "full_disks", "judge_end", "judge_lost", "last_exception"]
+__all__ = [
+    "Ending",
+    "LostSupervisor",
+    "Seen",
+    "count_oom_kills",
+    "full_disks",
+    "judge_attempt",
+    "judge_end",
+    "judge_lost",
+    "last_exception",
+]
 
 NEARLY_FULL_BYTES = 16 << 20
 LIMIT_MARGIN_SECONDS = 120.0  # SLURM sends its warning up to a minute early, and a save takes time
@@ -64,6 +74,17 @@ def judge_end(seen: Seen) -> Ending:
         return _judge_signal(seen)
     if seen.exit_code == 0:
         return Ending(EndCause.FINISHED, "the launcher ended with 0")
+    return _judge_failure(seen)
+
+
+def judge_attempt(seen: Seen) -> Ending:
+    """Why an attempt ended whose launcher lives on and starts its ranks again. Pure."""
+    if seen.rank is None:
+        return Ending(EndCause.UNKNOWN, "the launcher started its ranks again; no rank was seen to end")
+    if seen.rank_code is None:
+        last = last_exception(seen.lines)
+        said = f"rank {seen.rank} ended first"
+        return Ending(_cause_of_line(last) or EndCause.CRASH, f"{said}: {last}" if last else said)
     return _judge_failure(seen)
 
 

@@ -14,6 +14,7 @@ import selectors
 import shutil
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
 from chronicle.errors import JournalError
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import EndCause, EntryKind, LaunchEnd, LaunchStart, LaunchStep
+from chronicle.journal.events import EndCause, EntryKind, LaunchAttempt, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
 from chronicle.launch.admission import (
@@ -35,7 +36,7 @@ from chronicle.launch.admission import (
 )
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
-from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_end
+from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_attempt, judge_end
 from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
 from chronicle.launch.launchers import build_environment, count_requested_ranks
 from chronicle.launch.live_metrics import (
@@ -48,7 +49,7 @@ from chronicle.launch.live_metrics import (
 )
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
-from chronicle.launch.ranks import RankWatch
+from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
@@ -61,6 +62,7 @@ from chronicle.launch.record import (
 )
 from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
+from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -123,13 +125,14 @@ class Launch:
         self._group: ControlGroup | None = None
         self._containment = ""
         self._oom_kills = count_oom_kills()
+        self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
         self._start_step: int | None = None
         self._stamps: Mapping[Path, Stamped] | None = None  # of the checkpoints that lay there before
         node = request.node
         self._peers = None if node is None else Peers(request.paths.launch_dir(number), node[1], request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
-        self._ranks = RankWatch(self._selector, clock=time.monotonic)
+        self._ranks = RankWatch(self._selector, clock=time.monotonic, on_attempt=self._note_attempt)
         self._printed = PrintedMetrics(
             request.paths.metrics_path(number), clock=clock, say=self._say_for_detector, complain=self._complain
         )
@@ -243,6 +246,8 @@ class Launch:
             ending=ending,
             explained=refused or outcome.stopped_by == "proposal",
         )
+        if self._attempts:
+            data["attempts"] = self._intervals()
         if self._printed.writing:
             data["metrics_from"] = "printed lines"
         if channels.latency.tested:
@@ -294,6 +299,48 @@ class Launch:
                 peer="" if self._peers is None else self._peers.said,
             )
         )
+
+    def _note_attempt(self, attempt: int, death: RankDeath | None, seconds_ago: float) -> None:
+        """The launcher started its ranks again: say why the attempt before ended, and where its log stood."""
+        now = count_oom_kills()
+        own = None if death is None else self._channels.rank_logs.get(death.rank)
+        lines = (own or self._channels.log).last_lines(JUDGED_LINES)
+        ending = judge_attempt(
+            Seen(
+                exit_code=1,
+                rank=None if death is None else death.rank,
+                rank_code=None if death is None else death.code,
+                oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+                full=full_disks(self._written_to()),
+                lines=tuple(lines),
+            )
+        )
+        self._oom_kills = now
+        began = self._clock() - seconds_ago
+        self._attempts.append((attempt, began))
+        host = self._start["host"]
+        event = LaunchAttempt(
+            host=host, attempt=attempt, began=round(began, 3), cause=ending.cause.value, because=ending.because
+        )
+        title = f"attempt {attempt} of launch {self._number} begins: {ending.because}"
+        self._record.write(event, title=title)
+        self._channels.say(f"the launcher starts its ranks again (attempt {attempt}): {ending.because}")
+
+    def _intervals(self) -> list[dict[str, int]]:
+        """The logged steps of each attempt; [] for a single one."""
+        if not self._attempts:
+            return []
+        moments = [0.0, *(when for _, when in self._attempts), float("inf")]
+        steps: list[list[int]] = [[] for _ in moments[1:]]
+        try:
+            for point in read_metrics(self._request.paths.metrics_path(self._number)):
+                if point.time is not None:
+                    steps[bisect_right(moments, point.time) - 1].append(point.step)
+        except OSError:
+            return []
+        return [
+            {"attempt": number, "first_step": own[0], "last_step": max(own)} for number, own in enumerate(steps) if own
+        ]
 
     def _written_to(self) -> list[Path]:
         """Where the launch writes: its run directory and the checkpoints."""

@@ -12,10 +12,11 @@ import os
 import selectors
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from chronicle.launch.processes import read_environment, read_exit_code, walk_children
+from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
 
 __all__ = [
     "OUTPUT_VARIABLE",
@@ -84,6 +85,10 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
 # --- In the supervisor: which process is which rank
 
 
+RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # torchrun --max-restarts: how often it has started its workers again
+SETTLING_SECONDS = 120.0  # after a rank's end its launcher may start the group again
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDeath:
     """One rank's process ended; `time` is monotonic seconds.
@@ -100,9 +105,18 @@ class RankDeath:
 class RankWatch:
     """Ranks of one launch on this host."""
 
-    def __init__(self, selector: selectors.BaseSelector, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        *,
+        clock: Callable[[], float],
+        on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None,
+    ) -> None:
+        """`on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`."""
         self._selector = selector
         self._clock = clock
+        self._on_attempt = on_attempt
+        self._attempt: int | None = None
         self._handles: dict[int, int] = {}  # rank -> pidfd
         self._known: set[tuple[int, int]] = set()
         self.pids: dict[int, int] = {}
@@ -134,14 +148,33 @@ class RankWatch:
             if rank is None:
                 continue
             rank_by_pid[process.pid] = rank
+            self._note_attempt(environment or {}, process)
             # children of a rank inherit its number: only the topmost process is the rank
             if rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
                 self.add(rank, process.pid)
             self._known.add(process.key)
         return [process.key for process in tree if process.alive]
 
+    def _note_attempt(self, environment: Mapping[str, str], process: Process) -> None:
+        """A restart count above the known one begins another attempt; deaths from then on are that attempt's own."""
+        count = environment.get(RESTART_VARIABLE, "")
+        if not count.isdigit():
+            return
+        if self._attempt is None:
+            self._attempt = 0  # an attempt that was over before we looked counts too
+        while self._attempt < int(count):
+            self._attempt += 1
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+            self._on_attempt(self._attempt, self.first_death(), max(0.0, age))
+            self.deaths = [death for death in self.deaths if death.pid == process.pid]
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a rank ended a short time ago: its launcher may be starting the group again."""
+        return bool(self.deaths) and self._clock() - max(death.time for death in self.deaths) < SETTLING_SECONDS
+
     def first_death(self) -> RankDeath | None:
-        """Return the rank that ended first; None when no rank has ended."""
+        """Return the rank of the present attempt that ended first; None when none has ended."""
         return min(self.deaths, key=lambda death: death.time) if self.deaths else None
 
     def collect(self) -> None:

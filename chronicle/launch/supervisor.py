@@ -29,6 +29,7 @@ __all__ = ["DO_NOT_REQUEUE", "FORWARDED", "LaunchOutcome", "Supervisor"]
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 WATCH_SECONDS = 1.0
 LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat
+LOOK_AGAIN_SECONDS = 0.5  # while a launcher may be starting its ranks again
 LOOK_EARLY_SECONDS = 120.0
 BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they report which rank did not end
 TERM_SECONDS = 5.0
@@ -139,14 +140,15 @@ class Supervisor:
             if now >= next_beat:
                 self._beat(self._ranks.look())
                 next_beat = now + self._beat_seconds
-            elif now >= next_look and now - self._started < LOOK_EARLY_SECONDS:
+            elif now >= next_look and (now - self._started < LOOK_EARLY_SECONDS or self._ranks.unsettled):
                 self._ranks.look()
-                next_look = now + LOOK_SECONDS
+                next_look = now + (LOOK_AGAIN_SECONDS if self._ranks.unsettled else LOOK_SECONDS)
             if now >= next_watch and self._stop_signal is None and (reason := self._watch()) is not None:
                 self._stop(signal.SIGTERM, reason)
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
-            self._wait(min(next_watch, next_beat, self._deadline) - time.monotonic())
+            soon = next_look if self._ranks.unsettled else next_beat
+            self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._take_signals()
             if self._launcher_code is not None and not self._go_on_ending():

@@ -24,7 +24,12 @@ BOOKKEEPING: frozenset[str] = frozenset(
         *(EntryKind.EVIDENCE, EntryKind.EVIDENCE_SEALED, EntryKind.GUARD_ATTACHED, EntryKind.RUN_PLACE),
     )
 )
-FOLDED = BOOKKEEPING | {EntryKind.LAUNCH_END, EntryKind.CHECKPOINT, EntryKind.CHECKPOINT_SEEN, EntryKind.CLOSE, EntryKind.AMEND}
+FOLDED = BOOKKEEPING | frozenset(
+    (
+        *(EntryKind.RESTART, EntryKind.LAUNCH_END, EntryKind.CHECKPOINT, EntryKind.CHECKPOINT_SEEN),
+        *(EntryKind.CLOSE, EntryKind.AMEND),
+    )
+)
 VERDICTS = frozenset((EntryKind.GUARD_VERDICT, EntryKind.GUARD_LOG, EntryKind.PREFLIGHT))  # a chapter unless they passed
 MARGINS = frozenset((EntryKind.CLOSE, EntryKind.AMEND, EntryKind.UNDO_RECEIPT))
 

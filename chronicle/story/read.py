@@ -38,7 +38,7 @@ WINDOW = 64  # lines read before a step: evaluation and gradient norm may be log
 BRIEF_KINDS = frozenset(
     (
         *(*INTENTS, *RECEIPTS, *LAUNCHES, EntryKind.RUN_INIT, EntryKind.RUN_FORK, EntryKind.LR_MISMATCH),
-        *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED),
+        *(EntryKind.INCIDENT, EntryKind.CLOSE, EntryKind.PROPOSAL, EntryKind.VERIFIED, EntryKind.RESTART),
     )
 )
 

@@ -48,6 +48,7 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.KEEP,
     EntryKind.KEEP_UNDONE,
     EntryKind.RESTART,
+    EntryKind.LAUNCH_ATTEMPT,
 }
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels

@@ -140,7 +140,8 @@ def test_a_crash_without_progress_stops_with_a_sentence(driver):
     assert train(driver, {str(number): crash for number in range(1, 9)}, restarts="9") == 1
     assert decisions(driver) == ["again", "again", "again", "stop"]  # the first one saved step 4
     assert "no newer verified checkpoint in 3 launches in a row" in driver.out.read_text()
-    assert "KeyError: 'loss'" in driver.call("status").stdout
+    status = driver.call("status").stdout
+    assert "KeyError: 'loss'" in status and "restarts    stop: crash, and no newer verified checkpoint" in status
 
 
 def test_the_budget_is_never_exceeded_even_with_progress(driver):
