@@ -37,6 +37,7 @@ class Outcome(StrEnum):
 
 def play(cause: Cause, folder: Path, *, promise: bool = False) -> tuple[Outcome, str]:
     """One launch that saves and one that resumes, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     run, said = folder / "logs" / "run", io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

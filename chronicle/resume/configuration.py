@@ -89,13 +89,16 @@ def model_record(models: Sequence[Any]) -> dict[str, Any]:
 
 
 def unsaved_tensors(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Tensors that a module computes with and that no checkpoint holds: rotary frequencies, masks, class weights.
+    """Tensors that the script's own modules compute with and that no checkpoint holds: rotary frequencies, class weights.
 
-    Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
+    Those of a library's modules follow from their configuration, which is compared; some grow with the inputs. Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
     """
     found: dict[str, list[Any]] = {}
     for name, module in modules.items():
-        later = _set_later(class_of(module))
+        kind = class_of(module)
+        if not is_of_the_script(kind):
+            continue
+        later = _set_later(kind)
         unsaved = getattr(module, "_non_persistent_buffers_set", ())
         own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing) and key not in later}
         for key, thing in ({key: module._buffers.get(key) for key in unsaved} | own).items():

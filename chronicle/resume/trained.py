@@ -200,7 +200,7 @@ TABLE = (
     _row("", "a value that only one side has, or of a library in another version", NOTED,
          "a new version adds and renames values"),
     _row("", "a value that moved while the saved launch trained", UNCOMPARED, "counters, caches and annealed factors move"),
-    _row("model", "tensors of a module that no checkpoint holds: rotary frequencies, class weights", REFUSED,
+    _row("model", "tensors of the script's own modules that no checkpoint holds: rotary frequencies, class weights", REFUSED,
          "equal weights compute something else"),
     _row("trainer", "arguments of the trainer that shape loss or gradient: label smoothing, clipping, noise, `beta`, precision",
          REFUSED, "the same state and batch would give another gradient"),

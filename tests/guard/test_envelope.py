@@ -70,9 +70,9 @@ def test_layer_that_is_replaced_while_the_run_trains_is_named(tmp_path: Path) ->
     run = attached(tmp_path, model, optimizer)
 
     def step(number: int) -> None:
-        if number == 10:
-            model[3] = torch.nn.Linear(16, 1)
         loss_of(model).backward()
+        if number == 3:  # right before a look, when the new layer has no gradient yet
+            model[3] = torch.nn.Linear(16, 1)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -196,6 +196,9 @@ def test_tensors_that_no_checkpoint_holds_are_compared_by_value() -> None:
     longer.mask = torch.zeros(3, 3)
     assert checks(saved, record(close)) == {}
     assert checks(saved, record(longer)) == {}
+    library = nn.LayerNorm(4)
+    library.register_buffer("cache", torch.ones(3), persistent=False)
+    assert record(library)["model"]["tensors"] == {}
 
 
 def test_arguments_that_shape_the_gradient_are_refused_and_others_noted() -> None:

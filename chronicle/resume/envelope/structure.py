@@ -40,12 +40,8 @@ class Structure:
         self._training = [model.training for model in self._models]  # as whole models, when it was last asked
 
     def has_new_parameters(self) -> bool:
-        """Whether the models hold other parameters than when this was last asked: a layer was replaced or added."""
-        ids = [id(p) for model in self._models for p in model.parameters()]
-        if ids == self._ids:
-            return False
-        self._ids = ids
-        return True
+        """Whether the models hold other parameters than at the beginning: a layer was replaced or added."""
+        return [id(p) for model in self._models for p in model.parameters()] != self._ids
 
     def has_turned(self) -> bool:
         """Whether a whole model changed its mode since this was last asked: cheap enough for every step."""
