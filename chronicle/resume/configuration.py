@@ -91,7 +91,8 @@ def model_record(models: Sequence[Any]) -> dict[str, Any]:
 def unsaved_tensors(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Tensors that the script's own modules compute with and that no checkpoint holds: rotary frequencies, class weights.
 
-    Those of a library's modules follow from their configuration, which is compared; some grow with the inputs. Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
+    Those of a library's modules follow from their configuration, which is compared; some grow with the inputs.
+    Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
     """
     found: dict[str, list[Any]] = {}
     for name, module in modules.items():
