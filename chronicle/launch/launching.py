@@ -210,6 +210,9 @@ class Launch:
             output_address=self._channels.listen(f"chronicle-{self._token}"),
             checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
         )
+        if os.isatty(0) and "PYTHONBREAKPOINT" not in environ:
+            environ["PYTHONBREAKPOINT"] = "0"  # its prompt would read the end of a file and end the trainer
+            self._channels.say("the trainer has no terminal: `breakpoint()` is skipped; debug without `chronicle run`")
         return Supervisor(
             request.command,
             environ=environ,

@@ -163,6 +163,19 @@ def test_broken_journal_costs_entries_and_not_the_run(driver):
     assert printed.count("cannot write to the journal") == 1
 
 
+def test_a_breakpoint_on_a_terminal_does_not_end_the_run_and_this_is_said(driver):
+    """The trainer's session has no terminal: a debugger's prompt reads the end of a file, and the run was lost."""
+    ours, theirs = os.openpty()
+    command = driver.chronicle("run", "--run", "demo", "--", *python("breakpoint(); print('went on')"))
+    done = subprocess.run(
+        command, cwd=driver.directory, env=driver.environ, stdin=theirs, capture_output=True, text=True, timeout=60
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0 and "went on" in done.stdout
+    assert "`breakpoint()` is skipped" in done.stdout + done.stderr
+
+
 def test_refuses_over_a_live_launch_of_the_same_run(driver):
     driver.start_launcher("python", "plain", "--grace", "2")
     second = driver.call("ps")
