@@ -32,6 +32,7 @@ from rollback.detect.channel_events import (
     non_finite_event,
     open_event,
 )
+from rollback.detect.events import Status
 from rollback.detect.excursion import ChannelEvent
 from rollback.detect.noise import calibrate_inflation
 
@@ -90,7 +91,10 @@ class Channel(ChannelState):
         if self.non_finite and not non_finite_event(self).unresolved:
             return confirm_non_finite(self)
         excursion = self.excursion
-        return [excursion.event] if excursion is not None and excursion.finish() else []
+        done = [excursion.event] if excursion is not None and excursion.finish() else []
+        for event in self.respikes:
+            event.status = Status.PARTIAL
+        return [*done, *self.respikes]
 
     def _in_decades(self, raw: float) -> float:
         config = self.config

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     LR_MISMATCH = "lr-mismatch"
     INTERLEAVED_WRITERS = "interleaved-writers"
     MIX_SHIFT = "mix-shift"
+    DATA_ORDER = "data-order"
     TOO_GOOD = "too-good"
     PLATEAU = "plateau"
     POISONED = "weights-not-finite"

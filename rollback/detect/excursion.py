@@ -18,10 +18,15 @@ from rollback.detect.config import ChannelConfig
 from rollback.detect.events import Status
 
 WINDOWS = (32, 64, 128, 200)  # points over which the recovery test takes its mean
+DECILES_TO_SIGMA = 2.563  # between the tenth and the ninetieth per cent of a Gaussian
 UPPER_95 = 1.645
 RISING_99 = 2.33
 CHECK_EVERY = 8  # points
 EXPLODED_DECADES = 1.0  # a norm ten times its usual size
+SCATTER_POINTS, SCATTER_MOST = 24, 128  # points that show whether the lower values rose
+SCATTER_RISE = 0.4  # of the mean: in a real rise the lowest tenth rises as far as the mean
+SCATTER_LOW, SCATTER_WIDE = 0.7, 1.25  # or it hardly rises at all, in noise that is wide also for one that wanders
+SCATTER_GROWTH = 1.15  # of the noise: less is the run's usual noise
 CLIP = 4.0  # one point counts as at most so far below the reference
 
 
@@ -60,6 +65,7 @@ class ChannelEvent:
     height: float = 0.0  # mean excess of the last points when it was last judged
     crest: float = 0.0  # the highest it was
     decades: bool = False  # the channel's unit is log10
+    scattered: bool = False  # the noise grew and the lower values stand: the order of the data changed
     persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
     after_restart: bool = False
@@ -116,7 +122,7 @@ class Excursion:
             event.status, event.closed = Status.RECOVERED, True
             event.recovered_row, event.recovered_step = self._return_point()
             return True
-        changed = False
+        changed = self._note_scatter(residuals)
         if not event.lasting and 32 <= self.count < 64 and self._mean(residuals, 24) > 2.0 * self.margin:
             event.lasting = changed = True
         if not event.unresolved and self._is_unresolved(residuals):
@@ -132,18 +138,44 @@ class Excursion:
                 event.recovered_row, event.recovered_step = self._return_point()
         return changed
 
+    def _note_scatter(self, residuals: list[float]) -> bool:
+        """Note whether the noise has grown around lower values that stand; True when that is new."""
+        known = self.event.scattered
+        if self.event.shape != "gradual" or len(residuals) < SCATTER_POINTS:
+            return False
+        ordered = sorted(residuals[-SCATTER_MOST:])
+        size = len(ordered)
+        point = 1.0 / self.spread  # noise of one point, in units
+        wide = (ordered[(9 * size) // 10] - ordered[size // 10]) / DECILES_TO_SIGMA
+        rise = ordered[size // 10] + 0.5 * DECILES_TO_SIGMA * point
+        mean = math.fsum(ordered) / size
+        stands = ordered[size // 10] < SCATTER_LOW and wide > SCATTER_WIDE * self.spread
+        self.event.scattered = stands or (wide > SCATTER_GROWTH * point and rise < SCATTER_RISE * mean)
+        return self.event.scattered is not known
+
     def finish(self) -> bool:
-        """Judge the event at the end of the log: still high and not falling is a divergence. True when it changed."""
+        """Give the event its verdict at the end of the log: no later point will. True when it changed.
+
+        High and not falling is a divergence, back among the usual values is recovered, all else is partial.
+        """
         event = self.event
         residuals = [item[2] for item in self.recent]
         size = min(len(residuals), 32)
-        if size < 12 or event.unresolved:
+        if event.unresolved and event.status is not Status.OPEN:
             return False
-        high = self._mean(residuals, size) > 2.0 * self.spread
-        if high and not self._is_falling(residuals, size):
+        mean = self._mean(residuals, size)
+        high = mean > 2.0 * self.spread
+        if event.unresolved or (size >= 12 and high and not event.scattered and not self._is_falling(residuals, size)):
             event.unresolved, event.status = True, Status.DIVERGING
-            return True
-        return False
+        elif event.status is Status.OPEN:
+            last = self._mean(residuals, min(size, 4))
+            back = last < max(self.margin, 2.0 * self.spread) and self.count > 1
+            event.status = Status.RECOVERED if back else Status.PARTIAL
+            if back:
+                event.recovered_row, event.recovered_step = self._return_point()
+        else:
+            return False
+        return True
 
     def _is_recovered(self, residuals: list[float]) -> bool:
         for size in WINDOWS:
@@ -156,6 +188,8 @@ class Excursion:
     def _is_unresolved(self, residuals: list[float]) -> bool:
         config = self.config
         own = self.own
+        if self.event.scattered:
+            return False
         if self.count >= config.unresolved_points:
             stayed = self.count >= config.stayed_points and self._mean(residuals, 200) > 0.6 * own
             mean = self._mean(residuals, 50)

@@ -23,6 +23,7 @@ SUDDEN_ROWS = 16  # so long before a sudden rise of the loss another channel's o
 CLUSTER_STEPS, CLUSTER_MAX_ROWS, CLUSTER_MIN_ROWS = 250, 250, 16
 CHAIN_ROWS = 2000  # so long after an event that never recovered, another one joins its cluster
 LONE_ROWS = 2
+ORDER = "the noise grew and the lower values stand: the order of the data changed"
 UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
@@ -123,7 +124,7 @@ class Fusion:
             self.events.append(event)
             return event
         known = self.events[number]
-        event = replace(event, evidence=known.evidence)
+        event = replace(event, evidence=known.evidence or ((ORDER,) if event.kind is Kind.DATA_ORDER else ()))
         self.events[number] = event
         return event if event != known else None
 
@@ -213,7 +214,7 @@ class Fusion:
 
     def _size_of(self, cluster: int) -> int:
         events = (self.events[number] for number in self.loss_events if number < len(self.events))
-        return sum(event.cluster == cluster and not _is_lone(event) for event in events)
+        return sum(event.cluster == cluster and not _is_lone(event) and event.kind is not Kind.DATA_ORDER for event in events)
 
     def _describe(self, group: Group, number: int, interval: float, launch: int | None) -> Event:
         """Build the event from its channel events as they are now."""
@@ -250,6 +251,8 @@ class Fusion:
             return Kind.RESUME_DROP if leader.after_restart else Kind.LEVEL_DROP
         if self._is_reinit(leader):
             return Kind.REINIT
+        if leader.scattered and not leader.unresolved:
+            return Kind.DATA_ORDER
         if leader.after_restart and not leader.unresolved:
             return Kind.RESUME_BUMP
         if leader.shape == "instant":
@@ -312,14 +315,15 @@ class Fusion:
             return Tier.PROPOSE
         if leader.shape == "nan":
             return Tier.WARN
-        if self._kind(leader) is Kind.RESUME_BUMP:
+        if self._kind(leader) in (Kind.RESUME_BUMP, Kind.DATA_ORDER):
             return Tier.NOTICE
         if self._is_unstable(group, number):
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
             unusual = leader.height > leader.wander * leader.sigma  # more than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
-        if norm_exploded or leader.status in (Status.PARTIAL, Status.DIVERGING):
+        stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
+        if norm_exploded or stayed or leader.status is Status.DIVERGING:
             return Tier.WARN
         return Tier.NOTICE
 

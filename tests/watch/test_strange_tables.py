@@ -71,7 +71,8 @@ def check(data: dict[str, Any]) -> None:
     """The schema, field by field; the text is strict JSON (no NaN, no Infinity)."""
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert isinstance(data["file"], str) and type(data["rows"]) is int
-    kinds = LABEL_KINDS | {"mix-shift", "lr-mismatch", "too-good", "plateau", "weights-not-finite", "replicas-differ"}
+    kinds = LABEL_KINDS | {"data-order", "mix-shift", "lr-mismatch", "too-good", "plateau", "weights-not-finite",
+              "replicas-differ"}
     assert {kind.value for kind in Kind} == kinds
     assert [tier.value for tier in Tier] == ["notice", "warn", "propose"]
     assert {status.value for status in Status} == {"open", "recovered", "partial", "diverging"}
