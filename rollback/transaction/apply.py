@@ -19,7 +19,7 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import format_named, list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
-from rollback.disk.content import crc32_after, read_pointer, sha256_of
+from rollback.disk.content import crc32_after, read_pointer, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.config_text import kind_of, replace_config_numbers
@@ -45,7 +45,7 @@ def file_fingerprint(path: Path) -> str:
     found = path.stat()
     if found.st_size > LARGE_BYTES:
         return f"stat:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
-    return f"sha256:{sha256_of(path)}"
+    return f"sha256:{sha256_unchanged(path)}"
 
 
 def plan_from_disk(

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.content import ObjectStore, sha256_of
+from rollback.disk.content import ObjectStore, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_there
 from rollback.errors import Refused
 from rollback.transaction.change import ABANDONED, Change, PatchedFile, Prepared, Verb, config_part, contract_part
@@ -46,7 +46,7 @@ def prepare_rollback(
     if change.writers:  # without writers there is no twin: a patched file keeps its inode
         for name in change.writers:
             original = source / name if name else source
-            store.add_file(original, sha256_of(original))
+            store.add_file(original, sha256_unchanged(original))
         twin = workspace / "twin" / change.entry
         disk.make_directory(twin.parent)
         files = build_twin(disk, source, twin, change.writers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.content import sha256_of
+from rollback.disk.content import sha256_of, sha256_unchanged
 from rollback.disk.durable import Attributes, Disk, is_mount_point, mount_points
 from rollback.errors import Refused
 
@@ -112,7 +112,7 @@ def _write(
     made = Attributes.of(twin)
     disk.set_attributes(twin, replace(attributes, atime_ns=made.atime_ns, mtime_ns=made.mtime_ns))
     disk.sync_file(twin)
-    return StagedFile(path=relative, before=sha256_of(source), after=sha256_of(twin), attributes=attributes)
+    return StagedFile(path=relative, before=sha256_unchanged(source), after=sha256_of(twin), attributes=attributes)
 
 
 def _link(disk: Disk, source: Path, twin: Path) -> None:

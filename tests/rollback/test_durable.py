@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollback.disk.content import sha256_of, sha256_unchanged
 from rollback.disk.durable import Disk, link_over, write_atomic
 from tests.rollback.disks import DyingDisk, FailingDisk, Killed
 
@@ -89,3 +90,20 @@ def test_second_link_to_the_same_place_is_made_too(tmp_path: Path) -> None:
         target.write_bytes(b"2")
         link_over(source, target)
         assert target.samefile(source)
+
+
+def test_a_file_is_hashed_once_while_its_inode_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    first = sha256_unchanged(path)
+    path.write_bytes(b"two")  # at once, within a tick of the clock: nothing was remembered
+    assert sha256_unchanged(path) == sha256_of(path) != first
+    monkeypatch.setattr("rollback.disk.content._SETTLED_SECONDS", -3600.0)
+    old = sha256_unchanged(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("rollback.disk.content.sha256_of", lambda path: "read again")
+        assert sha256_unchanged(path) == old
+        times = path.stat()
+        path.write_bytes(b"six")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # the change time cannot be put back
+        assert sha256_unchanged(path) == "read again"
