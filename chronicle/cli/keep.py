@@ -6,9 +6,10 @@ checkpoints, and originals of edited files, that no undo needs.
 """
 
 import json as jsonlib
+import os
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Annotated
 
 import typer
@@ -33,8 +34,12 @@ from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
-from rollback.errors import one_line
+from rollback.disk.content import read_pointer
+from rollback.errors import RollbackError, one_line
+from rollback.files.state_file import read_state_file
+from rollback.plan.plan import TRACKER
 from rollback.plan.retention import SAFE, Retention, Save, plan_retention
+from rollback.transaction.apply import POINTER_NAMES
 from rollback.transaction.change import originals_of
 from rollback.transaction.cleanup import (
     PrunePlan,
@@ -84,17 +89,19 @@ def keep(
             return move_back(opened, SetAside, restore_id, yes=yes)
     with open_run(settings, force=force, while_running=True) as opened:
         root = settings.need_checkpoints()
-        found = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
+        listed = [one for one in list_checkpoints(root, include_abandoned=False) if one.abandoned is None]
+        found = [one for one in listed if not one.path.is_symlink()]  # a link to a checkpoint is a pointer
         saves = _saves(found, opened.journal.entries)
+        referred = _referred(root, found)
         if (good := sum(save.verified for save in saves)) < SAFE:
             raise Refusal(
                 f"`{root}` has {good} checkpoints that pass verification: at least {SAFE} must stay",
                 "`chronicle verify --all` says what is wrong with the others",
             )
         if budget is None:
-            return _offers(saves, opened.journal)
+            return _offers(saves, opened.journal, referred)
         limit = _bytes(budget, sum(save.size_bytes for save in saves))
-        plan = _plan(saves, limit, opened.journal)
+        plan = _plan(saves, limit, opened.journal, referred)
         data = _keep_data(plan, limit, str(root), done=False)
         if not plan.remove:
             fits = "fits" if plan.kept_bytes <= limit else "nothing more may go"
@@ -130,7 +137,7 @@ def _saves(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> list[Save]:
     return [Save(str(one.path), one.step, one.size_bytes, one.path in good) for one in found if one.step is not None]
 
 
-def _plan(saves: Sequence[Save], limit: int, journal: Journal) -> Retention:
+def _plan(saves: Sequence[Save], limit: int, journal: Journal, referred: Mapping[str, str]) -> Retention:
     seen = [event for _, event in events_of(journal.entries, Incident) if event.onset_step is not None]
     told = [event for event in seen if event.tier in ("warn", "propose")]
     late = [event.alarm_step - (event.onset_step or 0) for event in told if event.alarm_step is not None]
@@ -139,15 +146,56 @@ def _plan(saves: Sequence[Save], limit: int, journal: Journal) -> Retention:
         budget_bytes=limit,
         onsets=[min(event.onset_low_step or event.onset_step or 0, event.onset_step or 0) for event in told],
         delays=[delay for delay in late if delay > 0],
-        pinned=_pinned(saves, journal),
+        pinned={**_pinned(saves, journal), **referred},
     )
 
 
-def _pinned(saves: Sequence[Save], journal: Journal) -> set[str]:
-    """The checkpoint that the undo of the last rollback needs, and the one that an open proposal names."""
+def _pinned(saves: Sequence[Save], journal: Journal) -> dict[str, str]:
+    """The checkpoint that the undo of the last rollback needs, and the one that an open proposal names, by name."""
     undoable, proposed = find_undoable(journal.entries), open_proposal(journal.entries)
-    steps = {undoable.step if undoable else None, proposed.target_step if proposed else None}
-    return {save.name for save in saves if save.step in steps}
+    steps = {
+        undoable.step if undoable else None: "the undo of the last rollback needs it",
+        proposed.target_step if proposed else None: "an open proposal names it",
+    }
+    return {save.name: steps[save.step] for save in saves if save.step in steps}
+
+
+def _referred(root: Path, found: Sequence[Checkpoint]) -> dict[str, str]:
+    """What something else refers to, by name: links, pointer files, and the newest Trainer's best checkpoint.
+
+    A link beside the checkpoints or beside their directory counts. A pointer names a directory; Megatron's names a step.
+    """
+    by_path = {os.path.realpath(one.path): str(one.path) for one in found}
+    by_name = {one.path.name: str(one.path) for one in found}
+    pinned: dict[str, str] = {}
+    for link in (*sorted(root.iterdir()), *sorted(root.parent.iterdir())):
+        if link.is_symlink() and (name := by_path.get(os.path.realpath(link))) is not None:
+            pinned[name] = f"the link `{link.name}` leads to it"
+    for name in POINTER_NAMES:
+        text = (read_pointer(root / name) or "").strip()
+        steps = [str(one.path) for one in found if name == TRACKER and text.isdigit() and one.step == int(text)]
+        for target in (*steps, *([by_name[text]] if text in by_name else [])):
+            pinned[target] = f"`{name}` names it"
+    trainers = [one for one in found if (one.path / TRAINER_STATE).is_file()]
+    if trainers:
+        newest = max(trainers, key=lambda one: one.step or 0)
+        best = _best_checkpoint(newest.path / TRAINER_STATE)
+        if best in by_name:
+            pinned[by_name[best]] = f"the best checkpoint by `{newest.path.name}/{TRAINER_STATE}`"
+    return pinned
+
+
+TRAINER_STATE = "trainer_state.json"
+
+
+def _best_checkpoint(path: Path) -> str:
+    """The name of the Trainer's best checkpoint; "" where it has none or the file cannot be read: `verify` reports that."""
+    try:
+        tree = read_state_file(path).tree
+    except RollbackError:
+        return ""
+    best = tree.get("best_model_checkpoint") if isinstance(tree, dict) else None
+    return PurePath(best).name if isinstance(best, str) else ""
 
 
 def _bytes(said: str, now: int) -> int:
@@ -162,12 +210,12 @@ def _bytes(said: str, now: int) -> int:
     return int(number * (1024 ** list(UNITS).index((found[3] or "").upper()) if found[4] else unit))
 
 
-def _offers(saves: Sequence[Save], journal: Journal) -> CommandResult:
+def _offers(saves: Sequence[Save], journal: Journal, referred: Mapping[str, str]) -> CommandResult:
     """What each budget would cost."""
     total = sum(save.size_bytes for save in saves)
     rows, data = ["   budget           checkpoints   steps lost by a rollback: mean, worst in the recent window"], []
     for share in SHARES:
-        plan = _plan(saves, total * share // 100, journal)
+        plan = _plan(saves, total * share // 100, journal, referred)
         lost = f"{plan.expected_loss:>9.0f}  {plan.worst_loss:>9}"
         rows.append(f"  {share:>4} %  {format_size(plan.kept_bytes):>12}  {len(plan.keep):>7}       {lost}")
         data.append(

@@ -17,7 +17,7 @@ Pure: reads no file. The window comes from public cases: a spike that lasted 34 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -72,12 +72,13 @@ def plan_retention(
     budget_bytes: int,
     onsets: Sequence[int] = (),
     delays: Sequence[int] = (),
-    pinned: Collection[str] = (),
+    pinned: Mapping[str, str] | Collection[str] = (),
 ) -> Retention:
     """Choose what stays within `budget_bytes`; more stays where the checkpoints that are never removed need more.
 
     `onsets` are the steps at which known incidents began, newest last; `delays` how many steps later they were found.
-    `pinned` are names that stay. A checkpoint that is not verified serves no rollback and goes first, except the newest of all.
+    `pinned` are names that stay, each with its reason where it is a mapping. A checkpoint that is not verified serves
+    no rollback and goes first, except the newest of all.
     """
     listed = sorted(saves, key=lambda save: (save.step, save.name))
     good = [save for save in listed if save.verified]
@@ -122,9 +123,10 @@ def check_retention(
 
 
 def _never_removed(
-    listed: Sequence[Save], good: Sequence[Save], onsets: Sequence[int], pinned: Collection[str]
+    listed: Sequence[Save], good: Sequence[Save], onsets: Sequence[int], pinned: Mapping[str, str] | Collection[str]
 ) -> dict[str, str]:
-    why = {save.name: "pinned" for save in listed if save.name in pinned}
+    reasons = pinned if isinstance(pinned, Mapping) else dict.fromkeys(pinned, "pinned")
+    why = {save.name: reasons[save.name] for save in listed if save.name in reasons}
     if onsets:
         before = [save for save in good if save.step <= onsets[-1]]
         why |= {save.name: f"before the incident at step {onsets[-1]}" for save in before[-SAFE:]}

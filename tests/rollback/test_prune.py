@@ -143,6 +143,33 @@ def test_keep_holds_two_verified_ones_before_the_last_incident(top: Path) -> Non
     assert names(top) == ["opt_step-10", "opt_step-15", "opt_step-20", "opt_step-5"]
 
 
+@pytest.mark.parametrize("how", ["link", "link beside the directory", "latest", "best of the Trainer"])
+def test_keep_holds_what_something_refers_to(how: str, top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, extra = top / "checkpoints", []
+    if how == "link":
+        (root / "best").symlink_to("opt_step-5")
+        extra = ["best"]
+    elif how == "link beside the directory":
+        (top / "best").symlink_to("checkpoints/opt_step-5")
+    elif how == "latest":
+        (root / "latest").write_text("opt_step-5\n")
+        extra = ["latest"]
+    else:
+        state = {"global_step": 20, "best_model_checkpoint": "/elsewhere/out/opt_step-5", "log_history": [{"loss": 1.0}] * 9000}
+        (root / "opt_step-20" / "trainer_state.json").write_text(json.dumps(state))
+    assert chronicle(top, "keep", "--budget", "1", "--yes") == 0
+    assert names(top) == sorted(["opt_step-15", "opt_step-20", "opt_step-5", *extra])
+    assert "opt_step-5  (step 5: " in capsys.readouterr().out
+
+
+def test_a_link_is_no_checkpoint_to_count_or_to_move(top: Path) -> None:
+    for number in range(4):
+        (top / "checkpoints" / f"opt_step-{30 + number}").symlink_to("opt_step-20")
+    assert chronicle(top, "keep", "--budget", "1", "--yes") == 0
+    assert [name for name in names(top) if not (top / "checkpoints" / name).is_symlink()] == ["opt_step-15", "opt_step-20"]
+    assert len(names(top)) == 6
+
+
 def test_keep_without_a_budget_moves_nothing_and_shows_what_each_costs(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = picture(top / "checkpoints")
     assert chronicle(top, "keep", "--json") == 0
