@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -34,7 +35,7 @@ from chronicle.launch.processes import (
     read_process,
 )
 from chronicle.launch.provenance import host_name, redact_command
-from chronicle.launch.slurm import JobStart, ask_job, ask_node_state, ask_past_state, is_over, start_of
+from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock
 
@@ -78,6 +79,7 @@ class LaunchFacts:
     ended: bool
     cgroup: str | None = None
     job: JobStart | None = None  # the start of a SLURM job that it belonged to
+    started: float | None = None  # seconds since the epoch, by its own clock
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Return whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -113,6 +115,7 @@ class LiveProcess:
 def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
     """List every (launch, host) with a `launch.start`, in journal order. Pure."""
     starts: dict[tuple[int, str], LaunchStart] = {}
+    moments: dict[tuple[int, str], float] = {}
     ended: set[tuple[int, str | None]] = set()
     for entry in entries:
         if entry.launch is None:
@@ -120,6 +123,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
         if entry.kind == LaunchStart.KIND:
             start = LaunchStart.of(entry)
             starts[entry.launch, start.host] = start
+            moments[entry.launch, start.host] = datetime.fromisoformat(entry.ts).timestamp()
         elif entry.kind == LaunchEnd.KIND:
             ended.add((entry.launch, LaunchEnd.of(entry).host))
     return [
@@ -132,6 +136,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             boot_id=start.boot_id,
             cgroup=start.cgroup,
             job=start_of(start.environment),
+            started=moments[number, host],
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()
@@ -329,21 +334,21 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
 
 def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, here: bool) -> LostSupervisor:
     """What can still be seen of a launch whose supervisor wrote no end."""
-    state = node = None
-    restarted = False
+    state, node, restarted = None, NodeWord(), False
     if facts.job is not None:
         state = ask_past_state(facts.job.job, facts.job.restart)
         word = ask_job(facts.job.job, now=time.time())
         restarted = word is not None and word.restarts > facts.job.restart
         state = state or (word.state if word is not None and not restarted else None)
-        node = ask_node_state(facts.host)
+        node = ask_node(facts.host)
     return LostSupervisor(
         host=facts.host,
         other_boot=here and bool(facts.boot_id) and facts.boot_id != boot,
         oom_kills=None if group is None else group.oom_kills(),
         job=None if facts.job is None else facts.job.job,
         scheduler=state,
-        node_state=node,
+        node_state=node.state or None,
+        node_restarted=node.started is not None and facts.started is not None and node.started > facts.started,
         restarted=restarted,
     )
 

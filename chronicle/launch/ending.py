@@ -182,6 +182,7 @@ class LostSupervisor(NamedTuple):
     job: str | None = None
     scheduler: str | None = None  # state of that start of the job, by `sacct` or `scontrol`
     node_state: str | None = None
+    node_restarted: bool = False  # its slurmd was started after the launch began
     restarted: bool = False  # the scheduler has started the job again since
 
 
@@ -191,6 +192,9 @@ def judge_lost(seen: LostSupervisor) -> Ending:
         return Ending(said, f"the supervisor on {seen.host} wrote no end; SLURM says {seen.scheduler}")
     if seen.node_state and ("DOWN" in seen.node_state or "NOT_RESPONDING" in seen.node_state or "FAIL" in seen.node_state):
         return Ending(EndCause.NODE_LOST, f"SLURM says that node {seen.host} is {seen.node_state}")
+    if seen.restarted and seen.node_restarted:
+        said = f"SLURM has started job {seen.job} again, and its daemon on {seen.host} was started after the launch began"
+        return Ending(EndCause.NODE_LOST, said)
     if seen.oom_kills:
         counted = _processes(seen.oom_kills)
         return Ending(EndCause.OUT_OF_MEMORY, f"the supervisor is gone, and the kernel ended {counted} for lack of memory")

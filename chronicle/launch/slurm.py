@@ -26,9 +26,10 @@ __all__ = [
     "JobStart",
     "JobWord",
     "NodeIdentity",
+    "NodeWord",
     "Peers",
     "ask_job",
-    "ask_node_state",
+    "ask_node",
     "ask_past_state",
     "ask_step_alive",
     "format_sbatch",
@@ -152,12 +153,20 @@ def is_over(start: JobStart | None, own: JobStart | None, *, now: float, ask: As
     return bool(start.step) and ask_step_alive(start.job, start.step, ask=ask) is False
 
 
-def ask_node_state(node: str, *, ask: Ask = _ask) -> str | None:
-    """The state of a node ("IDLE", "DOWN*", …); None where SLURM cannot be asked or does not know it."""
+class NodeWord(NamedTuple):
+    """What SLURM says about a node."""
+
+    state: str = ""  # "IDLE", "DOWN*", …
+    started: float | None = None  # when its slurmd was started, in seconds since the epoch
+
+
+def ask_node(node: str, *, ask: Ask = _ask) -> NodeWord:
+    """What SLURM says about a node; nothing where it cannot be asked or does not know it."""
     answer = ask(("scontrol", "show", "node", "--oneliner", node))
     if answer is None or answer[0] != 0:
-        return None
-    return dict(FIELD.findall(answer[1])).get("State")
+        return NodeWord()
+    fields = dict(FIELD.findall(answer[1]))
+    return NodeWord(fields.get("State", ""), _seconds_until(fields.get("SlurmdStartTime", ""), 0.0))
 
 
 # --- Several nodes of one launch

@@ -97,6 +97,8 @@ def test_a_vanished_supervisor_is_unknown_unless_somebody_knows():
     assert judge_lost(LostSupervisor("n1", node_state="DOWN*+NOT_RESPONDING")).cause is EndCause.NODE_LOST
     assert judge_lost(LostSupervisor("n1", oom_kills=2)).cause is EndCause.OUT_OF_MEMORY
     assert judge_lost(LostSupervisor("n1", job="7", scheduler="TIMEOUT")).cause is EndCause.TIME_LIMIT
+    rebooted = LostSupervisor("n1", job="7", restarted=True, node_restarted=True)
+    assert judge_lost(rebooted).cause is EndCause.NODE_LOST
     again = judge_lost(LostSupervisor("n1", job="7", restarted=True))
     assert again.cause is EndCause.UNKNOWN and "does not say why" in again.because
 
