@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -123,7 +123,8 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
         if entry.kind == LaunchStart.KIND:
             start = LaunchStart.of(entry)
             starts[entry.launch, start.host] = start
-            moments[entry.launch, start.host] = datetime.fromisoformat(entry.ts).timestamp()
+            with suppress(ValueError):  # of an imported journal
+                moments[entry.launch, start.host] = datetime.fromisoformat(entry.ts).timestamp()
         elif entry.kind == LaunchEnd.KIND:
             ended.add((entry.launch, LaunchEnd.of(entry).host))
     return [
@@ -136,7 +137,7 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             boot_id=start.boot_id,
             cgroup=start.cgroup,
             job=start_of(start.environment),
-            started=moments[number, host],
+            started=moments.get((number, host)),
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()

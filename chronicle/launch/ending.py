@@ -193,8 +193,8 @@ def judge_lost(seen: LostSupervisor) -> Ending:
     if seen.node_state and ("DOWN" in seen.node_state or "NOT_RESPONDING" in seen.node_state or "FAIL" in seen.node_state):
         return Ending(EndCause.NODE_LOST, f"SLURM says that node {seen.host} is {seen.node_state}")
     if seen.restarted and seen.node_restarted:
-        said = f"SLURM has started job {seen.job} again, and its daemon on {seen.host} was started after the launch began"
-        return Ending(EndCause.NODE_LOST, said)
+        back = f"SLURM has started job {seen.job} again, and its daemon on {seen.host} was started after the launch began"
+        return Ending(EndCause.NODE_LOST, back)
     if seen.oom_kills:
         counted = _processes(seen.oom_kills)
         return Ending(EndCause.OUT_OF_MEMORY, f"the supervisor is gone, and the kernel ended {counted} for lack of memory")
