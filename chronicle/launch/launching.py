@@ -58,6 +58,7 @@ from chronicle.launch.record import (
     describe_end,
     format_end,
     refusal_of,
+    reported_failure,
     title_of_end,
 )
 from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
@@ -277,7 +278,8 @@ class Launch:
         request, death = self._request, outcome.first_death
         failed = outcome.exit_code != 0
         refusal = refusal_of(read_journal(request.paths), self._number, launcher_tail) if failed else ""
-        code = code_of(death, launcher_tail) if death is not None else None
+        printed = self._channels.log.last_lines(JUDGED_LINES)
+        rank, code = (death.rank, code_of(death, launcher_tail)) if death is not None else reported_failure(printed)
         if failed and not refusal and DO_NOT_REQUEUE in (outcome.exit_code, code):
             refusal = f"the trainer ended with {DO_NOT_REQUEUE}: guard or preflight refused"
         job = job_of(request.environ)
@@ -291,11 +293,11 @@ class Launch:
                 stopped_by=outcome.stopped_by,
                 stop_signal=outcome.stop_signal,
                 refused=refusal,
-                rank=None if death is None else death.rank,
+                rank=rank,
                 rank_code=code,
                 oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
                 full=full_disks(self._written_to()),
-                lines=tuple(lines or self._channels.log.last_lines(JUDGED_LINES)),
+                lines=tuple(lines or printed),
                 scheduler=ask_job(job, now=self._clock()) if job is not None and (failed or outcome.stopped_by) else None,
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,

@@ -29,6 +29,7 @@ __all__ = [
     "describe_end",
     "format_end",
     "refusal_of",
+    "reported_failure",
     "seal_file",
     "title_of_end",
 ]
@@ -156,6 +157,18 @@ def find_rank_code(lines: Sequence[str], rank: int) -> int | None:
         if code is not None and current == rank:
             return int(code.group(1))
     return None
+
+
+def reported_failure(lines: Sequence[str]) -> tuple[int | None, int | None]:
+    """(rank, exit code) of the first failure that torchrun reports, for a rank that was gone before anyone looked."""
+    begins = [place for place, line in enumerate(lines) if "Root Cause (first observed failure)" in line]
+    rank = None
+    for line in lines[begins[-1] :] if begins else ():
+        named, code = TORCHRUN_RANK.search(line), TORCHRUN_CODE.search(line)
+        rank = int(named.group(1)) if named is not None else rank
+        if code is not None and rank is not None:
+            return rank, int(code.group(1))
+    return None, None
 
 
 def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
