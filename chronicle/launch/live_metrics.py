@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from chronicle.launch.output import split_lines
-from chronicle.metrics.lines import parse_log_line
+from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
 from rollback.channels import HINTS
 
@@ -37,6 +37,7 @@ __all__ = [
 HOLD_SECONDS = 10.0
 REPEATS = 50  # this many old steps in a row are a restarted counter, not a slow rank
 MARKS = tuple(hint.encode() for hint in HINTS)
+BLOCK_STARTS = b" \t{}|-[E\x1b0123456789"  # lines of a table or a block may hold none of these hints
 
 
 class _Step(NamedTuple):
@@ -66,6 +67,7 @@ class PrintedMetrics:
         self._say = say
         self._complain = complain
         self._rest: dict[int, bytes] = {}
+        self._readers: dict[int, PrintedLines] = {}  # one a source: blocks and tables go over several lines
         self._held: list[_Step] = []
         self._open: _Step | None = None  # several lines about one step are merged into one point
         self._last = -1
@@ -86,8 +88,8 @@ class PrintedMetrics:
             return
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
         for line in lines:
-            if any(mark in line for mark in MARKS):
-                self._take_line(line)
+            if line[:1] in BLOCK_STARTS or any(mark in line for mark in MARKS):
+                self._take_line(source, line)
 
     def write_due(self) -> None:
         """Write points that were held long enough, unless the trainer has its own file."""
@@ -107,8 +109,9 @@ class PrintedMetrics:
             self._write()
         self._stop()
 
-    def _take_line(self, line: bytes) -> None:
-        point = parse_log_line(line.decode("utf-8", "replace"), -1)
+    def _take_line(self, source: int, line: bytes) -> None:
+        reader = self._readers.setdefault(source, PrintedLines(counted=-1))
+        point = reader.parse(line.decode("utf-8", "replace") + "\n")
         if point is None or point.step < 0:
             return
         if self._open is not None and point.step == self._open.step:

@@ -108,9 +108,10 @@ def read_lines(lines: Iterable[str]) -> Iterator[Point]:
 class PrintedLines:
     """The reader of a printed log, line by line; `feed` returns the points that a line completed, `flush` the last one."""
 
-    def __init__(self, names: dict[str, None] | None = None) -> None:
+    def __init__(self, names: dict[str, None] | None = None, *, counted: int = 0) -> None:
+        """`counted` is the step of a line that names none (Trainer's dictionaries); -1 says that there is none."""
         self.names: dict[str, None] = {} if names is None else names  # all seen, for the message when none is known
-        self._row = self._counted = 0
+        self._row, self._counted = 0, counted
         self._pending: Point | None = None
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
@@ -192,7 +193,7 @@ class PrintedLines:
         """Read a line that began with its rank; what other ranks print of the same steps is left out."""
         if self._heard is not None and rank != self._heard:
             return None
-        found = self._ranks.setdefault(rank, PrintedLines(self.names)).parse(line)
+        found = self._ranks.setdefault(rank, PrintedLines(self.names, counted=self._counted)).parse(line)
         if found is not None:
             self._heard = rank
         return found

@@ -233,7 +233,7 @@ class Fusion:
             onset_step=first.onset_step, onset_low_step=low.onset_low_step, onset_row=first.onset_row,
             onset_low_row=low.onset_low_row, alarm_step=group.step, alarm_row=group.row,
             peak_step=leader.peak_step, peak_row=leader.peak_row, recovered_step=leader.recovered_step,
-            recovered_row=leader.recovered_row, channels=tuple(dict.fromkeys(m.channel for m in group.members)),
+            recovered_row=leader.recovered_row, channels=_channels_of(group),
             cluster=group.cluster, launch=known.launch if known else launch, excess=leader.excess,
             sigmas=leader.sigmas, interval=interval,
         )  # fmt: skip
@@ -332,6 +332,11 @@ def _is_lone(event: Event) -> bool:
     """Whether an event was over after a point or two: one hard batch, which says nothing about the next."""
     end, onset = event.recovered_row, event.onset_row
     return end is not None and onset is not None and end - onset <= LONE_ROWS
+
+
+def _channels_of(group: Group) -> tuple[str, ...]:
+    """The channel that decides first, the others by name: their order in the log says nothing."""
+    return tuple(dict.fromkeys((group.leader.channel, *sorted(member.channel for member in group.members))))
 
 
 OBJECTIVES = (Role.OBJECTIVE, Role.REWARD)

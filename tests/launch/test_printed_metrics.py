@@ -1,5 +1,6 @@
 """Loss and LR of trainers that only print them."""
 
+import random
 import sys
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from chronicle.launch.live_metrics import HOLD_SECONDS, REPEATS, PrintedMetrics
 from chronicle.metrics.log import MetricsWriter, read_metrics
+from rollback.channels import Role, find_channel
+from tests.metrics.test_dialects import series, write
 
 
 class Bench:
@@ -99,3 +102,22 @@ def test_run_gives_status_spikes_and_start_step_to_a_script_that_only_prints(dri
     status = driver.call("status").stdout
     assert "step 200" in status and "loss        1\n" in status
     assert '"onset_step": 150' in driver.call("spikes", "--json").stdout
+
+
+LIVE = ("composer console", "olmo", "olmo-core", "espnet", "adm", "keras", "mmengine")  # blocks, tables, and one plain
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_trainers_output_gives_live_what_its_log_gives_afterwards(name: str, tmp_path: Path) -> None:
+    """Tables of Stable-Baselines3 and ADM, blocks of Composer and OLMo, Keras' two lines: the output comes in pieces."""
+    path = write(tmp_path, name)
+    data, dice, at = path.read_bytes(), random.Random(name), 0
+    live = Bench(tmp_path / "metrics.jsonl")
+    while at < len(data):
+        size = dice.choice((7, 50, 2000))
+        live.printed.take(0, data[at : at + size])
+        at += size
+    live.printed.finish()
+    points = list(read_metrics(tmp_path / "metrics.jsonl"))
+    loss = find_channel({name: None for point in points for name in point.values}, Role.LOSS)
+    assert [(point.step, point.values[loss]) for point in points if loss in point.values] == series(path)

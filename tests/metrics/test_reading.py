@@ -118,7 +118,7 @@ def test_a_log_without_a_loss_ends_with_2_and_the_way_out(fail: bool, tmp_path: 
 
 def test_a_person_names_loss_step_and_lr(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
-    records = ({"tick": step, "energy": x, "loss/of/no/use": 1.0} for step, x in zip(STEPS, losses(4), strict=True))
+    records = ({"tick": step, "energy": x, "loss/of/no/use": 1.0} for step, x in zip(STEPS, losses(1), strict=True))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     result = spikes([str(path)], loss="energy", step="tick", ignore=["loss/*"])
     assert isinstance(result.data, dict)
