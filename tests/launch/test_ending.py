@@ -87,6 +87,7 @@ def test_the_last_exception_is_the_ranks_own_not_the_launchers_report():
     lines = ["Traceback (most recent call last):", "[rank0]: KeyError: 'loss'", "  File x", "raise ChildFailedError(",
              "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "]  # fmt: skip
     assert last_exception(lines) == "KeyError: 'loss'"
+    assert last_exception(["OSError: [Errno 28] No space left on device", "tried again", *lines]) == "KeyError: 'loss'"
     assert last_exception(["step 3 loss 2.0", "0 Errors so far"]) == ""
 
 

@@ -3,13 +3,17 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from chronicle.journal.events import EndCause
-from chronicle.launch.restarts import RULES, Attempt, Policy, Verdict, decide_onward
-from chronicle.launch.slurm import format_sbatch
+from chronicle.journal.events import EndCause, LaunchEnd
+from chronicle.latest import Latest, PassedOver, Why
+from chronicle.launch import restarts
+from chronicle.launch.restarts import RULES, Attempt, NotResumable, Policy, Verdict, decide_onward
+from chronicle.launch.slurm import Peers, format_sbatch
+from chronicle.settings import load_settings
 from tests.launch.driver import ROOT
 
 POLICY = Policy(restarts=5, crashes=3, pause_seconds=10.0)
@@ -63,6 +67,48 @@ def test_the_batch_script_asks_chronicle_and_expands_variables():
     script = format_sbatch("a run", command, grace_seconds=60, nodes=2, again=("--restarts", "5"))
     assert '"$HEAD:29400"' in script and "'it'\"'\"'s.py'" in script
     assert "chronicle again --run 'a run'" in script and "--kill-on-bad-exit=0 --wait=0" in script
+
+
+def test_a_node_ends_a_minute_after_a_peer_failed_and_after_its_grace_where_the_peer_was_told_to_stop(tmp_path):
+    """`srun` ends no task for another's end, so that each finishes its save; a healthy peer's end is no reason."""
+    now = [100.0]
+    first = Peers(tmp_path, 0, 30.0, clock=lambda: now[0])
+    Peers(tmp_path, 1, 30.0).tell({"host": "n1", "exit_code": 0, "cause": "finished"})
+    assert not first.have_failed()
+    Peers(tmp_path, 1, 30.0).tell({"host": "n1", "stopped_by": "signal", "cause": "preempted", "because": "SIGUSR1"})
+    waits = []
+    while not first.have_failed():
+        now[0] += 5.0
+        waits.append(now[0])
+    assert 90.0 <= waits[-1] - 105.0 <= 95.0
+    assert first.said == "node n1 ended: preempted (SIGUSR1)"
+    crashed = Peers(tmp_path, 2, 30.0, clock=lambda: now[0])
+    (tmp_path / ".ended-node1.json").unlink()
+    Peers(tmp_path, 3, 30.0).tell({"host": "n3", "cause": "crash", "because": "rank 3"})
+    begin = now[0]
+    while not crashed.have_failed():
+        now[0] += 5.0
+    assert 60.0 <= now[0] - begin <= 65.0
+
+
+@pytest.mark.parametrize("why", [Why.SPOILT, Why.UNREADABLE])
+def test_what_a_person_has_to_choose_is_refused_and_nothing_is_moved(tmp_path, monkeypatch, why):
+    """Whole weights that hold NaN, and a storage that fails, are no half-written save."""
+    path = tmp_path / "checkpoints" / "step-8.pt"
+    path.parent.mkdir()
+    path.write_bytes(b"x")
+    over = PassedOver(SimpleNamespace(path=path, step=8), "as it is", why)
+    found = Latest(SimpleNamespace(path=tmp_path / "checkpoints/step-4.pt", step=4), True, (over,))
+    monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: found)
+    settings = load_settings(tmp_path, {}, run="demo")
+    with pytest.raises(NotResumable, match=r"step-8\.pt"):
+        restarts.hand_over(settings, say=lambda line: None)
+    assert path.exists()
+
+
+def test_the_most_telling_cause_of_several_nodes_counts():
+    ends = [LaunchEnd(host="n1", cause="crash", because="connection closed"), LaunchEnd(host="n2", cause="out of memory")]
+    assert restarts._cause_of(ends)[0] is EndCause.OUT_OF_MEMORY
 
 
 # --- a trainer that resumes from what it is handed, saves every second step, and has an accident in each launch
@@ -139,6 +185,7 @@ def test_a_crash_without_progress_stops_with_a_sentence(driver):
     crash = [5, "raise KeyError('loss')"]
     assert train(driver, {str(number): crash for number in range(1, 9)}, restarts="9") == 1
     assert decisions(driver) == ["again", "again", "again", "stop"]  # the first one saved step 4
+    assert [entry.data["progress"] for entry in driver.entries("restart")] == [True, False, False, False]
     assert "no newer verified checkpoint in 3 launches in a row" in driver.out.read_text()
     status = driver.call("status").stdout
     assert "KeyError: 'loss'" in status and "restarts    stop: crash, and no newer verified checkpoint" in status
