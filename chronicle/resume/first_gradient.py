@@ -7,9 +7,10 @@ one a save, the newest 64 of a launch). A resume of that state compares its own 
 step.
 
 It is compared only where it must be equal:
-- every micro-batch of the step was the same (`batches.py` digests what enters the model);
+- every micro-batch of the step was the same (`batches.py` digests what enters the model), and as many ranks began with the
+  batches that followed the save, all of them: the gradient is the mean of theirs;
 - nothing was random: no generator moved in the first launch between the save and this gradient, or the generators stood
-  equally when the first micro-batch entered the model.
+  equally when the first micro-batch entered the model (one rank knows that of itself only, so this counts for a single one).
 
 Anything else is no finding. A launch that ended at its save has left no such gradient, and nothing is compared then. Different
 kernels, hardware and orders of summation change the last digits: only a difference that is larger than those is refused.
@@ -17,7 +18,7 @@ kernels, hardware and orders of summation change the last digits: only a differe
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,9 @@ ROUGH = (0.1, 0.3)  # half precision, or an accelerator with its own reduced pro
 class FirstGradient:
     """Keeps and compares first gradients of one rank. `directory` None: nothing is done."""
 
-    def __init__(self, directory: Path | None, rank: int) -> None:
+    def __init__(self, directory: Path | None, rank: int, num_ranks: Callable[[], int] = lambda: 1) -> None:
         self._directory = directory if rank < NUM_RANKS else None
+        self._num_ranks = num_ranks
         self._rank = rank
         self._batches: list[str] = []  # since the last step
         self._seen = 0
@@ -123,6 +125,7 @@ class FirstGradient:
         return {
             "v": VERSION,
             "optimizer": place,
+            "ranks": self._num_ranks(),
             "batches": list(self._batches),
             "entered": dict(self._entered),
             "still": still,
@@ -188,9 +191,9 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 
 def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     """Whether both gradients are of one optimizer, of the same batches, and of the same random numbers if any."""
-    if kept["batches"] != own["batches"] or kept["optimizer"] != own["optimizer"]:
+    if any(kept.get(name) != own[name] for name in ("batches", "optimizer", "ranks")):
         return False
-    return bool(kept["still"] or (kept["entered"] == own["entered"] and kept["entered"]))
+    return bool(kept["still"] or (own["ranks"] == 1 and kept["entered"] == own["entered"] and kept["entered"]))
 
 
 def difference(one: Sequence[Sequence[float] | None], other: Sequence[Sequence[float] | None]) -> float | None:

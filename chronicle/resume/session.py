@@ -98,7 +98,9 @@ class GuardSession:
         launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
         self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
         paths = None if self.off else self.journal.paths
-        self.first_gradient = FirstGradient(None if paths is None else paths.gradients_dir, self.ranks.rank)
+        gradients = None if paths is None else paths.gradients_dir
+        self.first_gradient = FirstGradient(gradients, self.ranks.rank, lambda: self.ranks.world_size)
+        self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.report = SelfReport(self.ranks, environ)
@@ -471,6 +473,8 @@ class GuardSession:
         self.first_gradient.stepping(self._place_of(optimizer), optimizer)
 
     def _compare_gradient(self, optimizer: Any) -> Iterator[Check]:
+        if not self._goes_on_everywhere:
+            return iter(())
         self.batches.settle()
         expectation, place = self.start.expectation, self._place_of(optimizer)
         return attempt(GRADIENT, "M6", lambda: self.first_gradient.compare(expectation, place, optimizer))
@@ -521,6 +525,8 @@ class GuardSession:
         first_batches: Sequence[tuple[int, Check]] = ()
         with self.contained("first step"):
             first_batches = self.data.gather()
+            equal = sum(check.outcome is Outcome.EQUAL for _, check in first_batches)
+            self._goes_on_everywhere = self.ranks.world_size == 1 or equal == self.ranks.world_size
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
         checks = run_checks(
             "memory", lambda: self._check_first_step(optimizer, first_batches), at_stake=self.start.resumed

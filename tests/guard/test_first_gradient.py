@@ -180,6 +180,15 @@ def test_accumulated_gradient_is_compared_as_a_whole(tmp_path: Path, run_dir: Pa
     assert told(run_dir) == ""
 
 
+def test_gradient_of_another_number_of_ranks_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    """It is the mean over other batches, although this rank has the same one."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    (kept,) = (run_dir / "gradients").iterdir()
+    kept.write_text(kept.read_text().replace('"ranks":1', '"ranks":4'))
+    Loop(run_dir, loss=smoothed).load(tmp_path / "step.pt").train(1)
+    assert told(run_dir) == ""
+
+
 def test_difference_of_the_median_tensor_ignores_rounding() -> None:
     """A tensor whose gradient is rounding alone (the bias before a normalisation) decides nothing."""
     one = [[1.0, 2.0], [3e-9, 1e-9], [4.0, 4.0]]
