@@ -5,6 +5,7 @@ paths are relative to it. When several runs exist and none is named, that is an 
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,12 @@ class Settings:
         """Raise `Refusal` where the checkpoints are in a store that this command does not read; before it locks anything."""
         if self.checkpoints_url is not None:
             raise refuse_store(self.checkpoints_url)
+
+    def say_store(self, undone: str) -> None:
+        """Say on stderr what a command leaves undone because the checkpoints are in a store; it does the rest."""
+        if self.checkpoints_url is not None:
+            url = re.sub(":/+", "://", self.checkpoints_url, count=1)
+            print(f"chronicle: the checkpoints are in `{url}`, an object store: {undone}", file=sys.stderr)
 
     def _where_from(self) -> str:
         origin = self.origin.get("checkpoints", "default")

@@ -61,6 +61,7 @@ def audit(
     Example: chronicle audit --json
     """
     settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
+    settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
     journal = read_journal(settings.paths)
     story = read_story(settings.paths, journal=journal)
     paths = settings.paths

@@ -100,6 +100,7 @@ def run_launcher(
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
+    settings.say_store("what the launch saves there is not recorded, not checked, and never proposed")
     skipped = _known_checks(skip)
     seconds, recorded = _check_before(settings, command, grace, skipped, force)
     policy = None if restarts is None and sbatch is None else _policy(restarts, crashes, restart_pause)

@@ -124,6 +124,7 @@ def _follower(
     if target is not None and _is_log(Path(target)):
         return follow_file(Path(target), once=once, reading=reading), settings_from("file", logs).hooks
     settings = settings_with_checkpoints(target, logs, checkpoints)
+    settings.say_store("the log is watched, and no checkpoint there is looked at for a proposal")
     if not settings.paths.run_dir.is_dir():
         raise UsageProblem(f"`{target or settings.run}` is neither a file nor a run", "chronicle watch FILE, or --logs DIR")
     return follow_run(settings.paths, reading), settings.hooks

@@ -242,3 +242,14 @@ def test_status_reads_logs_from_a_store(
     assert Bucket.num_bytes < 1e6 < (bucket / "run/logs/r/launches/0001/metrics.jsonl").stat().st_size
     assert chronicle("verify", "--all", "--run", "r", "--logs", "bucket://b/run/logs", "--checkpoints", ROOT) == 0
     assert "not recorded: the journal is in an object store" in capsys.readouterr().err
+
+
+def test_commands_that_go_on_without_the_store_say_what_they_leave_undone(
+    bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = ["--run", "r", "--logs", str(tmp_path / "logs"), "--checkpoints", ROOT]
+    assert chronicle("run", *top, "--", "true") == 0
+    said = capsys.readouterr().err
+    assert f"the checkpoints are in `{ROOT}`, an object store: what the launch saves there is not recorded" in said
+    assert chronicle("audit", *top) == 0
+    assert "their manifests are not compared" in capsys.readouterr().err
