@@ -85,7 +85,7 @@ TABLE: tuple[RoleNames, ...] = (
         r"batch[_ ]|model[_ ]|reduced[_ ]train[_ ]|ce[_ ]|cross[_ ]?entropy[_ ]|lm[_ ]head[_ ])?loss"
         r"([_ ](step|epoch|avg|mean|train))?"
         rf"|{TRAIN}(loss|losses)([_/ .](train|total))+|{TRAIN}loss/total_loss"
-        r"|(?:train(?:ing)?[-/_. ])?(cost|xent|logloss|mlogloss)",
+        r"|(?:train(?:ing)?[-/_. ])?(cost|xent|logloss|mlogloss|(?:binary|multi)_logloss)",
     ),
     RoleNames(role=Role.OTHER, canonical="z_loss", aliases=("z-loss",), pattern=r"(.*[/_. ])?z[_ -]?loss"),
     RoleNames(role=Role.LOSS_SCALE, canonical="loss_scale", pattern=r"(.*[/_. ])?((loss|grad)[_ /]?scale|scaler?/scale)"),

@@ -46,7 +46,9 @@ NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|in
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 VALUE = rf"[\[(]?\s*(?:np\.float(?:32|64)\(|tensor\()?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?![\w.])"
 NAMED = re.compile(rf"(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})\s*[:=]\s*{VALUE}", re.IGNORECASE)
-SPACED = re.compile(rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+{VALUE}", re.IGNORECASE)
+SPACED = re.compile(
+    rf"(?<![\w/])(?P<name>(?:(?:train|training)[ _])?(?:{printed_names()}))(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE
+)
 OTHER_LOSS = re.compile(rf"\b(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
 EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -162,6 +164,7 @@ class PrintedLines:
         ranked = RANK_FIRST.match(line)
         if ranked is not None:
             return self._parse_ranked(next(part for part in ranked.groups() if part), line[ranked.end() :] + "\n" * (not cut))
+        line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
         whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
         if self._frame is not None or FRAME.match(line):
             return self._feed_frame(line)

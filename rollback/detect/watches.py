@@ -8,9 +8,39 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-# The learning rate. With an expectation (channel `lr/expected`, from the contract) the observed LR must agree to 1 %.
+
+class Watch:
+    """A fold whose state is what `__slots__` names: numbers, and lists or deques of numbers or pairs."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {name: _listed(getattr(self, name)) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """Rebuild the fold from `to_json`."""
+        watch = cls()
+        for name in cls.__slots__:
+            value = record[name]
+            if isinstance(value, list):
+                value = [tuple(item) if isinstance(item, list) else item for item in value]
+                known = getattr(watch, name)
+                value = deque(value, maxlen=known.maxlen) if isinstance(known, deque) else value
+            setattr(watch, name, value)
+        return watch
+
+
+def _listed(value: Any) -> Any:
+    return [list(item) if isinstance(item, tuple) else item for item in value] if isinstance(value, deque | list) else value
+
+
+# --- The learning rate
+
+# With an expectation (channel `lr/expected`, from the contract) the observed LR must agree to 1 %.
 # Without one it is compared with the run's own past, and four things are reported: an LR that fell to almost nothing;
 # one that fell at the start of a launch and climbs again; one higher than ever in this run; one that jumped up where a
 # launch began, against the last point or against the parent at the same step. Decays by any factor of a usual schedule
@@ -35,7 +65,7 @@ class LrFinding:
     sentence: str
 
 
-class LrWatch:
+class LrWatch(Watch):
     """A fold over the observed and the expected learning rate."""
 
     __slots__ = ("climb", "fallen_from", "highest", "last", "mismatch", "past", "reference", "settled")
@@ -128,22 +158,6 @@ class LrWatch:
         self.mismatch, self.reference = True, before
         return LrFinding(True, found, None, text)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        record = {name: getattr(self, name) for name in self.__slots__}
-        record["past"] = [list(item) for item in self.past]
-        return record
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> LrWatch:
-        """Rebuild the fold from `to_json`."""
-        watch = cls()
-        for name in cls.__slots__:
-            if name != "past":
-                setattr(watch, name, record[name])
-        watch.past.extend((step, lr) for step, lr in record["past"])
-        return watch
-
 
 # --- Loss scale of fp16 training
 
@@ -166,7 +180,7 @@ class ScaleFinding:
     sentence: str
 
 
-class ScaleWatch:
+class ScaleWatch(Watch):
     """A fold over the loss scale."""
 
     __slots__ = ("collapsed", "falls", "first_row", "first_step", "last", "start", "steady")
@@ -213,18 +227,6 @@ class ScaleWatch:
         text = f"loss scale fell from {self.start:g} to {scale:g}: {self.falls} reductions in a row"
         return ScaleFinding(True, self.first_row, self.first_step, text)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> ScaleWatch:
-        """Rebuild the fold from `to_json`."""
-        watch = cls()
-        for name in cls.__slots__:
-            setattr(watch, name, record[name])
-        return watch
-
 
 # --- NaN in disguise
 
@@ -250,7 +252,7 @@ class DisguiseFinding:
     sentence: str
 
 
-class DisguiseWatch:
+class DisguiseWatch(Watch):
     """A fold over a point's loss, gradient norm, loss scale and skipped steps; None is "not in this line"."""
 
     __slots__ = (
@@ -342,18 +344,6 @@ class DisguiseWatch:
         if loss is None and not self.signs:
             self.usual = 0  # lines without a loss are usual here
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> DisguiseWatch:
-        """Rebuild the fold from `to_json`."""
-        watch = cls()
-        for name in cls.__slots__:
-            setattr(watch, name, record[name])
-        return watch
-
 
 # --- A resume beside the curve it left
 
@@ -379,7 +369,7 @@ class ResumeFinding:
     sentence: str
 
 
-class ResumeWatch:
+class ResumeWatch(Watch):
     """A fold over the leading loss; `restart` says that a launch begins with the next point."""
 
     __slots__ = ("count", "error", "expected", "past", "row", "step", "total")
@@ -435,22 +425,6 @@ class ResumeWatch:
         sentence = f"after the restart the loss is {abs(mean):.3g} {'higher' if mean > 0.0 else 'lower'} than {where}"
         return ResumeFinding(self.row, self.step, mean, mean / noise, sentence)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        record = {name: getattr(self, name) for name in self.__slots__}
-        record["past"], record["expected"] = [list(item) for item in self.past], [list(item) for item in self.expected]
-        return record
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> ResumeWatch:
-        """Rebuild the fold from `to_json`."""
-        watch = cls()
-        for name in ("count", "error", "total", "row", "step"):
-            setattr(watch, name, record[name])
-        watch.past.extend((step, value) for step, value in record["past"])
-        watch.expected = [(step, value) for step, value in record["expected"]]
-        return watch
-
 
 def error_of_means(values: list[float]) -> float:
     """Return the standard error of a mean of `MEAN_POINTS` points: by second differences, which no trend moves."""
@@ -473,7 +447,7 @@ IMPROVEMENT = 0.005  # of the level: less than that since the last notice is the
 Z_95 = 1.96
 
 
-class PlateauWatch:
+class PlateauWatch(Watch):
     """A fold over the loss; `feed` returns True once when a plateau is seen, again only after an improvement."""
 
     __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
@@ -501,20 +475,6 @@ class PlateauWatch:
             return False
         self.on_plateau, self.level = not is_falling(list(self.blocks)), level
         return self.on_plateau
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"blocks": list(self.blocks), "total": self.total, "count": self.count, "seen": self.seen,
-                "on_plateau": self.on_plateau, "level": self.level}  # fmt: skip
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> PlateauWatch:
-        """Rebuild the fold from `to_json`."""
-        watch = cls()
-        watch.blocks.extend(record["blocks"])
-        watch.total, watch.count, watch.seen = record["total"], record["count"], record["seen"]
-        watch.on_plateau, watch.level = record["on_plateau"], record["level"]
-        return watch
 
 
 def is_falling(means: list[float]) -> bool:

@@ -256,6 +256,10 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "diffusers": (".log", lines("Steps:  {pct}%|#         | {at}/{of} [00:30<04:30,  3.30it/s, lr=1e-5, step_loss={x:.4f}]", epoch=60000)),
     # pytorch/torchtune torchtune/training/metric_logging.py DiskLogger; PaddlePaddle/PaddleNLP paddlenlp/trainer/trainer.py
     "torchtune": (".txt", lines("Step {step} | loss:{x:.6f} lr:2e-05 tokens_per_second_per_gpu:123.4 ")),
+    # mindspore-ai/mindspore mindspore/train/callback/_loss_monitor.py
+    "mindspore": (".log", lines("epoch: {e} step: {at}, loss is {x:.6f}", epoch=100_000, first=1)),
+    # lightgbm-org/LightGBM python-package/lightgbm/callback.py log_evaluation
+    "lightgbm": (".log", lines("[{step}]\ttraining's binary_logloss: {x:.6f}\tvalid_1's binary_logloss: 9.5")),
     "paddlenlp": (".log", lines(
         "[2026-01-02 03:04:05,678] [    INFO] - loss: {x:.6f}, learning_rate: 5e-05, global_step: {step}, interval_runtime: 1.2, epoch: 0.1")),
 }  # fmt: skip
