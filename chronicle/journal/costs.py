@@ -7,7 +7,7 @@ recorded is None and is shown as unknown, not as 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
 from itertools import pairwise
@@ -26,6 +26,7 @@ from chronicle.journal.events import (
     LaunchStart,
     RollbackReceipt,
     events_of,
+    is_more_telling,
 )
 from chronicle.journal.lineage import Lineage, compute_lineage
 
@@ -58,7 +59,8 @@ DECISIONS = ALARMS | {EntryKind.ROLLBACK_RECEIPT, EntryKind.LAUNCH_START}
 def merge_nodes(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """The entries with one start and one end per launch, however many nodes wrote them.
 
-    The first node's start is kept. Of the ends, the first that is not well is kept, else the last.
+    The first node's start is kept. Of the ends, the first that is not well is kept, else the last; with the most telling cause
+    of all of them.
     """
     kept = tuple(entries)
     chosen: dict[tuple[str, int], Entry] = {}
@@ -69,8 +71,12 @@ def merge_nodes(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         before = chosen.get(key)
         if before is None or (entry.kind == EntryKind.LAUNCH_END and end_is_well(before)):
             chosen[key] = entry
-    ids = {entry.id for entry in chosen.values()}
-    return tuple(e for e in kept if e.kind not in NODE_KINDS or e.launch is None or e.id in ids)
+    told = {entry.id: entry for entry in chosen.values()}
+    for entry, end in events_of(kept, LaunchEnd):
+        mine = chosen.get((entry.kind, entry.launch or 0))
+        if mine is not None and not end_is_well(entry) and is_more_telling(end.cause, told[mine.id].data.get("cause")):
+            told[mine.id] = replace(told[mine.id], data={**mine.data, "cause": end.cause, "because": end.because})
+    return tuple(told.get(e.id, e) for e in kept if e.kind not in NODE_KINDS or e.launch is None or e.id in told)
 
 
 def end_is_well(end: Entry) -> bool:

@@ -103,6 +103,18 @@ class EndCause(StrEnum):
     UNKNOWN = "unknown"
 
 
+# Of several nodes, the one that says most about the launch: what others report is often only that a peer was gone.
+TELLING = (
+    EndCause.REFUSED, EndCause.OUT_OF_MEMORY, EndCause.DISK_FULL, EndCause.NODE_LOST, EndCause.TIME_LIMIT, EndCause.PREEMPTED,
+    EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.FINISHED,
+)  # fmt: skip
+
+
+def is_more_telling(cause: str | None, than: str | None) -> bool:
+    """Whether this cause of a node's end says more about the launch than that one; none recorded says nothing."""
+    return cause in TELLING and (than not in TELLING or TELLING.index(EndCause(cause)) < TELLING.index(EndCause(than)))
+
+
 INTENTS = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT))  # a transaction begins
 RECEIPTS = frozenset((EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.RECOVER_RECEIPT))  # one is over
 LAUNCHES = frozenset(

@@ -26,6 +26,7 @@ from chronicle.errors import ChronicleError, Refusal, UsageProblem
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
+    TELLING,
     CheckpointSaved,
     CheckpointSeen,
     EndCause,
@@ -100,13 +101,6 @@ RULES: Mapping[EndCause, Rule] = {
     EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
     EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
 }
-# Of several nodes, the one that says most about the launch: what others report is often only that a peer was gone.
-TELLING = (
-    EndCause.REFUSED, EndCause.OUT_OF_MEMORY, EndCause.DISK_FULL, EndCause.NODE_LOST, EndCause.TIME_LIMIT, EndCause.PREEMPTED,
-    EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.FINISHED,
-)  # fmt: skip
-
-
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
 DEFAULT_PAUSE_SECONDS = 10.0

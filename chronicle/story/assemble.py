@@ -20,6 +20,7 @@ from chronicle.journal.events import (
     RunFork,
     events_of,
     find_open_transaction,
+    is_more_telling,
     words_of,
 )
 from chronicle.journal.lr_ledger import LedgerLine, LrLedger, compute_lr_ledger
@@ -162,8 +163,9 @@ def _started(launch: LaunchStory, entry: Entry, start: LaunchStart) -> LaunchSto
 def _ended(launch: LaunchStory, entry: Entry, end: LaunchEnd) -> LaunchStory:
     silent = tuple(host for host in launch.silent_hosts if host != end.host) if end.host else ()
     launch = replace(launch, silent_hosts=silent, ended=entry.ts, alive=False)
-    if launch.exit_code or launch.signal:
-        return launch  # another node failed first: that is how the launch ended
+    if launch.exit_code or launch.signal:  # another node failed first: that is how the launch ended
+        more = is_more_telling(end.cause, launch.cause) and end.exit_code != 0
+        return replace(launch, cause=end.cause or "", because=end.because) if more else launch
     signal = f"signal {end.signal}" if isinstance(end.signal, int) else str(end.signal or "")
     return replace(launch, exit_code=end.exit_code, signal=signal, cause=end.cause or "", because=end.because)
 

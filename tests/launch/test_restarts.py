@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from chronicle.journal.events import EndCause, LaunchEnd
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
 from chronicle.latest import Latest, PassedOver, Why
 from chronicle.launch import restarts
 from chronicle.launch.restarts import RULES, Attempt, NotResumable, Policy, Verdict, decide_onward
@@ -109,6 +110,20 @@ def test_what_a_person_has_to_choose_is_refused_and_nothing_is_moved(tmp_path, m
 def test_the_most_telling_cause_of_several_nodes_counts():
     ends = [LaunchEnd(host="n1", cause="crash", because="connection closed"), LaunchEnd(host="n2", cause="out of memory")]
     assert restarts._cause_of(ends)[0] is EndCause.OUT_OF_MEMORY
+
+
+def test_status_and_costs_name_the_node_that_was_lost_not_the_crash_that_it_caused(driver):
+    """Its supervisor writes nothing; the end that the next start infers for it says more than the peer's."""
+    with JournalWriter(driver.paths) as writer:
+        for host in ("n1", "n2"):
+            writer.write(LaunchStart(host=host), launch=1)
+        writer.write(LaunchEnd(host="n1", exit_code=1, cause="crash", because="connection closed"), launch=1)
+        lost = LaunchEnd(host="n2", inferred=True, cause="node lost", because="SLURM says that node n2 is DOWN")
+        writer.write(lost, launch=1)
+    status = driver.call("status").stdout
+    assert "ended with code 1: node lost" in status and "n2 is DOWN" in status
+    told = json.loads(driver.call("costs", "--json").stdout)
+    assert [one["cause"] for one in told["interruptions"]] == ["node lost"]
 
 
 # --- a trainer that resumes from what it is handed, saves every second step, and has an accident in each launch
