@@ -221,6 +221,7 @@ class ForwardProbe:
         self.lost = lost  # told of an error of the probe itself
         self._tell, self._resumed, self._batch_size = tell, resumed, batch_size
         self._trained, self._evaluated = False, False
+        self._stays = False  # something was compiled, maybe a function that calls the model and is made for its hooks
         self._leaves: list[Any] = []  # handles on the layers, during one pass
         self._mode: Any = None
         _probes[model] = self
@@ -241,17 +242,21 @@ class ForwardProbe:
         """A pass begins."""
         import torch
 
-        if model.training and not self._trained and not self._leaves:
+        if model.training and (self._trained or self._leaves):
+            return
+        if model.training:
             self._look_at_rows(inputs)
-        # the hooks on the model stay: a compiled function that calls it is made for their number
-        hooked = not is_compiling_here(model)
-        if model.training and not self._trained and not self._leaves and hooked and torch.is_grad_enabled():
+        if model.training and torch.is_grad_enabled() and is_compiling_here(model):
+            self._trained = self._stays = True
+        elif model.training and torch.is_grad_enabled():
             layers = [m for m in model.modules() if type(m) in (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)]
             see = ModelHook(shield(self._see_output, self._lose))
             self._leaves = [layer.register_forward_hook(see) for layer in layers[:256]]
         elif not model.training and not self._evaluated and self._mode is None:
             self._look_at_norms(model)
-            if hooked and not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
+            if is_compiling_here(model):
+                self._evaluated = self._stays = True
+            elif not any(part.training for part in model.modules()):  # dropout that was left on by its mode is meant
                 self._mode = _dropout_mode(lambda what: self._tell(BreachKind.EVAL_DROPOUT, what))
                 self._mode.__enter__()
 
@@ -264,7 +269,7 @@ class ForwardProbe:
             for handle in self._leaves:
                 handle.remove()
             self._leaves, self._trained = [], True
-        if self._trained and self._evaluated:
+        if self._trained and self._evaluated and not self._stays:
             self.remove()
 
     def _lose(self, problem: Exception) -> None:
