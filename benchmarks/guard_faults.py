@@ -38,6 +38,7 @@ SHIELD = PACKAGE + "faults.py"
 # of the framework's own function. Nothing could catch it.
 SHELLS = (
     "outside_graphs.<locals>.guarded",
+    "ModelHook.__call__",
     "_preparing.<locals>.prepare",
     "_saving.<locals>.save_state",
     "_loading.<locals>.load_state",
@@ -337,6 +338,8 @@ def inject(
                     ended = "other losses"
                 if error == "interrupt":
                     ended = "the interrupt was swallowed"
+            except SystemExit as end:  # Lightning makes an exit with code 1 of an interrupt
+                ended = "" if error == "interrupt" and end.code == 1 else f"{type(end).__name__}: {end}"[:300]
             except KeyboardInterrupt:
                 ended = "" if error == "interrupt" else "KeyboardInterrupt"
             except BaseException as problem:  # noqa: BLE001 a refusal is a SystemExit; whatever ends the run is the finding

@@ -13,7 +13,7 @@ from typing import Any
 
 from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
 
-__all__ = ["ROWS", "Shapes", "dataset_record", "feed_record", "order_record"]
+__all__ = ["LENGTH", "ROWS", "Shapes", "dataset_record", "feed_record", "order_record"]
 
 NUM_FILES = 16
 NUM_ROWS = 8  # of a Hugging Face dataset
@@ -198,7 +198,7 @@ def _plain_sampler(name: str) -> str:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
-ROWS = "rows of a batch"
+ROWS, LENGTH = "rows of a batch", "sequence length"
 
 
 class Shapes:
@@ -209,7 +209,7 @@ class Shapes:
         self._lengths: set[int | None] = set()
         self._num_batches = 0
         self._autocast: set[str] = set()
-        self.grown: Callable[[int], None] = lambda rows: None  # told of another number of rows than before
+        self.grown: Callable[[str, int], None] = lambda name, value: None  # told of another size than before
 
     def see(self, inputs: Any) -> None:
         """One batch enters the model."""
@@ -218,11 +218,13 @@ class Shapes:
             return
         self._num_batches += 1
         self._autocast.add(_autocast(first.device.type))
-        rows = int(first.shape[0])
+        rows, length = int(first.shape[0]), sequence_length(inputs)
         if self._rows and rows not in self._rows:
-            self.grown(rows)
+            self.grown(ROWS, rows)
+        if length is not None and self._lengths and length not in self._lengths:
+            self.grown(LENGTH, length)
         self._rows.add(rows)
-        self._lengths.add(sequence_length(inputs))
+        self._lengths.add(length)
 
     def to_json(self) -> dict[str, Any]:
         """`rows`, `length`, `autocast` as far as every batch had the same, and the number of `batches`; {} before the first."""

@@ -30,6 +30,7 @@ __all__ = [
     "rank_digest",
     "rng_digests",
     "steppers_of",
+    "weights_digests",
 ]
 
 T = TypeVar("T")
@@ -139,6 +140,12 @@ def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
 
 def _groups(live: LiveState, parts: Parts) -> tuple[ParamGroup, ...]:
     return tuple(describe_group(optimizer, group, parts) for optimizer, group in groups_of(live.optimizers))
+
+
+def weights_digests(live: LiveState) -> tuple[str, str]:
+    """Digests of all weights of the models, and of those that are trained."""
+    trained = (own_shard(p) for model in live.models for p in model.parameters() if p.requires_grad)
+    return tensor_digest(_weights(live.models)), tensor_digest(trained)
 
 
 def buffers_digest(live: LiveState) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 from chronicle.resume.checks.check import Check, Outcome, compared, noted
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.samples import Snapshot
-from chronicle.resume.feed import ROWS
+from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import rng_digests
 
 __all__ = ["NAME", "FirstGradient"]
@@ -133,27 +133,35 @@ class FirstGradient:
             "rows": [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows],
         }
 
-    def keep_rows(self, state: str, rows: int) -> None:
-        """The batches after the save of this state had another number of rows than those before it: a growing batch size."""
+    def keep_size(self, state: str, name: str, value: int) -> None:
+        """The batches after the save of this state had another size than those before it: a size that grows as planned."""
         if self._directory is not None and state:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._rows_of(state).write_text(f"{rows}\n", encoding="utf-8")
+            path = self._sizes_of(state)
+            path.write_text(json.dumps({**self._sizes(state), name: value}) + "\n", encoding="utf-8")
 
-    def _rows_of(self, state: str) -> Path:
+    def _sizes_of(self, state: str) -> Path:
         assert self._directory is not None
-        return self._directory / f"{state}.{self._rank}.rows"
+        return self._directory / f"{state}.{self._rank}.sizes"
+
+    def _sizes(self, state: str) -> dict[str, Any]:
+        try:
+            known = json.loads(self._sizes_of(state).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
 
     # ---- compare ----------------------------------------------------------------------------------------------------
 
-    def settle_rows(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
+    def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
         """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
         state = "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
-        if not state or self._directory is None or not self._rows_of(state).is_file():
-            return list(checks)
-        rows = self._rows_of(state).read_text(encoding="utf-8").strip()
+        known = self._sizes(state) if state and self._directory is not None else {}
         cause = "so were the batches after this save in the first pass"
         return [
-            replace(check, outcome=Outcome.NOTED, cause=cause) if check.name == ROWS and check.found == rows else check
+            replace(check, outcome=Outcome.NOTED, cause=cause)
+            if check.name in (ROWS, LENGTH) and check.found == str(known.get(check.name))
+            else check
             for check in checks
         ]
 

@@ -103,7 +103,7 @@ def settle_checks(loads: Loads, checks: Sequence[Check], live: LiveState, found:
     """
     every = [*loads.compared_late(checks), *loads.not_compared_again(checks)]
     every = note_longer_schedule(every, loads.start.expectation, live.schedulers, found.unknown)
-    every = loads.judge_options(every, found, live)
+    every = loads.moved_by_the_model(loads.judge_options(every, found, live), live)
     return [_goes_on(check) if loads.start.again else check for check in every]
 
 

@@ -38,6 +38,7 @@ from chronicle.resume.fingerprint import (
     frozen_parameters,
     object_digests,
     rng_digests,
+    weights_digests,
 )
 from chronicle.resume.hand_set import HandSet
 from chronicle.resume.honours import Honours
@@ -107,6 +108,16 @@ class Loads:
         open_then = {check.name: check.cause for check in self.pending if check.outcome is Outcome.NOT_COMPARED}
         said = {name: f"compared only now: {why}" for name, why in open_then.items()}
         return [replace(c, cause=said[c.name]) if c.name in said and c.outcome is Outcome.EQUAL else c for c in checks]
+
+    def moved_by_the_model(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
+        """The checks; frozen weights that the first pass itself moved (a momentum encoder) were as saved when it began."""
+        memory = self.start.expectation.memory if self.start.expectation else None
+        saved = next((one.weights for one in memory.ranks if one.rank == live.rank), "") if memory else ""
+        if self.state is None or not saved or self.state.weights[0] != saved:
+            return list(checks)
+        cause = "as saved when the first batch came; since then the model itself moved weights that are not trained"
+        moved = any(not c.ok and c.name == "weights" for c in checks) and weights_digests(live)[1] == self.state.weights[1]
+        return [replace(c, outcome=Outcome.NOTED, cause=cause) if moved and c.name == "weights" else c for c in checks]
 
     def judge_options(self, checks: Sequence[Check], found: Memory, live: LiveState) -> list[Check]:
         """The checks, with options that the script set itself noted (`hand_set.py`)."""
@@ -210,7 +221,7 @@ class Loads:
         if self.state is not None or self.start.state_loaded:
             live = observe()
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
-            self.state = replace(state, buffers=buffers_digest(live))
+            self.state = replace(state, buffers=buffers_digest(live), weights=weights_digests(live))
 
     def check_unseen(self, found: Memory, live: LiveState) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

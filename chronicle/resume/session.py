@@ -107,7 +107,7 @@ class GuardSession:
         self.honours = Honours(self.options.honours)
         self.trained = TrainedWatch()
         self.batches.shapes = self.trained.shapes
-        self.trained.shapes.grown = lambda rows: self.first_gradient.keep_rows(self.identity, rows)
+        self.trained.shapes.grown = lambda name, value: self.first_gradient.keep_size(self.identity, name, value)
         self.loads = Loads(self.options, self.journal, self.ranks, self.start, self.data, self.honours)
         self.envelope = Envelope(
             observe,
@@ -568,7 +568,7 @@ class GuardSession:
         found_checks, settled = list(checks), None
         with self.contained("first step"):
             settled = settle_checks(self.loads, found_checks, live, found)
-            settled = self.first_gradient.settle_rows(settled, self.start.expectation)
+            settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if optimizer is not None and not self.gradients_later:

@@ -29,7 +29,7 @@ from chronicle.resume.configuration import (
     unwrapped,
 )
 from chronicle.resume.contract import Expectation
-from chronicle.resume.feed import ROWS, Shapes, feed_record
+from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.memory import Memory
@@ -423,7 +423,7 @@ def _shape_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[
     long_enough = saved.get("batches", 0) >= 3
     one, other = saved.get("length"), own.get("length")
     if one is not None and other is not None and one != other:
-        change = [("sequence length", one, other)]
+        change = [(LENGTH, one, other)]
         cause = "the sequences are cut at another length"
         if long_enough:
             yield from _verdicts(expected, "sequence_length", "M6", change, "tokens of the first batches", cause)

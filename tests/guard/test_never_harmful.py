@@ -340,6 +340,43 @@ def test_batch_size_that_grows_right_after_a_save_is_the_runs_own_plan(run_dir: 
         train([16])
 
 
+class Momentum(torch.nn.Module):
+    """Moves its frozen half inside the forward pass, as contrastive methods do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for old, new in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+        return self.query(x) - self.key(x)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_frozen_weights_that_the_first_pass_moves_are_no_loss(run_dir: Path, lost: bool) -> None:
+    """They were as saved when the first batch came; a key that was not restored is still refused."""
+    state: Any = None
+    for _ in range(2):
+        model = Momentum()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        run = chronicle.attach(str(run_dir), model, optimizer)
+        if state is not None:
+            part = {name: value for name, value in state[0].items() if not lost or "key" not in name}
+            model.load_state_dict(part, strict=False)
+            optimizer.load_state_dict(state[1])
+        for _ in range(2):
+            if state is not None and lost:
+                with pytest.raises(chronicle.ResumeRefused, match="weights"):
+                    take_step(model, optimizer)
+                return
+            take_step(model, optimizer)
+        state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    assert run.session is not None
+    assert "weights" in [one["name"] for one in verdict(run_dir)["noted"]]
+
+
 def test_model_that_is_saved_whole_holds_nothing_of_the_guard(run_dir: Path, tmp_path: Path) -> None:
     """It is loaded where chronicle is not installed, trains on, and is saved again."""
     for _ in range(2):

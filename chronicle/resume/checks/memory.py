@@ -427,6 +427,7 @@ class LoadedState:
     """
 
     buffers: str = ""
+    weights: tuple[str, str] = ("", "")  # when the first batch came: all, and those that are trained
     frozen: str = ""
     objects: Mapping[str, str] = field(default_factory=dict)
     objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
