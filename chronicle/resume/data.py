@@ -74,7 +74,7 @@ class DataWatch:
         self._said: set[str] = set()
         atexit.register(_finish, weakref.ref(self))
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
-        self.look_for_steps: Callable[[], None] = lambda: None  # whether steps are taken that no hook sees
+        self.look_for_steps: Callable[[bool], None] = lambda surely: None  # whether steps are taken that no hook sees
         self.continues = False  # the trainer itself says that it skips the batches that were seen
 
     # ---- what enters the model -----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class DataWatch:
     def finish(self) -> None:
         """The process ends: nothing stays in memory."""
         with self._contained("batches"):
-            self.look_for_steps()
+            self.look_for_steps(False)
             self.batches.settle()
             self._record.flush()
 
@@ -124,7 +124,7 @@ class DataWatch:
         if step is None and self._record.num_seen == NUM_WITHOUT_STEP:
             self._journal.say("no step", f"not verified: {NO_STEP_SEEN}")
         if self._record.num_seen in ASKED_AT:
-            self.look_for_steps()
+            self.look_for_steps(self._record.num_seen >= NUM_WITHOUT_STEP)
         if self._start.resumed and step is not None:
             self._follow(digest, step)
             self._count(place, step)

@@ -353,14 +353,17 @@ class GuardSession:
             with self.contained("verdict"):
                 self.verdicts.conclude((), "before the first step")
 
-    def _look_for_steps(self) -> None:
-        """Whether the optimizer has stepped since the load and no hook saw it: then nothing was compared, which is said."""
+    def _look_for_steps(self, surely: bool = False) -> None:
+        """Whether the optimizer has stepped since the load and no hook saw it: then nothing was compared, which is said.
+
+        `surely`: so many batches have passed that it must have stepped. Else its own counters tell, if it has any.
+        """
         expectation = self.start.expectation
         if self._stepped or self._loading or self.off or not self.start.resumed or expectation is None:
             return
         loaded = None if expectation.memory is None else expectation.memory.step
         taken = optimizer_steps(self._observe().optimizers)
-        if loaded is not None and taken is not None and taken[1] > loaded:
+        if surely or (loaded is not None and taken is not None and taken[1] > loaded):
             self._forget("step", NO_STEP_SEEN)
 
     def retire(self) -> None:
