@@ -51,8 +51,7 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, check_names, refuse_unusable, verify_and_read
 from rollback.disk.durable import write_atomic
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, Severity
-from rollback.files.config_text import MAX_CHARACTERS
-from rollback.lr.deepspeed import ConfigFile
+from rollback.files.config_text import MAX_CHARACTERS, ConfigFile
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 from rollback.plan.plan import Plan, format_plan
 from rollback.plan.request import HONOURED, Cost, RollbackRequest

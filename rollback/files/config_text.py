@@ -34,6 +34,15 @@ class NotPlainConfig(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A config file as it is now, and `origin`: who named it as the config of the next launch."""
+
+    path: str  # absolute
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
 class Number:
     """A number in the text, at `[start, end)`. A quoted one is the text between its quotes."""
 

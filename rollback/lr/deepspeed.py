@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rollback.errors import PlanRefused
-from rollback.files.config_text import NotPlainJson, parse_object
+from rollback.files.config_text import ConfigFile, NotPlainJson, parse_object
 from rollback.lr.effect import FieldEdit, Keys
 from rollback.lr.oracle import LrTable, Unknown, table_from
 
@@ -184,15 +184,6 @@ _RULES: Mapping[str, Callable[..., Lrs]] = {
 # --- The config file of the next launch
 
 _OPTION = "--deepspeed-config FILE"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """A config file as it is now, and `origin`: who named it as the config of the next launch."""
-
-    path: str  # absolute
-    text: str
-    origin: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

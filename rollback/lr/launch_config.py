@@ -17,9 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from rollback.errors import PlanRefused
-from rollback.files.config_text import NotPlainConfig, Number, kind_of, numbers
+from rollback.files.config_text import ConfigFile, NotPlainConfig, Number, kind_of, numbers
 from rollback.files.edits import dotted
-from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit, Keys
 
 _SAME = 1e-9

@@ -13,8 +13,9 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState
 from rollback.errors import PlanRefused
+from rollback.files.config_text import ConfigFile
 from rollback.lr.authority import Doubt, Evidence, lr_doubts, seen_by_guard, settle_by_config
-from rollback.lr.deepspeed import ConfigFile, ConfigPlan, config_notes, deepspeed_lrs, plan_config
+from rollback.lr.deepspeed import ConfigPlan, config_notes, deepspeed_lrs, plan_config
 from rollback.lr.effect import (
     Disproof,
     FieldEdit,

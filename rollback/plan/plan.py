@@ -17,7 +17,7 @@ from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState
-from rollback.lr.deepspeed import ConfigFile
+from rollback.files.config_text import ConfigFile
 from rollback.lr.effect import FieldEdit
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import (

@@ -22,11 +22,10 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.disk.content import crc32_after, read_pointer, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
-from rollback.files.config_text import kind_of, replace_config_numbers
+from rollback.files.config_text import ConfigFile, kind_of, replace_config_numbers
 from rollback.files.edits import dotted
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
-from rollback.lr.deepspeed import ConfigFile
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest

@@ -12,8 +12,8 @@ from chronicle.cli.main import run
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
 from rollback.errors import PlanRefused
-from rollback.files.config_text import NotPlainJson, parse_object, replace_config_numbers
-from rollback.lr.deepspeed import ConfigFile, config_notes, plan_config
+from rollback.files.config_text import ConfigFile, NotPlainJson, parse_object, replace_config_numbers
+from rollback.lr.deepspeed import config_notes, plan_config
 from tests.builders.checkpoints import run_script
 from tests.rollback.disks import picture
 

@@ -16,8 +16,7 @@ from chronicle.cli.main import run
 from chronicle.journal import JournalWriter
 from chronicle.paths import RunPaths
 from rollback.errors import PlanRefused
-from rollback.files.config_text import NotPlainConfig, numbers, replace_config_numbers
-from rollback.lr.deepspeed import ConfigFile
+from rollback.files.config_text import ConfigFile, NotPlainConfig, numbers, replace_config_numbers
 from rollback.lr.launch_config import LaunchConfig, Wanted, named_edits
 from tests.rollback.disks import picture
 
