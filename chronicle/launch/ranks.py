@@ -117,6 +117,7 @@ class RankWatch:
         self._clock = clock
         self._on_attempt = on_attempt
         self._attempt: int | None = None
+        self._noted_at = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
         self._handles: dict[int, int] = {}  # rank -> pidfd
         self._known: set[tuple[int, int]] = set()
         self.pids: dict[int, int] = {}
@@ -164,14 +165,15 @@ class RankWatch:
             self._attempt = 0  # an attempt that was over before we looked counts too
         while self._attempt < int(count):
             self._attempt += 1
+            self._noted_at = self._clock()
             age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
             self._on_attempt(self._attempt, self.first_death(), max(0.0, age))
             self.deaths = [death for death in self.deaths if death.pid == process.pid]
 
     @property
     def unsettled(self) -> bool:
-        """Whether a rank ended a short time ago: its launcher may be starting the group again."""
-        return bool(self.deaths) and self._clock() - max(death.time for death in self.deaths) < SETTLING_SECONDS
+        """Whether a rank ended, or an attempt began, a short time ago: its launcher may be starting the group."""
+        return self._clock() - max([self._noted_at, *(death.time for death in self.deaths)]) < SETTLING_SECONDS
 
     def first_death(self) -> RankDeath | None:
         """Return the rank of the present attempt that ended first; None when none has ended."""
