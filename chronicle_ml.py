@@ -101,3 +101,7 @@ def _require_whole() -> None:
         place = os.path.join(HERE, "chronicle")
         remedy = _remedy("chronicle", os.path.join(place, "__init__.py"))
         raise ShadowedPackage("chronicle", os.path.join(place, "__init__.py"), "that of chronicle-ml", remedy)
+
+
+if __name__ == "__main__":
+    main()
