@@ -68,7 +68,7 @@ def test_771_million_is_not_one_billion():
     assert counted == 771_176_450
     for claim in ("a working 1B parameter model", "1.0B parameters", "1B+ parameters"):
         judged = judge_claim(claim, evidence_of(counted, counted, 1))
-        assert [one.verdict for one in judged] == [Claimed.CONTRADICTED]
+        assert judged[0].verdict is Claimed.CONTRADICTED
     assert "(-22.9%)" in judge_claim("1.0B parameters", evidence_of(counted, counted, 1))[0].message
     found = answer("PF02", TrainerFacts(params_counted=counted), Baseline(claimed_params=1e9))
     assert (found.verdict, found.message) == (CheckVerdict.FAIL, "claim 1,000,000,000, counted 771,176,450 (-22.9%)")

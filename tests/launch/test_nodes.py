@@ -57,7 +57,7 @@ def test_two_nodes_are_one_launch_with_two_writers_and_the_worse_end(nodes, driv
     assert {one.launch for one in (*starts, *ends)} == {1}
     assert {one.data["host"] for one in starts} == {one.data["host"] for one in ends} == {"node-0", "node-1"}
     assert len({one.writer for one in starts}) == 2
-    assert read_story(driver.paths).launch(1).outcome == "ended with code 3"
+    assert read_story(driver.paths).launch(1).outcome == "ended with code 3: crash"
     assert "working on node 1" in driver.paths.rank_log(1, 1).read_text()
     sealed = {end.data["host"]: {seal["path"] for seal in end.data["sealed"]} for end in ends}
     assert not sealed["node-0"] & sealed["node-1"]
@@ -78,7 +78,7 @@ def test_a_node_that_dies_is_named_by_ps_sweep_and_status(nodes, driver):
     assert first.wait(60) == 0
     assert "launch 1 on `node-1`" in driver.call("sweep").stderr
     outcome = read_story(driver.paths).launch(1).outcome
-    assert outcome == "ended with code 0, no end recorded on node-1"
+    assert outcome == "ended with code 0: finished, no end recorded on node-1"
     driver.start([sys.executable, "-c", "pass"])
     assert driver.wait() == 125
     assert "seems alive on `node-1`" in driver.out.read_text()
