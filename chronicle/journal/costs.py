@@ -358,10 +358,13 @@ def _lost_in_crashes(
     """Steps done again because a launch resumed below the last step of the one before it, without a rollback."""
     rolled_back_into = {_next_launch(entries, mark.entry_id) for mark in lineage.rollbacks}
     starts = {entry.launch: entry for entry, _ in events_of(entries, LaunchStart)}
-    for before, after in pairwise(lineage.launches):
+    trained = [one for one in lineage.launches if one.last_step is not None and one.last_step > max(0, one.start_step or 0)]
+    for before, after in pairwise(trained):  # a launch that was refused, and took no step, repeated none
         start, last = after.start_step, before.last_step
-        if after.number in rolled_back_into or start is None or last is None or start >= last:
+        between = range(before.number + 1, after.number + 1)
+        if any(number in rolled_back_into for number in between) or start is None or last is None or start >= last:
             continue
+        start = max(0, start)
         entry = starts.get(after.number)
         yield LostWork(
             cause=Cause.CRASH,

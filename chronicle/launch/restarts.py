@@ -255,10 +255,13 @@ def settle_launch(settings: Settings, chain: str, policy: Policy, say: Callable[
 
 
 def _roots(settings: Settings, entries: Sequence[Entry]) -> tuple[Path, ...]:
-    """Where this run's checkpoints are: the directory that is set, and those of recorded saves."""
+    """Where this run's checkpoints are: the directory that is set, else `checkpoints` here, and those of recorded saves."""
     found = dict.fromkeys(find_checkpoint_roots(entries, None, settings.paths.run_dir))
-    if settings.checkpoints_dir is not None:
-        found = {settings.checkpoints_dir: None} | found
+    own = settings.checkpoints_dir
+    if own is None and settings.origin.get("checkpoints", "default") == "default":
+        own = Path.cwd() / "checkpoints"  # it may not have been there when the first launch began
+    if own is not None:
+        found = {own: None} | found
     by_inode = {(state.st_dev, state.st_ino): root for root in reversed(found) if root.is_dir() and (state := root.stat())}
     return tuple(reversed(by_inode.values()))
 

@@ -150,3 +150,18 @@ def test_command_prints_the_table(story, tmp_path, monkeypatch, capsys):
     assert "productive           17.0 s (goodput 24.3%)" in shown
     assert "  crash: 10 → 8, 2 steps, 2.0 s" in shown
     assert "checkpoint tax       unknown" in shown
+
+
+def test_a_refused_launch_between_two_others_repeats_nothing_and_hides_nothing(story):
+    """The guard writes the LR of step 0 before it refuses: that is no step."""
+    story.at(0, "launch.start", launch=1, data={"start_step": 0})
+    story.steps(1, 1, 15, start=1)
+    story.at(16, "launch.end", launch=1, data={"exit_code": 137, "last_step": 15})
+    story.at(20, "launch.start", launch=2)
+    story.steps(2, 0, 0, start=21)
+    story.at(22, "launch.end", launch=2, data={"exit_code": 78, "last_step": 0})
+    assert story.costs().lost == ()
+    story.at(30, "launch.start", launch=3)
+    story.steps(3, 11, 20, start=31)
+    story.at(41, "launch.end", launch=3, data={"exit_code": 0, "last_step": 20})
+    assert [(one.from_launch, one.from_step, one.to_step, one.steps) for one in story.costs().lost] == [(1, 15, 10, 5)]

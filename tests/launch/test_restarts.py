@@ -195,6 +195,16 @@ def test_kills_in_steps_and_in_a_save_go_on_from_the_newest_verified_checkpoint(
     assert (driver.directory / "ck/step-8.pt").stat().st_size == 300
 
 
+def test_checkpoints_in_the_usual_directory_need_no_option(driver):
+    """It was not there when the first launch began, and nobody named it."""
+    trainer = driver.directory / "train.py"
+    trainer.write_text(trainer.read_text().replace('"ck"', '"checkpoints"'))
+    environ = {"ACCIDENTS": json.dumps({"1": [5, KILL]})}
+    driver.start([sys.executable, "train.py"], "--restarts", "2", "--restart-pause", "0.1", environ=environ)
+    assert driver.wait(300) == 0
+    assert starts(driver) == [0, 4]
+
+
 def test_a_crash_without_progress_stops_with_a_sentence(driver):
     """Progress is a newer verified checkpoint, not time: three launches that never save are enough."""
     crash = [5, "raise KeyError('loss')"]
