@@ -1,9 +1,10 @@
 """The newest checkpoint that a launch can resume from: the one answer for `chronicle latest`, restarts and trainers.
 
 Newest is by the lineage, not by the number alone: a checkpoint of a side try, whose launch the present weights do not descend
-from, is left out, and so are abandoned ones. Of the rest, from the highest step down, the first one counts that verification
-passes: names, structure and counters, or every byte. What was passed over is returned with why. `set_aside` moves half-written
-newer ones, and nothing else, to the quarantine of `chronicle verify`, which `verify --restore` takes back.
+from, is left out, and so are abandoned ones and those that carry the identity of another run. Of the rest, from the highest
+step down, the first one counts that verification passes: names, structure and counters, or every byte. What was passed over is
+returned with why. `set_aside` moves half-written newer ones, and nothing else, to the quarantine of `chronicle verify`, which
+`verify --restore` takes back.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from chronicle.checkpoints import CheckpointVerdict, find_verdict, record_verdicts, stamp_or_none, with_launches
+from chronicle.checkpoints import (
+    CheckpointVerdict,
+    KnownStates,
+    find_verdict,
+    known_states,
+    record_verdicts,
+    stamp_or_none,
+    with_launches,
+)
 from chronicle.journal import Entry, JournalWriter, compute_lineage
-from chronicle.journal.events import Quarantined
+from chronicle.journal.events import Quarantined, RunFork, events_of
 from chronicle.journal.lineage import Lineage
+from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints
+from rollback.checkpoint.listing import list_checkpoints, read_identity
 from rollback.checks.verify import verify_checkpoint
 from rollback.disk.content import read_pointer
 from rollback.errors import Finding, RollbackError, Severity
@@ -42,6 +52,7 @@ class Why(Enum):
     """Why a newer checkpoint is not the latest one."""
 
     SIDE_TRY = "side try"  # whole, and of another line of descent
+    OTHER_RUN = "other run"  # it says itself that another run saved it
     SPOILT = "spoilt"  # whole, and its weights are not (F11)
     UNSOUND = "unsound"  # files are missing, cut or changed
     UNREADABLE = "unreadable"  # the storage failed: nothing is known of it
@@ -69,11 +80,14 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
     With `settings` a verification that is made now is recorded in the journal. Raises `OSError` or `RollbackError` when the
     directory cannot be listed.
     """
-    lineage = compute_lineage(entries)
+    lineage, own, states = compute_lineage(entries), _own_ids(entries, settings), known_states(entries)
     listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
     candidates = [one for one in listed if one.step is not None and one.abandoned is None]
     passed_over = []
     for one in sorted(candidates, key=lambda one: (one.step or 0, one.launch or 0), reverse=True):
+        if other := _other_run(one, own, states):
+            passed_over.append(PassedOver(one, other, Why.OTHER_RUN))
+            continue
         if elsewhere := _side_try(one, lineage):
             passed_over.append(PassedOver(one, elsewhere, Why.SIDE_TRY))
             continue
@@ -83,6 +97,25 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
             return Latest(one, was_read, tuple(passed_over))
         passed_over.append(PassedOver(one, reason, why))
     return Latest(None, False, tuple(passed_over))
+
+
+def _own_ids(entries: Sequence[Entry], settings: Settings | None) -> frozenset[str] | None:
+    """Ids of this run and of those it was declared to descend from; None where its own is not known."""
+    place = None if settings is None else read_place(settings.paths)
+    if place is None:
+        return None if settings is None or entries else frozenset()
+    return frozenset({place.run_id, *(str(fork.parent.get("run_id")) for _, fork in events_of(entries, RunFork))})
+
+
+def _other_run(one: Checkpoint, own: frozenset[str] | None, states: KnownStates) -> str:
+    """That another run saved it, where the checkpoint says so; "" where it does not."""
+    try:
+        found = {} if own is None else states.identity_of(one.path, read_identity(one))
+    except (RollbackError, OSError, ValueError):
+        return ""  # verification says what is wrong with it
+    if not found.get("run_id") or own is None or found["run_id"] in own:
+        return ""
+    return f"run `{found.get('run') or found['run_id']}` saved it; for a fork on purpose: `chronicle init --from CHECKPOINT`"
 
 
 def _side_try(one: Checkpoint, lineage: Lineage) -> str:

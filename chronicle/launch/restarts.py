@@ -311,6 +311,8 @@ def hand_over(settings: Settings, say: Callable[[str], None]) -> HandedOver:
     paths = settings.paths
     with hold_admission(paths):
         entries = read_journal(paths).entries if paths.journal_dir.is_dir() else ()
+        if not any(entry.kind in (EntryKind.LAUNCH_START, EntryKind.RUN_FORK) for entry in entries):
+            return HandedOver()  # nothing was trained yet: what lies there is of another run, or nobody knows whose
         for root in _roots(settings, entries):
             try:
                 found = find_latest(root, entries, full=True, settings=settings)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from chronicle import attach
+from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
 from chronicle.latest import Latest, PassedOver, Why
@@ -102,6 +105,8 @@ def test_what_a_person_has_to_choose_is_refused_and_nothing_is_moved(tmp_path, m
     found = Latest(SimpleNamespace(path=tmp_path / "checkpoints/step-4.pt", step=4), True, (over,))
     monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: found)
     settings = load_settings(tmp_path, {}, run="demo")
+    with JournalWriter(settings.paths) as writer:
+        writer.append("launch.start", launch=1, data={"host": "h"})
     with pytest.raises(NotResumable, match=r"step-8\.pt"):
         restarts.hand_over(settings, say=lambda line: None)
     assert path.exists()
@@ -203,6 +208,40 @@ def test_checkpoints_in_the_usual_directory_need_no_option(driver):
     driver.start([sys.executable, "train.py"], "--restarts", "2", "--restart-pause", "0.1", environ=environ)
     assert driver.wait(300) == 0
     assert starts(driver) == [0, 4]
+
+
+def test_a_new_run_is_handed_nothing_that_lies_there(driver):
+    """Whose those checkpoints are is not known, and a cut one may be a save of another run that is alive."""
+    there = driver.directory / "ck"
+    there.mkdir()
+    for step in (8, 10):
+        shutil.copy(driver.directory / "made" / f"step-{step}.pt", there)
+    (there / "step-11.pt").write_bytes(b"cut")
+    assert train(driver, {"1": [1, ""]}, restarts="1") == 0
+    assert starts(driver) == [0] and not driver.entries("quarantine") and (there / "step-11.pt").read_bytes() == b"cut"
+
+
+def test_a_checkpoint_that_says_it_is_another_runs_is_not_the_latest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        assert chronicle(["init", "--run", name]) == 0
+        monkeypatch.setenv("CHRONICLE_LAUNCH", "1")
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        run = attach(tmp_path / "logs" / name, model, optimizer)
+        assert run is not None
+        for _ in range({"a": 9, "b": 5}[name]):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, tmp_path / "checkpoints" / f"step-{5 if name == 'b' else 9}.pt")
+    capsys.readouterr()
+    assert chronicle(["latest", "--run", "b"]) == 0
+    found = capsys.readouterr()
+    assert "step-5.pt" in found.out and "run `a` saved it" in found.out + found.err
+    assert chronicle(["latest", "--run", "a"]) == 0
+    assert "step-9.pt" in capsys.readouterr().out
 
 
 def test_a_crash_without_progress_stops_with_a_sentence(driver):
