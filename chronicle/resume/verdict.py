@@ -27,6 +27,7 @@ from rollback.errors import RollbackError
 __all__ = ["Ranks", "StartingPoint", "Verdicts", "run_checks"]
 
 MAX_REPORT_BYTES = 1024
+LET_GO_SECONDS = 1.0
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
 NO_BASIS = "it carries no description of its memory: it was saved without the guard, or copied without its manifest"
 
@@ -273,6 +274,8 @@ class Ranks:
         """Every rank's report, in rank order; every rank must call this. A report over 1 KB is cut and says so."""
         if self.world_size == 1:
             return [report]
+        if "cpu:gloo" in str(_group().get_backend_config()):
+            return _gather_on_gloo(shorten_report(report), self.world_size)
         reports: list[Any] = [None] * self.world_size
         _group().all_gather_object(reports, shorten_report(report))
         return reports
@@ -317,8 +320,35 @@ def shorten_report(report: dict[str, Any]) -> dict[str, Any]:
     return {"rank": report.get("rank"), "failed": [], "more": len(failures)}
 
 
+def _gather_on_gloo(report: dict[str, Any], world_size: int) -> list[dict[str, Any]]:
+    """As `all_gather_object`, and back only when gloo's thread has let go of the tensors (at most `LET_GO_SECONDS` later).
+
+    That thread needs the GIL for it. When the interpreter ends meanwhile, as it does after a refusal, CPython before 3.14 ends
+    the thread inside torch's C++, and the process is aborted (-6) where its exit code should have said 78.
+    """
+    import torch
+
+    mine = torch.frombuffer(bytearray(_packed(report).ljust(MAX_REPORT_BYTES)), dtype=torch.uint8)
+    tensors = [mine, *(torch.empty_like(mine) for _ in range(world_size))]
+    before = _count_references(tensors)
+    _group().all_gather(tensors[1:], mine)
+    deadline = time.monotonic() + LET_GO_SECONDS
+    while _count_references(tensors) != before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return [json.loads(bytes(tensor.tolist())) for tensor in tensors[1:]]
+
+
+def _count_references(tensors: Sequence[Any]) -> list[int]:
+    """Of each tensor's Python object. torch since 2.10 holds one more while a tensor is held in C++ as well."""
+    return [sys.getrefcount(tensor) for tensor in tensors]
+
+
+def _packed(report: dict[str, Any]) -> bytes:
+    return json.dumps(report, separators=(",", ":"), default=str).encode()
+
+
 def _size(report: dict[str, Any]) -> int:
-    return len(json.dumps(report, separators=(",", ":"), default=str).encode())
+    return len(_packed(report))
 
 
 def _group() -> Any:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.planted_bugs.play import Outcome
 from chronicle.cli.main import run
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.resume import verdict
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.verdict import MAX_REPORT_BYTES, shorten_report
 from rollback.checkpoint.manifest import read_manifest
@@ -159,3 +161,26 @@ def test_a_digest_of_a_rank_stays_within_a_kilobyte() -> None:
     rng = dict.fromkeys(("python", "numpy", "torch", "cuda:8"), "f" * 16)
     digest = RankDigest(rank=16383, rng=rng, weights="f" * 16, moments="f" * 16, data="f" * 16)
     assert len(json.dumps(digest.to_json(), separators=(",", ":"))) < 300
+
+
+def test_a_report_is_gathered_only_when_gloo_holds_its_tensors_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread wants the GIL to let go; an interpreter that ends meanwhile aborts (-6) instead of exiting with 78."""
+    held: list[Any] = []
+
+    class Gloo:
+        def get_backend_config(self) -> str:
+            return "cpu:gloo,cuda:nccl"
+
+        def get_world_size(self) -> int:
+            return 2
+
+        def all_gather(self, theirs: list[Any], mine: Any) -> None:
+            for tensor in theirs:
+                tensor.copy_(mine)
+            held.extend([mine, *theirs])
+            threading.Timer(0.2, held.clear).start()
+
+    monkeypatch.setattr(verdict, "_group", Gloo)
+    report = {"rank": 0, "failed": [["weights", "M1", "a", "b", "", ""]]}
+    assert verdict.Ranks().gather(report) == [report, report]
+    assert held == []
