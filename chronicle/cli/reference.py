@@ -22,7 +22,8 @@ SHARED = frozenset(("--run", "--logs", "--checkpoints", "--json", "--yes", "--he
 CODES = {
     ExitCode.DONE: "done, or nothing to do",
     ExitCode.ERROR: "an error; one sentence on stderr. Also: Python would import another package in place of one of ours",
-    ExitCode.USAGE: "wrong usage, or `--yes` is needed because there is no terminal; nothing was changed",
+    ExitCode.USAGE: "wrong usage, a log that cannot be read as it is, "
+    "or `--yes` is needed because there is no terminal; nothing was changed",
     ExitCode.REFUSED: "refused, to protect a run or a checkpoint; nothing was changed",
     ExitCode.STOPPED_PART_WAY: "stopped part-way; `chronicle recover` finishes or reverts it",
     ExitCode.FINDINGS: "findings: of `verify`, `audit` or `spikes --fail`, an unsupported claim, or an outdated render",

@@ -125,7 +125,7 @@ def _scan(
         except (UnknownLog, NothingToWatch, OSError) as problem:
             if len(names) == 1:
                 raise
-            scans.append(unread(name, str(problem), blind=isinstance(problem, NothingToWatch)))  # the others are still read
+            scans.append(unread(name, str(problem), blind=isinstance(problem, UsageProblem)))  # the others are still read
     return scans
 
 

@@ -29,6 +29,7 @@ from rollback.detect import Event
 __all__ = ["watch"]
 
 ENOUGH_ROWS = 8  # of a growing log, before it is said to hold no loss
+PATIENT_LOOKS = 5  # at a growing log without a point, before it is said that none was read
 
 
 def watch(
@@ -82,7 +83,7 @@ def watch(
 
 def _look(follower: Follower, hooks: Hooks, events: dict[int, Event], name: str, *, interval: float, once: bool) -> None:
     """Read the log until it is interrupted, or once; raises NothingToWatch where it holds no loss that is known."""
-    told, said = 0, False
+    told, said, looks = 0, False, 0
     live = sys.stderr.isatty() and not once
     while True:
         for event in follower.look():
@@ -94,6 +95,12 @@ def _look(follower: Follower, hooks: Hooks, events: dict[int, Event], name: str,
                     print(("\r\033[K" if live else "") + describe_event(event), file=sys.stderr, flush=True)
         if once or follower.rows >= ENOUGH_ROWS:
             follower.contents.need_loss(name)
+        unread = None if follower.rows else follower.unread()
+        if unread is not None and once:
+            raise unread
+        if unread is not None and looks == PATIENT_LOOKS:
+            print(f"watching {name}: {unread.message}; {unread.remedy}", file=sys.stderr, flush=True)
+        looks += 1
         for step, check in follower.trips[told:] if not once else ():
             print(("\r\033[K" if live else "") + describe_trip(step, check), file=sys.stderr, flush=True)
         told = len(follower.trips)

@@ -110,8 +110,15 @@ def read_lines(lines: Iterable[str]) -> Iterator[Point]:
 class PrintedLines:
     """The reader of a printed log, line by line; `feed` returns the points that a line completed, `flush` the last one."""
 
-    def __init__(self, names: dict[str, None] | None = None, *, counted: int = 0) -> None:
-        """`counted` is the step of a line that names none (Trainer's dictionaries); -1 says that there is none."""
+    def __init__(
+        self, names: dict[str, None] | None = None, *, counted: int = 0, step: str | None = None,
+        named: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """`counted` is the step of a line that names none (Trainer's dictionaries); -1 says that there is none.
+
+        `named` are the names that a person gave, `step` the one of them that counts.
+        """
+        self._step, self._named_by = step, named
         self.names: dict[str, None] = {} if names is None else names  # all seen, for the message when none is known
         self._row, self._counted = 0, counted
         self._pending: Point | None = None
@@ -166,6 +173,10 @@ class PrintedLines:
             return self._parse_ranked(next(part for part in ranked.groups() if part), line[ranked.end() :] + "\n" * (not cut))
         line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
         whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
+        if self._named_by:
+            asked = self._parse_asked(line, cut=cut)
+            if asked is not None:
+                return asked
         if self._frame is not None or FRAME.match(line):
             return self._feed_frame(line)
         if self._block is not None:
@@ -192,11 +203,25 @@ class PrintedLines:
             return Point(0, self._keras, None, self._named(values)) if _tells(values) else None
         return self._parse_plain(line, cut=cut)
 
+    def _parse_asked(self, line: str, *, cut: bool) -> Point | None:
+        """Read the names that a person gave (`name: value`, `name=value`, `name value`) and what else is known."""
+        found = {}
+        for name in self._named_by:
+            at = re.search(rf"(?<![\w./]){re.escape(name)}\s*[:=]?\s*{VALUE}", line)
+            if at is not None and not (cut and at.end() == len(line)):
+                found[name] = _number(at["value"], at["unit"])
+        count = found.pop(self._step, None) if self._step is not None else _find_step(line, self._epochs, cut=cut)
+        if not found or count is None or count != int(count):
+            return None
+        return Point(0, int(count), _time(line), {**self._named(self._fields(line, cut=cut)), **found})
+
     def _parse_ranked(self, rank: str, line: str) -> Point | None:
         """Read a line that began with its rank; what other ranks print of the same steps is left out."""
         if self._heard is not None and rank != self._heard:
             return None
-        found = self._ranks.setdefault(rank, PrintedLines(self.names, counted=self._counted)).parse(line)
+        found = self._ranks.setdefault(
+            rank, PrintedLines(self.names, counted=self._counted, step=self._step, named=self._named_by)
+        ).parse(line)
         if found is not None:
             self._heard = rank
         return found

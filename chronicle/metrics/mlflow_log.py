@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from chronicle.errors import ChronicleError
+from chronicle.errors import UsageProblem
 from chronicle.metrics.log import Point
 
 SQLITE_HEAD = b"SQLite format 3\0"
@@ -21,7 +21,7 @@ LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
 Measurement = tuple[int, float, str, float]  # step, seconds, name, value
 
 
-class WhichRun(ChronicleError):
+class WhichRun(UsageProblem):
     """A store holds several runs and the path names none of them."""
 
 
@@ -54,9 +54,9 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
         except sqlite3.OperationalError as problem:
             if "locked" in str(problem):
                 raise BlockingIOError(errno.EAGAIN, "locked by its writer", str(path)) from problem
-            raise ChronicleError(f"`{path}` is not an MLflow store: {problem}") from problem
+            raise UsageProblem(f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN") from problem
         except sqlite3.DatabaseError as problem:
-            raise ChronicleError(f"`{path}` is not an MLflow store: {problem}") from problem
+            raise UsageProblem(f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN") from problem
     row = 0
     for number, rows in enumerate(measured):
         for point in points_of(rows):

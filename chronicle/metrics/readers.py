@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import UsageProblem
 from chronicle.metrics.lines import ANSI, UTF_16_MARKS, PrintedLines, is_gzip, log_lines, number_in, read_head
 from chronicle.metrics.log import Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store
@@ -32,14 +32,17 @@ from chronicle.metrics.records import (
     read_json_lines,
 )
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
-from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of
+from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of, value_of
 from rollback.errors import one_line
 
 SHOWN_NAMES = 24  # names that a message lists
+SHOWN_LINES = 40  # lines in which they are sought
+FEW_POINTS = 8  # rows without a number may be the beginning of a log
+WORD_AND_NUMBER = re.compile(r"([^\W\d][\w./@%-]*)(?:\s*[:=]\s*|\s+)['\"]?[-+]?\.?\d")
 
 
-class UnknownLog(ChronicleError):
-    """No reader found a point in this file."""
+class UnknownLog(UsageProblem):
+    """No reader found a point in this log: it says what was read, which columns were seen, and how to name them."""
 
 
 class NothingToWatch(UsageProblem):
@@ -59,6 +62,15 @@ class LogReading:
     ignore: tuple[str, ...] = ()
     kind: LossKind | None = None
     pattern: re.Pattern[str] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that a person gave: a line that holds one is read, whatever the table says of it."""
+        return frozenset(name for name in (self.loss, self.step, self.lr) if name is not None)
+
+    def loss_of(self, values: Mapping[str, float]) -> float | None:
+        """The loss among the values of one point: the one that was named, else the total that the table knows."""
+        return values.get(self.loss) if self.loss is not None else value_of(values, Role.LOSS)
 
     def role_of(self, name: str) -> Role:
         """Return the role of a channel: what was said about it, else what the table says."""
@@ -107,17 +119,54 @@ def read_log(path: Path, reading: LogReading = PLAIN) -> Iterator[Point]:
     for point in _open(path, reading, seen):
         found = True
         yield point
-    if not found and not (path.is_file() and _is_table(read_head(path))):  # a table may have no rows yet
-        names = f"; names seen: {', '.join(list(seen)[:SHOWN_NAMES])}" if seen else ""
-        raise UnknownLog(
-            f"no step with a loss, gradient norm or learning rate was found in `{path}`{names}",
-            "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports; "
-            "name them with --loss and --step, or teach a line format with --format",
-        )
+    if not found and not _is_empty_table(path, reading):
+        raise unread_log(path, reading, seen)
+
+
+def unread_log(path: Path, reading: LogReading = PLAIN, seen: Iterable[str] = ()) -> UnknownLog:
+    """The error of a log without a point: what it was taken for, the columns seen in it, and the way out."""
+    known = "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports"
+    if path.is_dir():
+        return UnknownLog(f"no point was read from the directory `{path}`: no event file or metric in it holds a number", known)
+    form, head = form_of(path, reading), read_head(path)
+    text = head.decode("utf-16" if head.startswith(UTF_16_MARKS) else "utf-8", errors="replace")
+    if not text.strip():
+        return UnknownLog(f"no point was read from `{path}`: the file is empty", known)
+    if form in ("TensorBoard", "MLflow") or "\0" in text:
+        what = f"read as {form}, and it holds no number" if form in ("TensorBoard", "MLflow") else "it is no text"
+        return UnknownLog(f"no point was read from `{path}`: {what}", known)
+    names = list(seen) or columns_in(form, text)
+    first = next(line for line in text.splitlines() if line.strip()).strip()
+    shown = f"columns seen: {_some(names)}" if names else f"no columns seen; its first line: `{one_line(first[:80])}`"
+    return UnknownLog(
+        f"no step with a loss, gradient norm or learning rate was found in `{path}` (read as {form}); {shown}",
+        "name them with --loss NAME and --step NAME, or teach a line format: "
+        f"--format '(?P<step>\\d+) (?P<loss>\\S+)'; {known}",
+    )
+
+
+def columns_in(form: str, text: str) -> list[str]:
+    """The names that the beginning of a log gives to its numbers: keys, the cells of a header, or words before numbers."""
+    lines = [line for line in text.splitlines() if line.strip()][:SHOWN_LINES]
+    if form in ("JSON", "JSONL", "metrics.jsonl") or (lines and lines[0].lstrip()[:1] in ("{", "[")):
+        return list(dict.fromkeys(re.findall(r'"([^"\\]{1,60})"\s*:', text)))
+    for delimiter in ("\t", ";", ",", None):
+        first, second = ([cell.strip() for cell in line.split(delimiter)] for line in (lines * 2)[:2])
+        numbers = sum(number_in(cell.replace(",", ".")) is not None for cell in second)
+        plain = 1 < len(first) == len(second) and not any(number_in(cell) is not None for cell in first)
+        if plain and (numbers >= len(second) / 2 or (len(lines) == 1 and delimiter is not None)):
+            return first
+    named = (found[1].strip() for line in lines for found in WORD_AND_NUMBER.finditer(ANSI.sub("", line)))
+    return [name for name in dict.fromkeys(named) if name]
+
+
+def _is_empty_table(path: Path, reading: LogReading) -> bool:
+    """Whether this is a table that has no rows yet: nothing is wrong with it."""
+    return path.is_file() and form_of(path, reading) == "table"
 
 
 def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Point]:
-    form = form_of(path)
+    form = form_of(path, reading)
     if reading.pattern is not None and form not in ("TensorBoard", "MLflow"):
         return _read_taught(path, reading.pattern)
     if form == "MLflow":
@@ -134,11 +183,11 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
     if form == "JSONL":
         return read_json_lines(path, reading.step)
     if form == "table":
-        return read_csv(path, reading.step)
-    return _read_text(path, seen)
+        return read_csv(path, reading.step, reading.names)
+    return _read_text(path, seen, reading)
 
 
-def form_of(path: Path) -> str:
+def form_of(path: Path, reading: LogReading = PLAIN) -> str:
     """Return the form of a log: `TensorBoard`, `MLflow`, `JSON`, `metrics.jsonl`, `JSONL`, `table` or `printed lines`."""
     _, _, run = str(path).partition("#")
     if run and not path.exists():
@@ -154,7 +203,7 @@ def form_of(path: Path) -> str:
         return "JSON"
     if head.lstrip().startswith(b"{") and _is_json_line(head):
         return "metrics.jsonl" if _is_ours(head) and not is_gzip(path) else "JSONL"
-    if _is_table(head):
+    if _is_table(head, reading.names):
         return "table"
     return "printed lines"
 
@@ -194,14 +243,14 @@ def _is_ours(head: bytes) -> bool:
     return first.startswith(b'{"step":') and point is not None and b'"t":' in first
 
 
-def _is_table(head: bytes) -> bool:
+def _is_table(head: bytes, named: frozenset[str]) -> bool:
     encoding = "utf-16" if head.startswith(UTF_16_MARKS) else "utf-8"
-    return find_header(head.decode(encoding, errors="replace").splitlines()) is not None
+    return find_header(head.decode(encoding, errors="replace").splitlines(), named) is not None
 
 
-def _read_text(path: Path, seen: dict[str, None]) -> Iterator[Point]:
+def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterator[Point]:
     """Yield the points of printed lines; carriage returns end lines too, because progress bars overwrite themselves."""
-    log = PrintedLines(seen)
+    log = PrintedLines(seen, step=reading.step, named=reading.names)
     for line in log_lines(path):
         yield from log.feed(line)
     yield from log.flush()
@@ -230,9 +279,9 @@ class AnyLine:
     """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format."""
 
     def __init__(self, reading: LogReading = PLAIN) -> None:
-        self._table, self._json = TableLines(reading.step), JsonLines(reading.step)
+        self._table, self._json = TableLines(reading.step, reading.names), JsonLines(reading.step)
         self._pattern = reading.pattern
-        self._printed = PrintedLines()
+        self._printed = PrintedLines(step=reading.step, named=reading.names)
 
     def __call__(self, line: bytes, row: int) -> Point | None:
         text = line.decode("utf-8", errors="replace") + "\n"
@@ -263,7 +312,7 @@ class Contents:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.channels: dict[str, int] = {}
-        self._reading = reading
+        self.reading = reading
 
     def note(self, point: Point) -> None:
         """Count one point."""
@@ -276,7 +325,7 @@ class Contents:
 
     def named(self, *roles: Role) -> list[str]:
         """The channels of these roles, the one that leads first."""
-        return sorted((name for name in self.channels if self._reading.role_of(name) in roles), key=totality_of)
+        return sorted((name for name in self.channels if self.reading.role_of(name) in roles), key=totality_of)
 
     @property
     def judged(self) -> tuple[str, ...]:
@@ -292,13 +341,13 @@ class Contents:
             ("reward", self.named(Role.REWARD)), ("grad norm", self.named(Role.NORM)[:4]), ("lr", self.named(Role.LR)[:1]),
         )  # fmt: skip
         told = [f"{role} ← {_some(names)}" for role, names in roles if names]
-        ignored = len(self.channels) - sum(self._reading.role_of(name) is not Role.IGNORED for name in self.channels)
+        ignored = len(self.channels) - sum(self.reading.role_of(name) is not Role.IGNORED for name in self.channels)
         told += [f"{ignored} not watched"] * bool(ignored)
         return [f"read: {self.form}, {self.points} points, {steps}; {'; '.join(told) if judged or told else 'no channel'}"]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values: `channels` maps each name to its role and number of values."""
-        roles = {name: {"role": self._reading.role_of(name).value, "points": count} for name, count in self.channels.items()}
+        roles = {name: {"role": self.reading.role_of(name).value, "points": count} for name, count in self.channels.items()}
         return {
             "form": self.form, "points": self.points, "first_step": self.first_step, "last_step": self.last_step,
             "loss": list(self.judged), "channels": roles,
@@ -306,10 +355,10 @@ class Contents:
 
     def need_loss(self, source: str) -> None:
         """Raise NothingToWatch where points were read and none holds a loss, objective or reward."""
-        if self.channels and not self.judged:
+        if (self.channels or self.points >= FEW_POINTS) and not self.judged:
+            held = f"the columns {_some(list(self.channels))}" if self.channels else "no number in any column"
             raise NothingToWatch(
-                f"`{source}` holds no loss that is known: {self.points} points ({self.form}) with the columns "
-                f"{_some(list(self.channels))}",
+                f"`{source}` holds no loss that is known: {self.points} points ({self.form}) with {held}",
                 "name one with --loss NAME (and --step, --lr, --ignore, --kind loss|reward|adversarial)",
             )
 

@@ -96,15 +96,15 @@ class Table:
 class TableLines:
     """Parse a growing table line by line; the header comes first, and again where the file was rewritten."""
 
-    def __init__(self, step: str | None = None) -> None:
+    def __init__(self, step: str | None = None, named: frozenset[str] = frozenset()) -> None:
         self._table: Table | None = None
-        self._step = step
+        self._step, self._names = step, named
 
     def __call__(self, line: bytes, row: int) -> Point | None:
         text = ANSI.sub("", line.decode("utf-8", errors="replace")).replace("\0", "").strip()
         if not text or (self._table is not None and text.startswith("#")):
             return None
-        if is_header(text):
+        if is_header(text, self._names):
             self._table = Table(text, self._step)
             return None
         if self._table is None:
@@ -116,35 +116,39 @@ class TableLines:
         return self._table.parse(cells, row)
 
 
-def is_header(line: str) -> bool:
-    """Whether a line is a header: a line of names and no number, a step or a channel of a known role among them."""
+def is_header(line: str, named: frozenset[str] = frozenset()) -> bool:
+    """Whether a line is a header: a line of names and no number, a step or a channel of a known role among them.
+
+    `named` are names that a person gave: a header that holds one is known by it.
+    """
     plain = PREFIX.sub("", ANSI.sub("", line))
     names = {name.strip().strip('"\ufeff# \r').lower() for name in plain.replace(";", ",").replace("\t", ",").split(",")}
     if len(names) < 2:
         return bool(names) and role_of(next(iter(names))) is Role.LOSS and next(iter(names)).isidentifier()
     if any(any(mark in name for mark in ":={}|") or number_in(name) is not None for name in names):
         return bool(names & {*STEP_NAMES, "loss"}) and not any("{" in name or "=" in name or ": " in name for name in names)
-    return any(name in STEP_NAMES or role_of(name) is not Role.IGNORED for name in names)
+    lowered = {name.lower() for name in named}
+    return any(name in STEP_NAMES or name in lowered or role_of(name) is not Role.IGNORED for name in names)
 
 
-def find_header(lines: Iterable[str]) -> str | None:
+def find_header(lines: Iterable[str], named: frozenset[str] = frozenset()) -> str | None:
     """Return the header, below blank lines and comments; None where something else comes first."""
     for line in islice(lines, HEAD_LINES):
-        if is_header(line):
+        if is_header(line, named):
             return line
         if line.strip("\ufeff \t\r\n") and not line.lstrip("\ufeff").startswith("#"):
             return None
     return None
 
 
-def read_csv(path: Path, step: str | None = None) -> Iterator[Point]:
+def read_csv(path: Path, step: str | None = None, named: frozenset[str] = frozenset()) -> Iterator[Point]:
     """Yield the points of a CSV or TSV. `row` is the row of the file: rows without a step are counted, too.
 
     In a table without a step column the row is the step. `NaN` and `inf` are values, an empty cell is not. In a column
     where NaN comes and goes from the start, as in files that record every tenth step, NaN means "not recorded".
     """
     lines = log_lines(path, newline="")
-    head = find_header(lines)
+    head = find_header(lines, named)
     if head is not None:
         table = Table(head, step)
         rows = csv.reader(_rows(lines), delimiter=table.delimiter)
@@ -260,7 +264,7 @@ SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean o
 
 
 def read_json_lines(path: Path, step: str | None = None) -> Iterator[Point]:
-    """Yield the points of a JSONL file; lines that are no object or have no step are skipped."""
+    """Yield the points of a JSONL file; lines that are no object, or have no step where others have one, are skipped."""
     yield from join_steps(_points_of_records(_records(log_lines(path)), step))
 
 
@@ -268,13 +272,34 @@ class JsonLines:
     """Parse JSON lines one by one; None where a line is no object with a step."""
 
     def __init__(self, step: str | None = None) -> None:
-        self._epochs, self._step = EpochSteps(), step
+        self._counted = Counted(step)
 
     def __call__(self, line: str | bytes, row: int = 0) -> Point | None:
         text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
         record = next(_records([text]), None)
-        point = None if record is None else point_of_record(record, self._epochs, step=self._step)
+        point = None if record is None else self._counted.point(record)
         return None if point is None else point._replace(row=row)
+
+
+class Counted:
+    """Make points of the records of one log. Where the first record with a loss has no step, records are counted."""
+
+    def __init__(self, step: str | None = None) -> None:
+        self._epochs, self._step = EpochSteps(), step
+        self._next: int | None = None  # the count, where records have no step of their own
+        self._begun = step is not None
+
+    def point(self, record: Mapping[str, Any]) -> Point | None:
+        """Return the point of one record; None where it has no step or no value."""
+        found = point_of_record(record, self._epochs, step=self._step, counted=self._next)
+        if found is None and not self._begun and SUMMARY not in record:
+            counted = point_of_record(record, self._epochs, counted=0)
+            if counted is not None and any(role_of(name) is Role.LOSS for name in counted.values):
+                found, self._next = counted, 0
+        if found is not None:
+            self._begun = True
+            self._next = None if self._next is None else self._next + 1
+        return found
 
 
 def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
@@ -331,9 +356,9 @@ def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = None) -> Iterator[Point]:
-    row, epochs = 0, EpochSteps()
+    row, counted = 0, Counted(step)
     for record in records:
-        point = point_of_record(record, epochs, step=step)
+        point = counted.point(record)
         if point is not None:
             yield point._replace(row=row)
             row += 1

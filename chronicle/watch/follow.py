@@ -13,7 +13,7 @@ from pathlib import Path
 from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.mlflow_log import SQLITE_HEAD
-from chronicle.metrics.readers import PLAIN, AnyLine, Contents, LogReading, UnknownLog, form_of, read_log
+from chronicle.metrics.readers import PLAIN, AnyLine, Contents, LogReading, UnknownLog, form_of, read_log, unread_log
 from chronicle.metrics.tensorboard_log import is_event_file
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
@@ -25,8 +25,12 @@ from rollback.detect import Detector, Event
 class Follower:
     """`look()` folds the new points and returns the events that they opened or changed."""
 
-    def __init__(self, read: Callable[[], list[Point]], form: str = "metrics.jsonl", reading: LogReading = PLAIN) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[[], list[Point]], form: str = "metrics.jsonl", reading: LogReading = PLAIN,
+        path: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`path` is the log that is followed; None where several of ours are."""
+        self._read, self._path, self._reading = read, path, reading
         self.detector = Detector(role_of=reading.role_of)
         self.contents = Contents(form, reading)
         self._restarts = LogRestart()
@@ -49,12 +53,20 @@ class Follower:
                 changed[event.id] = event
         return list(changed.values())
 
+    def unread(self) -> UnknownLog | None:
+        """Why no point was read from a log that holds something; None of one that is empty, or a table without rows yet."""
+        path = self._path
+        if path is None or (path.is_file() and (not path.stat().st_size or form_of(path, self._reading) == "table")):
+            return None
+        return unread_log(path, self._reading)
+
     def status_line(self) -> str:
         """Return step, loss, LR and gradient norm of the last point."""
         if self.last is None:
             return "no points yet"
         values = self.last.values
-        names = (find_channel(values, role) for role in (Role.LOSS, Role.LR, Role.NORM))
+        told = ((Role.LOSS, self._reading.loss), (Role.LR, self._reading.lr), (Role.NORM, None))
+        names = (find_channel(values, role) if given is None else given if given in values else None for role, given in told)
         shown = [f"{name} {values[name]:.5g}" for name in names if name is not None]
         return f"step {self.last.step}  {'  '.join(shown)}"
 
@@ -62,8 +74,8 @@ class Follower:
 def follow_file(path: Path, *, once: bool = False, reading: LogReading = PLAIN) -> Follower:
     """Follow a log of any known format. `once`: there will be one look only, so the last point is not held back."""
     if grows_by_lines(path):
-        return Follower(Tail(path, AnyLine(reading)).read, form_of(path), reading)
-    return Follower(Reread(path, hold_last=not once, reading=reading).read, form_of(path), reading)
+        return Follower(Tail(path, AnyLine(reading)).read, form_of(path, reading), reading, path)
+    return Follower(Reread(path, hold_last=not once, reading=reading).read, form_of(path, reading), reading, path)
 
 
 def grows_by_lines(path: Path) -> bool:

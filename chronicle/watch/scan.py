@@ -24,7 +24,6 @@ from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read
 from chronicle.paths import RunPaths
 from chronicle.watch.advice import breach_events, collect_candidates, collect_history
 from chronicle.watch.two_processes import fold_in_two, is_long
-from rollback.channels import Role, value_of
 from rollback.detect import Detector, Event, Status, Tier
 from rollback.propose import History, Proposal, propose
 
@@ -114,7 +113,7 @@ class Trace:
         self.contents.note(point)
         self.last_step = point.step
         self.rows = max(self.rows, point.row)
-        loss = value_of(point.values, Role.LOSS)
+        loss = self.contents.reading.loss_of(point.values)
         if loss is not None:
             self.band.feed(self.rows, loss)
         self.rows += 1
@@ -175,8 +174,8 @@ def scan_file(
         return propose(events, candidates, History(last_step=last_step, options=options))
 
     if not is_long(path):
-        return scan_points(read_log(path, reading), str(path), advise, form=form_of(path), reading=reading)
-    trace = Trace(Contents(form_of(path), reading), progress)
+        return scan_points(read_log(path, reading), str(path), advise, form=form_of(path, reading), reading=reading)
+    trace = Trace(Contents(form_of(path, reading), reading), progress)
     return _scan(fold_in_two(path, trace.note, reading=reading), trace, str(path), advise)
 
 

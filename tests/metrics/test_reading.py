@@ -11,7 +11,7 @@ import pytest
 from chronicle.cli.spikes import spikes
 from chronicle.cli.watch import watch
 from chronicle.errors import UsageProblem
-from chronicle.metrics.readers import NothingToWatch, read_log
+from chronicle.metrics.readers import NothingToWatch, UnknownLog, read_log
 from rollback.channels import LossKind
 from rollback.detect import Detector
 
@@ -154,3 +154,77 @@ def test_a_line_format_is_taught_in_one_line(tmp_path: Path, monkeypatch: pytest
         spikes([str(path)], form="loss (.*)")
     with pytest.raises(UsageProblem, match="no regular expression"):
         spikes([str(path)], form="(")
+
+
+FOREIGN = {  # file: (its text, what the message must name)
+    "keys.jsonl": ('{"tick": 1, "energy": 2.5}\n' * 20, ["JSONL", "tick", "energy"]),
+    "document.json": ('[\n{"tick": 1,\n "energy": 2.5}\n]\n', ["JSON", "tick", "energy"]),
+    "cells.csv": ("tick,energy\n" + "1,2.5\n" * 20, ["tick", "energy"]),
+    "header.csv": ("tick,energy\n", ["tick", "energy"]),
+    "decimal.csv": ("Schritt;Verlust\n" + "1;2,5\n" * 20, ["Schritt", "Verlust"]),
+    "spaces.txt": ("tick energy\n" + "1 2.5\n" * 20, ["tick", "energy"]),
+    "pairs.log": ("tick=1 energy=2.5\n" * 20, ["tick", "energy"]),
+    "words.log": ("Schritt 1: Verlust 2.5\n" * 20, ["Schritt", "Verlust"]),
+    "validation.log": ("step 1 val_loss 2.5\n" * 20, ["step", "val_loss"]),
+    "numbers.txt": ("1 2.5 0.001\n" * 20, ["first line", "1 2.5 0.001"]),
+    "prose.txt": ("hello\n" * 20, ["first line", "hello"]),
+    "text_numbers.jsonl": ('{"step": 1, "loss": "2.5 nats"}\n' * 20, ["JSONL"]),
+    "bytes.bin": ("\0\1\2" * 200, ["no text"]),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_unreadable_log_ends_with_2_and_says_what_was_read(name: str, tmp_path: Path) -> None:
+    """It ended with 1, `watch --once` with 0 and "no points yet", and most named no column."""
+    text, named = FOREIGN[name]
+    path = tmp_path / name
+    path.write_text(text)
+    for command in (lambda: spikes([str(path)]), lambda: watch(str(path), once=True)):
+        with pytest.raises(UsageProblem) as problem:
+            command()
+        assert problem.value.exit_code == 2 and problem.value.remedy
+        if name != "text_numbers.jsonl" or isinstance(problem.value, UnknownLog):
+            assert all(word in problem.value.message for word in named), problem.value.message
+        if "columns seen" in problem.value.message:
+            assert "--loss" in problem.value.remedy and "--format" in problem.value.remedy
+    good = write_forms(tmp_path, record())["csv"]
+    assert spikes([str(path), str(good)]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["keys.jsonl", "document.json", "cells.csv", "decimal.csv", "pairs.log", "words.log"])
+def test_the_way_out_of_an_unreadable_log_is_one(name: str, tmp_path: Path) -> None:
+    """`--loss` and `--step` with the columns that the message named: afterwards, and while the log grows."""
+    tick, energy = [word for word in FOREIGN[name][1] if word not in ("JSON", "JSONL")]
+    rows = list(zip(STEPS, losses(1), strict=True))
+    form = {
+        "keys.jsonl": '{{"tick": {}, "energy": {:.4f}}}\n', "document.json": '{{"tick": {}, "energy": {:.4f}}},\n',
+        "cells.csv": "{},{:.4f}\n", "decimal.csv": "{};{:.4f}\n", "pairs.log": "tick={} energy={:.4f}\n",
+        "words.log": "Schritt {}: Verlust {:.4f}\n",
+    }[name]  # fmt: skip
+    text = "".join(form.format(*row) for row in rows)
+    path = tmp_path / name
+    head = FOREIGN[name][0].split("\n")[0] + "\n" if name.endswith(".csv") else ""
+    path.write_text(f"[{text[:-2]}]" if name == "document.json" else head + text)
+    data = spikes([str(path)], loss=energy, step=tick).data
+    assert isinstance(data, dict) and [event["onset_step"] for event in data["events"]] == [3000]
+    watched = watch(str(path), once=True, loss=energy, step=tick)
+    assert isinstance(watched.data, dict) and [event["onset_step"] for event in watched.data["events"]] == [3000]
+    assert f"{energy} " in watched.text.splitlines()[1]
+
+
+def test_records_without_a_step_are_counted(tmp_path: Path) -> None:
+    """`spikes` refused them and `watch` put all of them at step 0."""
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"config": 1}\n' + "".join(json.dumps({"loss": x, "accuracy": 0.5}) + "\n" for x in losses(1)))
+    data, watched = spikes([str(path)]).data, watch(str(path), once=True).data
+    assert isinstance(data, dict) and isinstance(watched, dict)
+    assert data["read"]["last_step"] == watched["read"]["last_step"] == len(STEPS) - 1
+    assert [e["onset_step"] for e in data["events"]] == [e["onset_step"] for e in watched["events"]] == [299]
+
+
+def test_an_empty_log_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("")
+    assert watch(str(path), once=True).text == "no points yet"
+    with pytest.raises(UnknownLog, match="empty"):
+        spikes([str(path)])

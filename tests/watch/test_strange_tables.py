@@ -123,7 +123,7 @@ def test_one_unreadable_log_among_others_costs_only_itself(tmp_path: Path) -> No
     (tmp_path / "a.csv").write_text("nothing here")
     (tmp_path / "b.csv").write_text(table("{i},{x:.4f}\n"))
     result = spikes([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
-    assert isinstance(result.data, list) and result.exit_code == 1
+    assert isinstance(result.data, list) and result.exit_code == 2
     assert [bool(scan["events"]) for scan in result.data] == [False, True]
     assert "no step with a loss" in result.data[0]["problem"] and result.data[0]["rows"] == 0
     with pytest.raises(UnknownLog):
