@@ -113,6 +113,11 @@ class BatchRecord:
         self._pending = [(digest, step or start_step + 1, place) for digest, step, place in self._pending]
         self.flush()
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody removed the directory that it is written to."""
+        return self._path is not None and not self._path.parent.exists()
+
     def flush(self) -> None:
         """Hand what is pending to the operating system."""
         if self._path is None or not self._pending:

@@ -105,7 +105,9 @@ class DataWatch:
         return BatchRecord(None if paths is None or off else paths.batches_dir)
 
     def finish(self) -> None:
-        """The process ends: nothing stays in memory."""
+        """The process ends: nothing stays in memory, unless the run's directory was removed meanwhile."""
+        if self._record.is_removed:
+            return
         with self._contained("batches"):
             self.look_for_steps(False)
             self.batches.settle()

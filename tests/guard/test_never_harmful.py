@@ -423,3 +423,14 @@ def test_exception_of_the_scripts_own_signal_handler_passes(run_dir: Path) -> No
     finally:
         signal.signal(signal.SIGUSR1, old)
     assert not run.session.faults.found
+
+
+def test_run_directory_that_was_removed_is_no_noise_at_the_end(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import shutil, sys; from pathlib import Path; import torch; from tests.guard.test_never_harmful import launch\n"
+        "launch(Path(sys.argv[1]), lambda params: torch.optim.SGD(params, lr=0.01)); shutil.rmtree(sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); exec(open({str(script)!r}).read())"]
+    done = subprocess.run([*command, str(tmp_path / "run")], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
