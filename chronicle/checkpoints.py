@@ -23,6 +23,7 @@ from chronicle.journal.events import (
     NOTHING,
     CheckpointSeen,
     EntryKind,
+    LaunchStart,
     RollbackReceipt,
     UndoReceipt,
     Verified,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from chronicle.settings import Settings
     from rollback.checkpoint.layout import Checkpoint
     from rollback.errors import Finding
+    from rollback.lr.authority import Evidence
 
 __all__ = [
     "NO_STATES",
@@ -51,6 +53,7 @@ __all__ = [
     "find_verdict",
     "is_by_stamp",
     "known_states",
+    "launch_evidence",
     "record_verdicts",
     "stamp_or_none",
     "stamps_below",
@@ -280,6 +283,35 @@ def _words(event: Verified) -> str:
 
 
 # --- checkpoints that were saved without a guard
+
+
+# --- where the launch that follows a rollback takes its LR from
+
+
+def launch_evidence(checkpoint: Checkpoint, entries: Sequence[Entry]) -> Evidence:
+    """The newest recorded command with its configs, and by how much rollbacks have changed the LR of this checkpoint."""
+    from rollback.files.config_text import files_named_by  # only where an LR is to be changed
+    from rollback.lr.authority import Evidence
+    from rollback.transaction.apply import earlier_rollbacks
+
+    undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
+    receipts = [e for e in reversed(entries) if e.kind == EntryKind.ROLLBACK_RECEIPT and e.id not in undone]
+    known = {id(entry.data): RollbackReceipt.of(entry).asked_ratio for entry in receipts}
+    made_by = {id(data) for data in earlier_rollbacks(checkpoint, [entry.data for entry in receipts])}
+    begun = False
+    launch, earlier, pending = None, 1.0, 1.0
+    for entry in reversed(entries):
+        if id(entry.data) in made_by:
+            ratio = known[id(entry.data)] or 1.0
+            earlier, pending = earlier * ratio, pending * (1.0 if begun else ratio)
+        elif entry.kind == EntryKind.LAUNCH_START and not begun and LaunchStart.of(entry).argv:
+            launch, begun = entry, True
+    if launch is None:
+        return Evidence(earlier=earlier, pending=pending)
+    start = LaunchStart.of(launch)
+    argv = tuple(map(str, start.argv))
+    files = files_named_by(argv, Path(start.cwd or "/"), f"from the command of launch {launch.launch}")
+    return Evidence(argv=argv, files=files, earlier=earlier, pending=pending)
 
 
 class KnownStates(NamedTuple):

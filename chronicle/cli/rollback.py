@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chronicle.checkpoints import CheckpointVerdict, find_verdict, with_launches
+from chronicle.checkpoints import CheckpointVerdict, find_verdict, launch_evidence, with_launches
 from chronicle.cli.completion import complete_steps
 from chronicle.cli.options import (
     CheckpointsOption,
@@ -51,8 +51,8 @@ from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, check_names, refuse_unusable, verify_and_read
 from rollback.disk.durable import write_atomic
 from rollback.errors import AmbiguousStep, CheckpointNotFound, Finding, Incomplete, Severity
-from rollback.files.config_text import MAX_CHARACTERS, ConfigFile
-from rollback.lr.rules import SchedulerClass, infer_scheduler_class
+from rollback.files.config_text import ConfigFile, NotPlainConfig
+from rollback.lr.authority import Evidence
 from rollback.plan.plan import Plan, format_plan
 from rollback.plan.request import HONOURED, Cost, RollbackRequest
 from rollback.transaction.apply import plan_from_disk
@@ -255,8 +255,7 @@ def make_plan(
         run=opened.settings.run,
         honours=_honoured(chosen, None if manifest is None else manifest.memory, entries),
         config=find_deepspeed_config(opened.settings, entries, state),
-        argv=_newest_command(entries),
-        files=(*_named_files(request), *_launch_files(entries)),
+        evidence=_evidence(request, chosen, entries),
         cost=_cost(request.step, opened),
         remarks=_remarks(findings, full, verdict),
     )
@@ -365,7 +364,7 @@ def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: C
 
     Raises `UsageProblem` when the config that the user named cannot be read.
     """
-    if not any(infer_scheduler_class(s.state) is SchedulerClass.DEEPSPEED for s in state.schedulers):
+    if not any("last_batch_iteration" in scheduler.state for scheduler in state.schedulers):  # else it is not asked
         return None
     if settings.deepspeed_config is not None:
         origin = settings.origin.get("deepspeed_config", "default")
@@ -375,41 +374,12 @@ def find_deepspeed_config(settings: Settings, entries: Sequence[Entry], state: C
     return next((file for file in found if file is not None), None)
 
 
-def _newest_command(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """The command of the newest launch; empty where none was recorded."""
-    starts = [start for _, start in events_of(entries, LaunchStart) if start.argv]
-    return tuple(map(str, starts[-1].argv)) if starts else ()
-
-
-CONFIG_ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
-
-
-def _launch_files(entries: Sequence[Entry]) -> Iterator[ConfigFile]:
-    """The configs and scripts that the newest launch's command names, Hydra's `--config-dir` and `--config-name` included."""
-    starts = [(entry, start) for entry, start in events_of(entries, LaunchStart) if start.argv]
-    if not starts:
-        return
-    entry, start = starts[-1]
-    words, cwd = list(map(str, start.argv)), Path(start.cwd or "/")
-    named = [text for word in words for text in (word, word.partition("=")[2]) if text.endswith(CONFIG_ENDS)]
-    folders, names = _values_of(words, HYDRA_FOLDERS), _values_of(words, HYDRA_NAMES)
-    named += [f"{folder}/{name}.yaml" for folder in folders for name in names if not name.endswith(".yaml")]
-    seen = set()
-    for text in named:
-        file = _read(cwd / text, f"from the command of launch {entry.launch}")
-        if file is not None and file.path not in seen:
-            seen.add(file.path)
-            yield file
-
-
-HYDRA_FOLDERS = ("--config-dir", "--config-path", "-cd", "-cp")  # hydra/_internal/utils.py `get_args_parser`
-HYDRA_NAMES = ("--config-name", "-cn")
-
-
-def _values_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    split = ((word.partition("="), following) for word, following in pairs)
-    return [value if equals else following for (name, equals, value), following in split if name in options]
+def _evidence(request: RollbackRequest, chosen: Checkpoint, entries: Sequence[Entry]) -> Evidence | None:
+    """What the journal knows of the next launch; None where the LR stays."""
+    if request.lr_scale is None and request.lr is None:
+        return None
+    found = launch_evidence(chosen, entries)
+    return replace(found, files=(*_named_files(request), *found.files))
 
 
 def _absolute_place(text: str) -> str:
@@ -452,14 +422,9 @@ def _named_in(argv: Iterable[str]) -> Iterator[str]:
 
 def _read(path: Path, origin: str, *, needed: bool = False) -> ConfigFile | None:
     try:
-        real = path.resolve(strict=True)  # the file itself is replaced; links to it stay
-        if real.stat().st_size > MAX_CHARACTERS:
-            if not needed:
-                return None  # whatever it is, no person wrote it as a config
-            raise UsageProblem(f"`{path}` ({origin}) is larger than {MAX_CHARACTERS} bytes: expected a config")
-        return ConfigFile(path=str(real), text=real.read_bytes().decode("utf-8"), origin=origin)
-    except (OSError, UnicodeDecodeError) as problem:
+        return ConfigFile.read(path, origin)
+    except (OSError, NotPlainConfig) as problem:
         if not needed:
             return None
-        why = problem.strerror if isinstance(problem, OSError) else "it is not text"
+        why = problem.strerror if isinstance(problem, OSError) else str(problem)
         raise UsageProblem(f"cannot read the config `{path}` ({origin}): {why}") from problem

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chronicle.checkpoints import find_checkpoint_roots, find_verdict
+from chronicle.checkpoints import find_checkpoint_roots, find_verdict, launch_evidence
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import (
     GUARDED_SAVES,
@@ -21,11 +21,9 @@ from chronicle.journal.events import (
     EntryKind,
     Hardware,
     Incident,
-    LaunchStart,
     Note,
     Proposed,
     RollbackReceipt,
-    events_of,
 )
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
@@ -179,10 +177,10 @@ def _lr_elsewhere(checkpoint: listing.Checkpoint, entries: Sequence[Entry]) -> s
     from rollback.checkpoint.manifest import read_manifest
     from rollback.plan.lr import lr_elsewhere
 
-    argv = next((start.argv for _, start in reversed(tuple(events_of(entries, LaunchStart))) if start.argv), ())
     try:
         manifest = None if checkpoint.single_file else read_manifest(checkpoint.path)
-        return lr_elsewhere(read_state(checkpoint), None if manifest is None else manifest.memory, argv)
+        memory = None if manifest is None else manifest.memory
+        return lr_elsewhere(read_state(checkpoint), replace(launch_evidence(checkpoint, entries), memory=memory))
     except (RollbackError, OSError, ValueError):
         return ""  # the rollback says it
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from pathlib import Path
 from typing import Any
 
 from rollback.files.json_file import Keys
@@ -40,6 +41,44 @@ class ConfigFile:
     path: str  # absolute
     text: str
     origin: str
+
+    @classmethod
+    def read(cls, path: Path, origin: str) -> ConfigFile:
+        """The file behind all links, which is the one that an edit replaces. Raises `OSError` or `NotPlainConfig`."""
+        real = path.resolve(strict=True)
+        if real.stat().st_size > MAX_CHARACTERS:
+            raise NotPlainConfig(f"larger than {MAX_CHARACTERS} bytes: expected a config")
+        try:
+            return cls(path=str(real), text=real.read_bytes().decode("utf-8"), origin=origin)
+        except UnicodeDecodeError:
+            raise NotPlainConfig("it is not text") from None
+
+
+_ENDS = (".yaml", ".yml", ".toml", ".json", ".py")
+_HYDRA_FOLDERS = ("--config-dir", "--config-path", "-cd", "-cp")  # hydra/_internal/utils.py `get_args_parser`
+_HYDRA_NAMES = ("--config-name", "-cn")
+
+
+def files_named_by(argv: Sequence[str], cwd: Path, origin: str) -> tuple[ConfigFile, ...]:
+    """The configs and scripts that a command names, Hydra's `--config-dir` and `--config-name` included; nothing else."""
+    words = list(map(str, argv))
+    named = [text for word in words for text in (word, word.partition("=")[2]) if text.endswith(_ENDS)]
+    folders, names = _values_of(words, _HYDRA_FOLDERS), _values_of(words, _HYDRA_NAMES)
+    named += [f"{folder}/{name}.yaml" for folder in folders for name in names if not name.endswith(".yaml")]
+    found: dict[str, ConfigFile] = {}
+    for text in named:
+        try:
+            file = ConfigFile.read(cwd / text, origin)
+        except (OSError, ValueError):
+            continue  # whatever it is, no person wrote it as a config
+        found.setdefault(file.path, file)
+    return tuple(found.values())
+
+
+def _values_of(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    split = ((word.partition("="), following) for word, following in pairs)
+    return [value if equals else following for (name, equals, value), following in split if name in options]
 
 
 @dataclass(frozen=True, slots=True)

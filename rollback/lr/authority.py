@@ -15,10 +15,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
+from rollback.files.config_text import ConfigFile
 from rollback.lr.effect import FieldEdit, Keys, of_first_rank
 from rollback.lr.launch_config import LaunchConfig, Wanted, leaves_of
 from rollback.lr.oracle import reproduces_saved_lr
@@ -39,13 +41,24 @@ class Doubt:
     wanted: tuple[Wanted, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What else is known of the run: the guard's description of memory, the newest launch's command and the files it names."""
+    """What else is known of the run: the guard's description of memory, the newest launch's command and the files it names.
+
+    `earlier` is the factor by which earlier rollbacks have multiplied the LRs of this very checkpoint, known by digest; the
+    arguments in it are as they were saved. `pending` is the part of it that came after the newest recorded command.
+    """
 
     memory: Mapping[str, Any] | None = None
     argv: tuple[str, ...] = ()
-    config: LaunchConfig = field(default_factory=LaunchConfig)
+    files: tuple[ConfigFile, ...] = ()
+    earlier: float = 1.0
+    pending: float = 1.0
+
+    @cached_property
+    def config(self) -> LaunchConfig:
+        """The LRs that the files name."""
+        return LaunchConfig(self.files)
 
 
 def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = None) -> tuple[Doubt, ...]:
@@ -69,10 +82,10 @@ def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple
     """
     edits: dict[FieldEdit, None] = {}
     left: list[Doubt] = []
-    by_argument = _in_command(evidence.argv, 1.0)
+    by_argument = _in_command(evidence, 1.0)
     for doubt in doubts:
         answer = evidence.config.resolve(doubt.wanted) if doubt.wanted and not by_argument else None
-        if answer is None or not answer.edits:
+        if answer is None or not answer.given:
             missing = "" if answer is None else answer.missing
             left.append(replace(doubt, change=f"{missing}; or {doubt.change}") if missing else doubt)
             continue
@@ -286,27 +299,29 @@ def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale:
 def _decided_by(
     writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence
 ) -> Doubt:
+    held = {
+        name: float(value)
+        for name in writer.fields
+        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
+    }
+    after = {name: value * evidence.earlier * scale for name, value in held.items()}
     options = [
-        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=_number(value * scale))
-        for name in writer.fields
-        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
+        writer.option.format(name=name.replace("_", "-") if " " in writer.option else name, value=_number(value))
+        for name, value in after.items()
     ]
-    now = ", ".join(
-        f"`{name}` {_number(value)}"
-        for name in writer.fields
-        if isinstance(value := _first_number(hint.values.get(name)), int | float) and value > 0
-    )
-    lines = evidence.config.constants(scale, writer.fields, names_lr) if writer.places is None else ""
+    now = ", ".join(f"`{name}` {_number(value)}" for name, value in held.items())
+    since = "" if evidence.earlier == 1.0 else f", and earlier rollbacks multiplied its LR by {evidence.earlier:.10g}"
+    lines = evidence.config.constants(scale, after, names_lr) if writer.places is None else ""
     given = f"give the next launch `{' '.join(options)}`"
     return Doubt(
-        wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale)),
+        wanted=() if writer.places is None else tuple(_wanted(writer, hint, state, scale, evidence.earlier)),
         seen=f"{writer.name} takes the LR of every step from its arguments, not from the checkpoint ({writer.loader}); "
-        f"`{_place(hint.file, hint.keys)}` was made with {now}",
-        change=_in_command(evidence.argv, scale) or (f"change {lines}, or {given}" if lines else given),
+        f"`{_place(hint.file, hint.keys)}` was made with {now}{since}",
+        change=_in_command(evidence, scale, after) or (f"change {lines}, or {given}" if lines else given),
     )
 
 
-def _wanted(writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float) -> Iterator[Wanted]:
+def _wanted(writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale: float, earlier: float) -> Iterator[Wanted]:
     """The LRs of all of a writer's fields: a nested config spreads them over several parts of the file."""
     assert writer.places is not None
     parts = [other.values for other in state.lr_hints if other.file == hint.file and other.keys[:1] == hint.keys[:1]]
@@ -314,7 +329,8 @@ def _wanted(writer: ArgumentWriter, hint: LrHint, state: CheckpointState, scale:
         places = writer.places(name)
         for value in {repr(part[name]): part[name] for part in parts if name in part}.values() if places else ():
             for keys, number in leaves_of(value):
-                yield Wanted(places=tuple((*place, *keys) for place in places), before=number, after=number * scale)
+                now = number * earlier
+                yield Wanted(places=tuple((*place, *keys) for place in places), before=now, after=now * scale)
 
 
 def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
@@ -328,7 +344,8 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
         return Doubt(
             seen=f"`{where}` holds a counter alone: the launch computes from the LR of its own config "
             "(torchtitan, components/lr_scheduler.py `load_state_dict`: only `last_epoch` is read)",
-            change=_in_command(evidence.argv, scale) or f"give the next launch `optimizer.lr` {listed} (`--optimizer.lr`)",
+            change=_in_command(evidence, scale, {"lr": bases[0] * scale} if len(bases) == 1 else {})
+            or f"give the next launch `optimizer.lr` {listed} (`--optimizer.lr`)",
             wanted=tuple(Wanted(places=(("optimizer", "lr"),), before=lr, after=lr * scale) for lr in bases if len(bases) == 1),
         )
     arguments = [other for other in state.lr_hints if other.kind is HintKind.ARGUMENTS]
@@ -345,10 +362,10 @@ def _of_hint(hint: LrHint, state: CheckpointState, scale: float, evidence: Evide
 
 def _elsewhere(evidence: Evidence, scale: float) -> str:
     """Where a launch of an unknown writer may take its LR from: command, configs, scripts; "" where none names one."""
-    command = _in_command(evidence.argv, scale)
+    command = _in_command(evidence, scale)
     if command:
         return command
-    fields, lines = evidence.config.fields(scale, names_lr), evidence.config.constants(scale, (), names_lr)
+    fields, lines = evidence.config.fields(scale, names_lr), evidence.config.constants(scale, {}, names_lr)
     named = [f"{fields} (`--lr-in FILE:key.path` edits it together with the checkpoint)" if fields else "", lines]
     found = "; ".join(part for part in named if part)
     return f"where the launch takes its LR from, perhaps {found}" if found else ""
@@ -374,7 +391,8 @@ def _of_megatron(scheduler: SchedulerState, state: CheckpointState, scale: float
         for field, name in (("max_lr", "lr"), ("start_lr", "lr"), ("min_lr", "min_lr"))
         if isinstance(number := scheduler.state.get(field), int | float) and number > 0
     ]
-    options += [f"--lr-warmup-init {_number(initial * scale)}"] if warms and isinstance(initial, int | float) else []
+    if warms and isinstance(initial, int | float):
+        options.append(f"--lr-warmup-init {_number(initial * evidence.earlier * scale)}")
     rule = (
         f"with {_MEGATRON_OVERRIDES} it takes them from its arguments"
         if override
@@ -403,18 +421,24 @@ def _named_lrs(hint: LrHint, scale: float) -> Iterator[str]:
             yield f"`{_place('', (*hint.keys, name))}` {_number(number)} (× {scale:.10g}: {_number(number * scale)})"
 
 
-def _in_command(argv: Sequence[str], scale: float) -> str:
-    """The LR arguments of the newest launch's command and what they must become; empty where it names none."""
+def _in_command(evidence: Evidence, scale: float, known: Mapping[str, float] | None = None) -> str:
+    """The LR arguments of the newest launch's command and what they must become; empty where it names none.
+
+    `known` are the new values of the arguments of a known writer. Any other LR is multiplied, also by what was changed since
+    that command.
+    """
     changes = []
-    words = list(argv)
-    after = list(argv)
+    words = list(evidence.argv)
+    after = list(evidence.argv)
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         value = value if equals else (words[index + 1] if index + 1 < len(words) else "")
         bare = name.lstrip("+-").rpartition(".")[2].replace("-", "_")
         if not bare or not (equals or name.startswith("-")) or not names_lr(bare):
             continue
-        changed = _scaled_text(value, scale)
+        changed = _scaled_text(value, scale * evidence.pending)
+        if changed is not None and known and bare in known and _as_number(value) is not None:
+            changed = _number(known[bare])
         if changed is not None:
             joint = "=" if equals else " "
             changes.append(f"`{name}{joint}{value}` → `{name}{joint}{changed}`")
@@ -430,14 +454,21 @@ def _in_command(argv: Sequence[str], scale: float) -> str:
 
 
 _LONGEST_COMMAND = 400
-_NUMBER_TEXT = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 
 
 def _scaled_text(text: str, scale: float) -> str | None:
     """A number, or a list of numbers such as `[0.001,0.0005]`, times `scale`; None for anything else, or nothing above 0."""
-    if re.sub(r"[\s\[\](),]", "", _NUMBER_TEXT.sub("", text)) or not any(float(n) > 0 for n in _NUMBER_TEXT.findall(text)):
+    if re.sub(r"[\s\[\](),]", "", _NUMBER.sub("", text)) or not any(float(n) > 0 for n in _NUMBER.findall(text)):
         return None
-    return _NUMBER_TEXT.sub(lambda found: _number(float(found[0]) * scale), text)
+    return _NUMBER.sub(lambda found: _number(float(found[0]) * scale), text)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _first_number(value: object) -> object:

@@ -4,7 +4,7 @@ The newest recorded launch names its config files on its command line; nothing i
 the writer is known to take its LR from it, where the file holds the value that the checkpoint was made with, and where no
 argument of the command sets an LR as well. Otherwise the file, the line and the new value are named for a person.
 
-    LaunchConfig(files, argv).resolve(wanted)     # the edits of all wanted LRs, or the reason why there are none
+    LaunchConfig(files).resolve(wanted)     # the edits of all wanted LRs, or the reason why there are none
 """
 
 from __future__ import annotations
@@ -41,9 +41,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The edits that give every wanted LR, or why there are none: what a person has to know, "" where no file is named."""
+    """The edits that give every wanted LR, or why there are none: what a person has to know, "" where no file is named.
+
+    `given`: after the edits, if any are needed, the files give every wanted LR.
+    """
 
     edits: tuple[FieldEdit, ...] = ()
+    given: bool = False
     missing: str = ""
 
 
@@ -68,7 +72,7 @@ class LaunchConfig:
         return tuple(found)
 
     def resolve(self, wanted: Sequence[Wanted]) -> Resolved:
-        """The edits of all wanted LRs, each in exactly one file and at the value that the checkpoint was made with."""
+        """The edits of all wanted LRs, each in exactly one file, at the value that the checkpoint is at or at the new one."""
         edits: list[FieldEdit] = []
         missing: list[str] = []
         for one in wanted:
@@ -76,11 +80,13 @@ class LaunchConfig:
             if len(hits) == 1 and math.isclose(hits[0][2].value, one.before, rel_tol=_SAME):
                 file, keys, number = hits[0]
                 edits.append(FieldEdit(file=file.path, keys=keys, before=number.value, after=one.after))
+            elif len(hits) == 1 and math.isclose(hits[0][2].value, one.after, rel_tol=_SAME):
+                continue  # a person, or an earlier rollback, has written it
             elif len(hits) == 1:
                 file, keys, number = hits[0]
                 missing.append(
                     f"`{file.path}` line {_line(file.text, number.start)}: `{dotted(keys)}` is {number.value:.10g}, and this "
-                    f"checkpoint was made with {one.before:.10g}: it must become {one.after:.10g}"
+                    f"checkpoint is at {one.before:.10g}: it must become {one.after:.10g}"
                 )
             elif hits:
                 where = " and ".join(f"`{file.path}:{dotted(keys)}`" for file, keys, _ in hits)
@@ -90,12 +96,14 @@ class LaunchConfig:
                 unread = "; ".join(f"`{file.path}`: {why}" for file, held, why in self.read if held is None)
                 said = f"no config of the command holds {names}, which must become {one.after:.10g}"
                 missing.append(said + (f" ({unread})" if unread else ""))
-        return Resolved(edits=tuple(edits)) if wanted and not missing and edits else Resolved(missing="; ".join(missing))
+        given = bool(wanted and self.read and not missing)
+        return Resolved(edits=tuple(edits), given=True) if given else Resolved(missing="; ".join(missing))
 
-    def constants(self, scale: float, names: Sequence[str], named: Any) -> str:
+    def constants(self, scale: float, after: Mapping[str, float], named: Any) -> str:
         """The lines of the command's scripts that set an LR, and what they must become; "" where there is none.
 
-        `names` are the names a known writer uses; where they are empty, `named(name)` tells which names mean an LR.
+        `after` are the names a known writer uses, with their new values; where it is empty, `named(name)` tells which names
+        mean an LR, and their present values are multiplied.
         """
         lines = []
         for file in self.files:
@@ -103,10 +111,10 @@ class LaunchConfig:
                 continue
             for match in _CONSTANT.finditer(file.text):
                 name, value = match["name"], _number(match["value"])
-                if value and (name in names if names else named(name)):
+                if value and (name in after if after else named(name)):
                     at = _line(file.text, match.start("name"))
                     shown = match[0].strip().rstrip("#, \t")
-                    lines.append(f"`{file.path}` line {at}, `{shown}` → `{name} = {value * scale:.10g}`")
+                    lines.append(f"`{file.path}` line {at}, `{shown}` → `{name} = {after.get(name, value * scale):.10g}`")
         return "; ".join(lines[:_MOST_LINES])
 
     def fields(self, scale: float, named: Any) -> str:

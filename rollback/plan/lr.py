@@ -28,7 +28,7 @@ from rollback.lr.effect import (
     prove_ratio,
     scheduler_lr_leaves,
 )
-from rollback.lr.launch_config import LaunchConfig, named_edits
+from rollback.lr.launch_config import named_edits
 from rollback.lr.oracle import LrTable, Unknown, next_lrs
 from rollback.lr.rules import CLOSED_FORM, SchedulerClass, infer_scheduler_class
 from rollback.lr.transformers import transformers_lrs
@@ -54,13 +54,12 @@ def plan_lr_edits(
     state: CheckpointState,
     memory: Mapping[str, Any] | None,
     config: ConfigFile | None = None,
-    argv: Sequence[str] = (),
-    files: Sequence[ConfigFile] = (),
+    evidence: Evidence | None = None,
 ) -> LrPlan:
     """Plan the edits and prove their effect; raises `PlanRefused` with the reason when the proof fails.
 
-    `argv` is the command of the newest launch, where it is known: the arguments to change are quoted from it. `files` are the
-    configs and scripts that it names, and those that the request names: a config that holds the LR is edited too.
+    `evidence` is what is known of the next launch: the arguments to change are quoted from its command, and a config that
+    holds the LR is edited too.
     """
     scale = _scale_of(request, state.optimizers)
     configured = _plan_config(state, config, scale)
@@ -75,8 +74,7 @@ def plan_lr_edits(
         scaled = lr_edits(state.schedulers, state.optimizers, scale)
         edits += _exact(scaled, request.lr)
         ratio = None if request.sets else scale
-        evidence = Evidence(memory=memory, argv=tuple(argv), config=LaunchConfig(tuple(files)))
-        in_configs, unproved = _settled(request, state, scale, evidence)
+        in_configs, unproved = _settled(request, state, scale, replace(evidence or Evidence(), memory=memory))
         configured = replace(configured, edits=(*configured.edits, *in_configs))
         _prove(state, scaled, scale, accepted=bool(unproved))
     edited = edited_state(state, edits)
@@ -103,14 +101,17 @@ def plan_lr_edits(
     )
 
 
-def lr_elsewhere(state: CheckpointState, memory: Mapping[str, Any] | None, argv: Sequence[str] = ()) -> str:
+def lr_elsewhere(state: CheckpointState, evidence: Evidence) -> str:
     """Why an edit of the LRs would be refused because the next launch may take its LR from elsewhere; "" where it is proved.
 
-    DeepSpeed's own schedulers are left out: their LRs are edited in its config.
+    DeepSpeed's own schedulers are left out: their LRs are edited in its config. So are doubts that a config of the launch ends.
     """
-    if not state.optimizers or seen_by_guard(state, memory) or any(_is_deepspeeds_own(one) for one in state.schedulers):
+    if not state.optimizers or any(_is_deepspeeds_own(one) for one in state.schedulers):
         return ""
-    return "; ".join(dict.fromkeys(doubt.seen for doubt in lr_doubts(state, 0.5, Evidence(memory=memory, argv=tuple(argv)))))
+    if seen_by_guard(state, evidence.memory):
+        return ""
+    _, doubts = settle_by_config(lr_doubts(state, 0.5, evidence), evidence)
+    return "; ".join(dict.fromkeys(doubt.seen for doubt in doubts))
 
 
 def _settled(

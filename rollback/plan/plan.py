@@ -18,6 +18,7 @@ from typing import Any
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import CheckpointState
 from rollback.files.config_text import ConfigFile
+from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit
 from rollback.plan.lr import plan_lr_edits
 from rollback.plan.request import (
@@ -177,8 +178,7 @@ def compose_plan(
     links: Mapping[str, str] | None = None,
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
-    argv: Sequence[str] = (),
-    files: Sequence[ConfigFile] = (),
+    evidence: Evidence | None = None,
     newest_copies: Sequence[Checkpoint] = (),
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
@@ -187,13 +187,13 @@ def compose_plan(
 
     `memory` is what the guard recorded at save, `pointers` the text of each pointer file by name, `links` the target of
     each symbolic link in the root. `honours` lists the options that the run supports at run time
-    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `argv` the command of the
-    newest launch, `files` the configs that it names, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused`
-    when the plan would not do what was asked.
+    (`request.HONOURED`), `config` is the DeepSpeed config of the next launch where it is known, `evidence` what else is known
+    of that launch, `newest_copies` are the `last.ckpt` of the root. Raises `PlanRefused` when the plan would not do what was
+    asked.
     """
     refuse_unhonoured(request, honours, checkpoint.format)
     assert checkpoint.step == request.step, "the selected checkpoint is not the one asked for"
-    lr = plan_lr_edits(request, state, memory, config, argv, files)
+    lr = plan_lr_edits(request, state, memory, config, evidence)
     entry = checkpoint.path.name
     copies = _copies(request, checkpoint, newest_copies, edited=bool(lr.edits))
     others = [c for c in checkpoints if c.path.name not in copies]

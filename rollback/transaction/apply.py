@@ -26,10 +26,11 @@ from rollback.files.config_text import ConfigFile, kind_of, replace_config_numbe
 from rollback.files.edits import dotted
 from rollback.files.state_file import plan_patch, read_state_file, write_edited_copy
 from rollback.files.torch_tree import Keys, Leaf, LeafKind, TorchFile
+from rollback.lr.authority import Evidence
 from rollback.lr.effect import FieldEdit
 from rollback.plan.plan import TRACKER, Plan, compose_plan
 from rollback.plan.request import Cost, InputFile, RollbackRequest
-from rollback.transaction.change import Change, Receipt
+from rollback.transaction.change import Change, PatchedFile, Receipt, is_patched
 from rollback.transaction.protocol import Record, apply_change, probe_path, remove_probes
 from rollback.transaction.staging import StagedFile, Writer
 
@@ -58,8 +59,7 @@ def plan_from_disk(
     run: str,
     honours: frozenset[str] = frozenset(),
     config: ConfigFile | None = None,
-    argv: Sequence[str] = (),
-    files: Sequence[ConfigFile] = (),
+    evidence: Evidence | None = None,
     cost: Cost | None = None,
     remarks: Sequence[str] = (),
 ) -> Plan:
@@ -90,8 +90,7 @@ def plan_from_disk(
         links={path.name: os.readlink(path) for path in root.iterdir() if path.is_symlink()},
         honours=honours,
         config=config,
-        argv=argv,
-        files=files,
+        evidence=evidence,
         newest_copies=list_newest_copies(root) if chosen.single_file else (),
         cost=cost,
         remarks=remarks,
@@ -106,6 +105,39 @@ def _read_pointers(root: Path) -> dict[str, str]:
     """The text of each pointer file in `root`, by name."""
     texts = {name: read_pointer(root / name) for name in POINTER_NAMES if not (root / name).is_symlink()}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def earlier_rollbacks(chosen: Checkpoint, receipts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Which of these rollbacks made the bytes that a checkpoint has now; newest first, as `receipts` are.
+
+    Each is known by the digests of the files that it wrote, or the bytes that it patched: what was there before it leads to
+    the one before. A checkpoint that was saved again, or edited by another program, has none.
+    """
+    found: list[Mapping[str, Any]] = []
+    digests: dict[str, str] = {}
+    patched: dict[tuple[str, int], bytes] = {}
+    for data in receipts:
+        files = [StagedFile.from_json(file) for file in data.get("files") or () if file["path"] != MANIFEST_NAME]
+        patches = [PatchedFile.from_json(file) for file in data.get("patched") or ()]
+        if data.get("entry") != chosen.path.name or not (files or patches):
+            continue
+        for name in {*(file.path for file in files), *(file.path for file in patches)}:
+            path = chosen.path / name if name else chosen.path
+            if not path.is_file():
+                return found
+            if name not in digests and any(file.path == name for file in files):
+                digests[name] = sha256_unchanged(path)
+        here = {(file.path, p.offset): p for file in patches for p in file.patches}
+        if any(digests[file.path] != file.after for file in files):
+            continue
+        if not found and not all(is_patched(chosen.path / f.path if f.path else chosen.path, f) for f in patches):
+            continue
+        if any(patched.get(key, patch.new) != patch.new for key, patch in here.items()):
+            continue
+        digests |= {file.path: file.before for file in files}
+        patched |= {key: patch.old for key, patch in here.items()}
+        found.append(data)
+    return found
 
 
 def newer_checkpoints(receipt: Mapping[str, Any]) -> tuple[str, ...]:

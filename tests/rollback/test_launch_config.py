@@ -13,8 +13,9 @@ import yaml
 from torch.optim import lr_scheduler as L
 
 from chronicle.cli.main import run
-from chronicle.journal import JournalWriter
+from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
+from chronicle.watch.advice import collect_candidates
 from rollback.errors import PlanRefused
 from rollback.files.config_text import ConfigFile, NotPlainConfig, numbers, replace_config_numbers
 from rollback.lr.launch_config import LaunchConfig, Wanted, named_edits
@@ -175,6 +176,9 @@ def unknown(tmp_path: Path, **more: Any) -> None:
     (tmp_path / "checkpoints").mkdir()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    for _ in range(5):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
     content: Mapping[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 5}
     torch.save({**content, **more}, tmp_path / "checkpoints" / "step-5.pt")
 
@@ -223,3 +227,95 @@ def test_all_lrs_of_a_nested_config_must_be_found(tmp_path: Path, capsys: pytest
     assert path.read_text() == (
         "optimization:\n  lr: [0.00025]\nlr_scheduler:\n  warmup_updates: 4\n  warmup_init_lr: 5.0e-08\n"
     )
+
+
+# --- a checkpoint that an earlier rollback has edited: what it was made with is known by digest
+
+
+def timm_like(tmp_path: Path) -> Path:
+    """As timm's train.py: its arguments are in the file, its LR is computed from `--config`."""
+    unknown(tmp_path, args={"sched": "cosine", "lr": 3e-4, "warmup_lr": 1e-6, "min_lr": 1e-5})
+    path = tmp_path / "args.yaml"
+    path.write_text("lr: 3e-4\nwarmup_lr: 1e-6\nmin_lr: 1e-5\n")
+    recorded(tmp_path, ["python", "train.py", "--config", "args.yaml"])
+    return path
+
+
+def test_a_second_rollback_to_an_edited_checkpoint_starts_from_what_the_first_one_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The arguments in the file are those of the save; the config and the optimizer are at half of them since the first one."""
+    path = timm_like(tmp_path)
+    before = picture(tmp_path / "checkpoints")
+    assert command(tmp_path, *HALF) == 0
+    assert [float(line.partition(": ")[2]) for line in path.read_text().splitlines()] == [1.5e-4, 5e-7, 5e-6]
+    assert command(tmp_path, *HALF) == 0, capsys.readouterr().err
+    state = torch.load(tmp_path / "checkpoints" / "step-5.pt")
+    assert state["optimizer"]["param_groups"][0]["lr"] == 7.5e-5 and state["args"]["lr"] == 3e-4
+    assert [float(line.partition(": ")[2]) for line in path.read_text().splitlines()] == [7.5e-5, 2.5e-7, 2.5e-6]
+    assert command(tmp_path, "undo", "--yes") == 0 and command(tmp_path, "undo", "--yes") == 0
+    assert path.read_text() == "lr: 3e-4\nwarmup_lr: 1e-6\nmin_lr: 1e-5\n" and picture(tmp_path / "checkpoints") == before
+    assert command(tmp_path, *HALF) == 0  # what was undone does not count
+    assert path.read_text().startswith("lr: 0.00015\n")
+
+
+def test_what_a_config_says_already_is_not_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A person has made the change; the checkpoint follows, and the config stays as it is."""
+    path = timm_like(tmp_path)
+    text = "lr: 0.00015\nwarmup_lr: 5.0e-7\nmin_lr: 5e-6 # by hand\n"
+    path.write_text(text)
+    assert command(tmp_path, *HALF) == 0, capsys.readouterr().err
+    assert path.read_text() == text
+    path.write_text("lr: 0.0002\nwarmup_lr: 5.0e-7\nmin_lr: 5e-6\n")
+    capsys.readouterr()
+    assert command(tmp_path, *HALF) == 3
+    assert "`lr` is 0.0002, and this checkpoint is at 0.00015: it must become 7.5e-05" in capsys.readouterr().err
+
+
+def test_the_line_to_change_counts_earlier_rollbacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown(tmp_path, config={"learning_rate": 3e-4, "min_lr": 3e-5, "decay_lr": True})
+    assert command(tmp_path, *HALF, "--accept-unproved", "given on the command line") == 0
+    capsys.readouterr()
+    assert command(tmp_path, *HALF) == 3
+    said = capsys.readouterr().err
+    assert "`--learning_rate=7.5e-05 --min_lr=7.5e-06`" in said and "earlier rollbacks multiplied its LR by 0.5" in said
+    recorded(tmp_path, ["python", "train.py", "--learning_rate=1e-4", "--min_lr=3e-5"])  # another launch's LRs
+    assert command(tmp_path, *HALF) == 3
+    assert "python train.py --learning_rate=7.5e-05 --min_lr=7.5e-06" in capsys.readouterr().err
+
+
+def test_an_argument_recorded_before_the_first_rollback_is_multiplied_by_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown(tmp_path)
+    recorded(tmp_path, ["python", "train.py", "--lr", "3e-4"])
+    assert command(tmp_path, *HALF, "--accept-unproved", "given on the command line") == 0
+    capsys.readouterr()
+    assert command(tmp_path, *HALF) == 3
+    assert "`python train.py --lr 7.5e-05`" in capsys.readouterr().err
+    recorded(tmp_path, ["python", "train.py", "--lr", "1.5e-4"])
+    assert command(tmp_path, *HALF) == 3
+    assert "`python train.py --lr 7.5e-05`" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_was_written_again_was_not_made_by_a_rollback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = timm_like(tmp_path)
+    assert command(tmp_path, *HALF) == 0
+    (tmp_path / "checkpoints" / "step-5.pt").unlink()
+    (tmp_path / "checkpoints").rmdir()
+    unknown(tmp_path, args={"sched": "cosine", "lr": 1.5e-4, "warmup_lr": 5e-7, "min_lr": 5e-6})
+    assert command(tmp_path, *HALF) == 0, capsys.readouterr().err
+    assert path.read_text().startswith("lr: 7.5e-05") or path.read_text().startswith("lr: 7.5e-5")
+
+
+def test_a_proposal_scales_the_lr_where_the_config_is_edited_too(tmp_path: Path) -> None:
+    """Its command was `by hand` before configs were edited."""
+    path = timm_like(tmp_path)
+    entries = read_journal(RunPaths(tmp_path / "logs" / "r")).entries
+    found = collect_candidates([tmp_path / "checkpoints"], before=10**6, entries=entries)
+    assert [one.lr_elsewhere for one in found] == [""]
+    path.unlink()
+    found = collect_candidates([tmp_path / "checkpoints"], before=10**6, entries=entries)
+    assert "timm's train.py takes the LR" in found[0].lr_elsewhere
