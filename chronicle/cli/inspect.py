@@ -13,9 +13,12 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     checkpoint_named,
+    need_run,
+    settings_from,
     settings_root,
 )
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.paths import RunPaths
 from chronicle.story.plain import format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import read_state, refuse_strays
@@ -185,8 +188,13 @@ def _values(value: Any) -> str:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A")],
-    b: Annotated[str, typer.Argument(help="The second checkpoint.", metavar="B")],
+    a: Annotated[
+        str | None, typer.Argument(help="The first checkpoint: a path, a step or STEP@LAUNCH.", metavar="A", show_default=False)
+    ] = None,
+    b: Annotated[str | None, typer.Argument(help="The second checkpoint.", metavar="B", show_default=False)] = None,
+    launch: Annotated[
+        tuple[int, int] | None, typer.Option(help="Two launches instead: settings that changed between them.", metavar="M N")
+    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -194,10 +202,16 @@ def diff(
 ) -> CommandResult:
     """Show the numbers that differ between two checkpoints.
 
-    It compares LRs, counters, RNG, topology and files.
+    It compares LRs, counters, RNG, topology and files; with --launch M N the settings of two launches.
 
     Example: chronicle diff checkpoints/opt_step-30250 checkpoints/opt_step-30500
     """
+    if launch is not None:
+        if a is not None:
+            raise UsageProblem("a checkpoint and --launch are both given: expected two checkpoints, or --launch M N")
+        return _diff_launches(need_run(settings_from(run, logs)).paths, *launch)
+    if a is None or b is None:
+        raise UsageProblem("expected two checkpoints, or --launch M N", "as in `chronicle diff 30250 30500`")
     one, other = (
         read_state(checkpoint_named(named, root, count_steps=False), allow_strays=True)
         for named, root in (
@@ -213,6 +227,24 @@ def diff(
               "differences": [difference.to_json() for difference in differences]},
     )  # fmt: skip
 
+
+def _diff_launches(paths: RunPaths, one: int, other: int) -> CommandResult:
+    """What changed between the settings of two launches."""
+    from chronicle.runs import Run
+    from chronicle.story.launch_settings import changes_between
+
+    run = Run(paths)
+    numbers = [launch.number for launch in run.launches]
+    for number in (one, other):
+        if number not in numbers:
+            found = ", ".join(map(str, numbers[-8:])) or "none"
+            raise ChronicleError(f"run `{paths.run}` has no launch {number}: it has {found}", "name one of them")
+    before, after = run.settings(one), run.settings(other)
+    changes = changes_between(before, after)
+    equal = len(before.keys() | after.keys()) - len(changes)
+    lines = [one_line(change.words) for change in changes] or [f"no recorded setting of launches {one} and {other} differs"]
+    data = {"a": one, "b": other, "changes": [change._asdict() for change in changes], "equal": equal}
+    return CommandResult(text="\n".join(lines), data=data, talk=(f"{equal} recorded settings are equal",))
 
 
 def _text(differences: list[Difference], names: list[str]) -> str:

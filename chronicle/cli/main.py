@@ -37,6 +37,10 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
     },
+    "See many runs": {
+        "runs": ("chronicle.cli.runs:runs", "List the runs of a directory with state, step and last values."),
+        "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
+    },
     "See a run": {
         "status": ("chronicle.cli.status:show_status", "Show where the run is, what is open and what to do next."),
         "log": ("chronicle.cli.log:log", "List the journal, newest entry first, or draw it as a graph."),

@@ -30,6 +30,7 @@ class EntryKind(StrEnum):
     IMPORT = "import"
     LAUNCH_START = "launch.start"
     LAUNCH_STEP = "launch.step"
+    LAUNCH_SETTINGS = "launch.settings"
     LAUNCH_ATTEMPT = "launch.attempt"
     LAUNCH_END = "launch.end"
     RESTART = "restart"
@@ -382,6 +383,13 @@ class LaunchStep(JournalEvent, kind=EntryKind.LAUNCH_STEP):
 
     start_step: int | None
     inferred: bool = False
+
+
+class LaunchSettings(JournalEvent, kind=EntryKind.LAUNCH_SETTINGS):
+    """Settings of a launch, all that are known from one source; a later entry of the same source replaces an earlier one."""
+
+    values: Mapping[str, Any]
+    source: str = ""  # "the script" (`chronicle.config`), "TrainingArguments", …
 
 
 class LaunchAttempt(JournalEvent, kind=EntryKind.LAUNCH_ATTEMPT):

@@ -96,7 +96,7 @@ def _format_non_finite(number: float) -> str:
 def parse_line(line: str | bytes, row: int = 0) -> Point | None:
     """Return the point of one line; None where the line is incomplete, is no JSON object or has no integer `step`."""
     try:
-        record = json.loads(line)
+        record = json.loads(line if isinstance(line, str) else line.decode())  # from bytes, `loads` looks for UTF-16 first
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

@@ -6,9 +6,9 @@ that a log whose steps go back is read correctly.
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from chronicle.journal import Journal, read_journal
@@ -59,14 +59,15 @@ def points_until(path: Path, step: int, count: int = WINDOW) -> list[Point]:
     try:
         with _opened(path) as (fd, size):
             if size <= WHOLE_BYTES:
-                points = (point for point in _points(_whole(fd, size).split(b"\n")) if point.step <= step)
-                return list(deque(points, maxlen=count))
+                newest_first = _points(reversed(_whole(fd, size).split(b"\n")))
+                return list(islice((point for point in newest_first if point.step <= step), count))[::-1]
             end = _offset_after(fd, size, step)
             start = max(0, end - BLOCK_BYTES)
             lines = _whole(fd, end, start).split(b"\n")
     except OSError:
         return []
-    return [point for point in _points(lines[0 if start == 0 else 1 :]) if point.step <= step][-count:]
+    newest_first = _points(reversed(lines[0 if start == 0 else 1 :]))
+    return list(islice((point for point in newest_first if point.step <= step), count))[::-1]
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def _whole(fd: int, end: int, start: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def _points(lines: Iterator[bytes] | list[bytes]) -> Iterator[Point]:
+def _points(lines: Iterable[bytes]) -> Iterator[Point]:
     return (point for line in lines if (point := parse_line(line)) is not None)
 
 
@@ -108,6 +109,9 @@ def _last(fd: int, size: int) -> Point | None:
 
 def _offset_after(fd: int, size: int, step: int) -> int:
     """Byte offset after the last line whose step is at or before `step`."""
+    last = _last(fd, size)
+    if last is not None and last.step <= step:
+        return size
     low, high = 0, size
     while high - low > BLOCK_BYTES:
         middle = (low + high) // 2
@@ -151,13 +155,13 @@ def read_story(
     return assemble(journal, observed_steps(paths), until, alive, saved)
 
 
-def read_brief_story(paths: RunPaths) -> Story:
-    """The story as `status` needs it: of a large journal only the entries of `BRIEF_KINDS` are read."""
+def read_brief_story(paths: RunPaths, *, also: Sequence[str] = ()) -> Story:
+    """The story as `status` needs it: of a large journal only entries of `BRIEF_KINDS` are read, and of the kinds `also`."""
     index = open_index(paths)
     if index is None:
         return read_story(paths)
     try:
-        story = read_story(paths, journal=index.journal(BRIEF_KINDS), saved=index.last_saved())
+        story = read_story(paths, journal=index.journal(BRIEF_KINDS.union(also)), saved=index.last_saved())
         for interval in reversed(story.lineage.kept):
             saved = index.last_checkpoint(interval.launch, interval.first, interval.last)
             if saved is not None:

@@ -49,6 +49,7 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.KEEP_UNDONE,
     EntryKind.RESTART,
     EntryKind.LAUNCH_ATTEMPT,
+    EntryKind.LAUNCH_SETTINGS,
 }
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels

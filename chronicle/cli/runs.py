@@ -1,0 +1,267 @@
+"""`chronicle runs` lists the runs of a directory; `chronicle compare` lays some of them side by side.
+
+`--where` takes a comparison in Python's words: `lr > 1e-3 and status != "finished"`. It is read as a tree of comparisons and
+never executed. Names are the columns of the list, settings (`settings.lr`, or `lr` where no column has that name) and logged
+channels. A run for which a name is not known is not listed, and the count of such runs is said.
+"""
+
+import ast
+import difflib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption
+from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.story.plain import format_age, format_number, plain
+from rollback.channels import Role, canonical_of
+
+__all__ = ["runs", "show_comparison"]
+
+VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
+COLUMNS = ("name", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
+LEFT = {"name", "status", "tags"}
+OPERATORS: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
+}  # fmt: skip
+EXAMPLE = 'lr > 1e-3 and status != "finished"'
+
+
+def runs(
+    where: Annotated[
+        str | None, typer.Option(help=f"Only runs for which this holds, as `{EXAMPLE}`.", metavar="TEXT")
+    ] = None,
+    sort: Annotated[str, typer.Option(help="Order by this column or setting; `-NAME` for the highest first.")] = "name",
+    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag (repeatable).")] = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """List the runs of a directory with state, step and last values.
+
+    Example: chronicle runs --where 'loss < 2.1 and "baseline" in tags' --sort loss
+    """
+    from chronicle.runs import rows_of
+
+    directory = _directory(logs)
+    found = list(rows_of(directory))
+    kept, unknown = _select(found, where)
+    kept = [row for row in kept if set(tag or ()) <= set(row["tags"])]
+    name = sort.removeprefix("-")
+    known = [row for row in kept if _lookup(row, name) is not None]
+    if name != "name" and kept and not known:
+        raise UsageProblem(
+            f"--sort `{name}`: no run has it", f"columns are {', '.join(COLUMNS)}; also settings and channels"
+        )
+    known.sort(key=lambda row: _sortable(_lookup(row, name)), reverse=sort.startswith("-"))
+    ordered = known + [row for row in kept if _lookup(row, name) is None]
+    talk = []
+    if unknown:
+        talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them")
+    if not found:
+        talk.append(
+            f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
+        )
+    return CommandResult(text=_table(ordered, name), data=ordered, talk=tuple(talk))
+
+
+def _directory(logs: Path | None) -> Path:
+    """The directory of all runs: of the settings, without asking which run is meant."""
+    import os
+
+    from chronicle.settings import load_settings
+
+    return load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
+
+
+# --- the table -----------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Mapping[str, Any]], sort: str) -> str:
+    columns = [*COLUMNS, *((sort,) if sort not in COLUMNS else ())]
+    cells = [[_cell(name, _lookup(row, name)) for name in columns] for row in rows]
+    shown = [at for at, name in enumerate(columns) if name in ("name", "status") or any(line[at] for line in cells)]
+    widths = [max(len(columns[at]), *(len(line[at]) for line in cells)) if cells else 0 for at in shown]
+    lines = []
+    for line in [list(columns), *cells] if cells else []:
+        parts = (
+            line[at].ljust(width) if columns[at] in LEFT else line[at].rjust(width)
+            for at, width in zip(shown, widths, strict=True)
+        )
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "ended":
+        try:
+            seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            return plain(str(value))
+        return f"{format_age(seconds)} ago"
+    if isinstance(value, list):
+        return plain(", ".join(str(one) for one in value))[:30]
+    if isinstance(value, float):
+        return format_number(value) if math.isfinite(value) else str(value)
+    return plain(str(value))[:60]
+
+
+# --- selecting -----------------------------------------------------------------------------------------------------------
+
+
+def _select(rows: Sequence[Mapping[str, Any]], where: str | None) -> tuple[list[Mapping[str, Any]], int]:
+    """The rows for which `where` holds, and how many it could not be asked of."""
+    if where is None:
+        return list(rows), 0
+    try:
+        tree = ast.parse(where.strip(), mode="eval").body
+        _check(tree)
+    except (SyntaxError, ValueError, RecursionError) as problem:
+        raise UsageProblem(f"--where `{where}` is not understood ({problem})", f"expected as `{EXAMPLE}`") from problem
+    answers = [_holds(tree, row) for row in rows]
+    return [row for row, answer in zip(rows, answers, strict=True) if answer], answers.count(None)
+
+
+def _check(node: ast.AST) -> None:
+    """Raise ValueError for anything but comparisons, and, or, not, names, numbers, texts and lists of them."""
+    if isinstance(node, ast.BoolOp):
+        parts: Sequence[ast.AST] = node.values
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        parts = [node.operand]
+    elif isinstance(node, ast.Compare) and all(type(one) in OPERATORS for one in node.ops):
+        parts = [node.left, *node.comparators]
+    elif isinstance(node, ast.List | ast.Tuple):
+        parts = node.elts
+    elif isinstance(node, ast.Constant | ast.Name) or (isinstance(node, ast.Attribute) and _dotted(node)):
+        parts = []
+    else:
+        raise ValueError(f"`{ast.unparse(node)}` is no comparison")
+    for part in parts:
+        _check(part)
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
+def _holds(node: ast.AST, row: Mapping[str, Any]) -> bool | None:
+    """Whether it holds; None where that is not known. As in SQL, `or` needs one part that is true, `and` one that is false."""
+    if isinstance(node, ast.BoolOp):
+        answers = [_holds(part, row) for part in node.values]
+        deciding = isinstance(node.op, ast.Or)
+        return deciding if deciding in answers else None if None in answers else not deciding
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        answer = _holds(node.operand, row)
+        return None if answer is None else not answer
+    if not isinstance(node, ast.Compare):
+        value = _value(node, row)
+        return None if value is None else bool(value)
+    values = [_value(part, row) for part in (node.left, *node.comparators)]
+    if any(value is None for value in values):
+        return None
+    try:
+        return all(
+            OPERATORS[type(how)](one, other) for how, one, other in zip(node.ops, values, values[1:], strict=False)
+        )
+    except TypeError:
+        return None  # a text compared with a number
+
+
+def _value(node: ast.AST, row: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(part, row) for part in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _value(node.operand, row)
+        return -value if isinstance(value, int | float) else None
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _lookup(row, _dotted(node))
+    return _holds(node, row)
+
+
+def _lookup(row: Mapping[str, Any], name: str) -> Any:
+    """A column, a setting or the newest value of a channel; None where it is not known."""
+    from chronicle.story.launch_settings import as_value
+
+    if name in row and name not in ("values", "settings"):
+        return row[name]
+    short = name.removeprefix("settings.")
+    if short in row["settings"]:
+        return as_value(row["settings"][short])
+    return row["values"].get(name.removeprefix("values."), row["values"].get(name.replace(".", "/")))
+
+
+def _sortable(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, int | float) else (1, str(value))
+
+
+# --- side by side --------------------------------------------------------------------------------------------------------
+
+
+def show_comparison(
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Runs: names, directories, or RUN@LAUNCH for the settings of a launch.", metavar="RUN…"),
+    ],
+    channel: Annotated[str, typer.Option(help="The channel that is compared.")] = "loss",
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the curves into this file (.png, .svg or .pdf).", metavar="FILE")
+    ] = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Compare runs: values at equal steps, settings that differ.
+
+    Only the lineage of each run counts. Example: chronicle compare tr-190 tr-191 --out loss.png
+    """
+    from chronicle.report.comparison import compare_runs, draw_comparison, tell
+
+    if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
+    comparison = compare_runs([_named(name, logs) for name in names], channel)
+    talk = []
+    if out is not None:
+        draw_comparison(comparison, out)
+        talk.append(f"picture: {out}")
+    if len(comparison.members) > 1:
+        talk.append(
+            "one run of each shows a difference and no cause: `chronicle experiment` designs a comparison with seeds"
+        )
+    return CommandResult(text=tell(comparison), data=comparison.to_json(), talk=tuple(talk))
+
+
+def _named(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
+    """(label, run, launch) of `NAME`, a run's directory, or one of them with `@LAUNCH`."""
+    from chronicle.runs import list_runs
+    from chronicle.runs import open as open_run
+
+    base, at, number = name.rpartition("@")
+    launch = int(number) if at and number.isdigit() else None
+    base = base if launch is not None else name
+    directory = Path(base) if "/" in base or (Path(base) / "journal").is_dir() else _directory(logs) / base
+    if not (directory / "journal").is_dir() and "/" not in base:
+        known = [one.run for one in list_runs(directory.parent)]
+        near = difflib.get_close_matches(base, known, n=3) or known[:8]
+        found = ", ".join(f"`{one}`" for one in near) or "no run at all"
+        raise ChronicleError(
+            f"no run `{base}` in `{directory.parent}`: found {found}",
+            "name one of them, or another directory with --logs DIR",
+        )
+    run = open_run(directory)
+    if launch is not None and all(one.number != launch for one in run.launches):
+        numbers = ", ".join(str(one.number) for one in run.launches[-8:]) or "none"
+        raise ChronicleError(f"run `{base}` has no launch {launch}: it has {numbers}", "name one of them")
+    return run.name if launch is None else f"{run.name}@{launch}", run, launch

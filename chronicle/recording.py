@@ -1,0 +1,220 @@
+"""What a script says about itself: `chronicle.log(step, loss=…)`, `config`, `note`, `alert`. No torch.
+
+Under `chronicle run` numbers go to the launch's `metrics.jsonl`, words and settings to the run's journal. Elsewhere nothing is
+written, and one line on stderr says so. Numbers and settings are written by the main rank; the other ranks' calls do nothing.
+Nothing here raises into a training: what cannot be recorded is said once on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from chronicle.errors import ChronicleError
+from chronicle.journal.events import Incident, JournalEvent, LaunchSettings, Note
+from chronicle.journal.writer import JournalWriter
+from chronicle.launch.ranks import rank_of
+from chronicle.metrics.log import MetricsWriter
+from chronicle.paths import RunPaths
+
+__all__ = ["Recording", "looks_secret", "plain_settings", "start"]
+
+TIERS = ("notice", "warn", "propose")
+MAX_CONFIG_BYTES = 65_536
+HIDDEN = "(hidden: it looks like a secret)"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SECRET = {"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token", "auth"}
+_SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|sk-|ghp_|github_pat_|xox[abp]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}|://[^/\s:@]+:[^/\s@]+@"
+)
+
+
+class Recording:
+    """What one process records in its launch. Made by `start`; `run` is None outside `chronicle run`."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        directory, run_dir = environ.get("CHRONICLE_LAUNCH_DIR"), environ.get("CHRONICLE_RUN_DIR")
+        number = environ.get("CHRONICLE_LAUNCH", "")
+        self.run = environ.get("CHRONICLE_RUN") if directory and run_dir else None
+        self.launch = int(number) if number.isdigit() else None
+        self.rank = rank_of(environ) or 0
+        self._metrics_path = Path(directory) / "metrics.jsonl" if directory and self.run is not None else None
+        self._paths = RunPaths(Path(run_dir)) if run_dir and self.run is not None else None
+        self._metrics: MetricsWriter | None = None
+        self._journal: JournalWriter | None = None
+        self._is_log_over = False
+        self._said: set[str] = set()
+        self._config: dict[str, Any] = {}
+
+    def log(self, step: int, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Append one line to the launch's per-step log. `step`: optimizer steps completed.
+
+        Values are numbers or what `float()` takes (a tensor of one element); NaN and infinity are recorded as such. Names with
+        a slash go into a mapping: `log(step, {"train/loss": loss})`. What is no number is left out, and said once.
+        """
+        if self._metrics_path is None:
+            self._hint()
+            return
+        if self.rank or self._is_log_over:
+            return
+        try:
+            if self._metrics is None:
+                self._metrics = MetricsWriter(self._metrics_path)
+            self._metrics.write(step, {**values, **more} if values else more)
+        except (TypeError, ValueError, RuntimeError):
+            self._log_numbers(step, {**(values or {}), **more})
+        except OSError as problem:
+            self._is_log_over = True
+            self._say("log", f"the per-step log stops here ({problem}); training continues")
+
+    def config(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Record settings of this launch; later calls add to them. Values: whatever JSON holds, anything else as its `repr`.
+
+        A value that looks like a secret is hidden; more than 64 KiB are not recorded, and that is said.
+        """
+        if self._paths is None or self.rank:
+            self._hint()
+            return
+        given = plain_settings({**(values or {}), **more})
+        merged = {**self._config, **given}
+        if len(json.dumps(merged)) > MAX_CONFIG_BYTES:
+            self._say(
+                "config",
+                f"the settings are larger than {MAX_CONFIG_BYTES} bytes: {', '.join(list(given)[:5])} not recorded",
+            )
+        elif merged != self._config:
+            self._config = merged
+            self._write(LaunchSettings(values=merged, source="the script"), title=f"settings: {', '.join(merged)}"[:200])
+
+    def note(self, text: str, *, step: int | None = None, tags: tuple[str, ...] = ()) -> None:
+        """Write a note into the journal; the first line is its title. Any rank may."""
+        if self._paths is None:
+            self._hint()
+            return
+        title, _, body = str(text).strip().partition("\n")
+        self._write(Note(text=body.strip(), tags=tuple(tags)), title=title, step=step)
+
+    def alert(self, text: str, *, tier: str = "warn", step: int | None = None) -> None:
+        """Record an incident, which stays open until it is closed. `tier`: notice, warn or propose. Any rank may."""
+        if self._paths is None:
+            self._hint()
+            return
+        if tier not in TIERS:
+            self._say(
+                f"tier {tier}", f"the tier of an alert is `{tier}`: expected {', '.join(TIERS)}; `warn` is recorded"
+            )
+            tier = "warn"
+        title, _, body = str(text).strip().partition("\n")
+        event = Incident(text=body.strip(), kind="alert", tier=tier, status="open", onset_step=step, tags=("alert",))
+        self._write(event, title=title, step=step)
+
+    def close(self) -> None:
+        """Close the files; a later call opens them again."""
+        for opened in (self._metrics, self._journal):
+            if opened is not None:
+                opened.close()
+        self._metrics = self._journal = None
+
+    def _log_numbers(self, step: Any, values: Mapping[str, Any]) -> None:
+        """The slow path: some name or value, or the step, is not what it should be."""
+        whole = _number(step)
+        if whole is None or whole != int(whole):
+            self._say(
+                "step",
+                f"log: the step is {step!r}: expected a whole number of optimizer steps; such lines are left out",
+            )
+            return
+        kept = {str(name): _number(value) for name, value in values.items() if name not in ("step", "t")}
+        left_out = [name for name in values if kept.get(str(name)) is None]
+        if left_out:
+            self._say("log values", f"log: no numbers, left out: {', '.join(f'`{name}`' for name in left_out[:5])}")
+        numbers = {name: number for name, number in kept.items() if number is not None}
+        if numbers and self._metrics is not None:
+            try:
+                self._metrics.write(int(whole), numbers)
+            except OSError as problem:
+                self._say("log", f"a line of the per-step log was lost ({problem}); training continues")
+
+    def _write(self, event: JournalEvent, *, title: str, step: int | None = None) -> None:
+        assert self._paths is not None
+        try:
+            if self._journal is None:
+                self._journal = JournalWriter(self._paths)
+            self._journal.write(event, step=step, launch=self.launch, title=title)
+        except (ChronicleError, OSError, TypeError, ValueError) as problem:
+            self._say("journal", f"not recorded: {title[:60]!r} ({problem}); training continues")
+
+    def _hint(self) -> None:
+        if self.run is None:
+            self._say("outside", "nothing is recorded: this process was not started by `chronicle run -- …`")
+
+    def _say(self, topic: str, text: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            print(f"chronicle: {text}", file=sys.stderr, flush=True)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str | bytes | bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 whatever an object of a stranger raises
+        return None
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def plain_settings(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The settings as JSON values: secrets hidden, tuples and sets as lists, other objects as 200 letters of their repr."""
+    return {str(name): _plain(str(name), value, 0) for name, value in values.items()}
+
+
+def _plain(name: str, value: Any, depth: int) -> Any:
+    if isinstance(value, bool | int | None) or (isinstance(value, float) and value - value == 0):
+        return value
+    if isinstance(value, Mapping) and depth < 20:
+        return {str(key): _plain(str(key), one, depth + 1) for key, one in value.items()}
+    if looks_secret(name) and value not in ("", ()):
+        return HIDDEN
+    if isinstance(value, list | tuple | set | frozenset) and depth < 20:
+        one_by_one = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [_plain(name, one, depth + 1) for one in one_by_one]
+    text = (
+        value if isinstance(value, str) else str(value) if isinstance(value, os.PathLike | float) else _described(value)
+    )
+    return HIDDEN if _SECRET_TEXT.search(text) else text
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a setting of this name may hold a password or key: `hf_token` and `apiKey` do, `max_tokens` does not."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
+
+
+def _described(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:  # noqa: BLE001 whatever an object of a stranger raises
+        return type(value).__name__
+
+
+# ---- of this process -------------------------------------------------------------------------------------------------
+
+_recording: Recording | None = None
+
+
+def start() -> Recording:
+    """The recording of this process, made at the first call. `chronicle.log` and the others are its methods."""
+    global _recording
+    if _recording is None:
+        _recording = Recording()
+    return _recording

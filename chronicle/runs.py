@@ -1,0 +1,201 @@
+"""Runs from outside: `chronicle.open("logs/tr-190")` reads one, `list_runs` all of a directory.
+
+Numbers are told with the honesty of the other views: `curve` holds each step once, from the launch that the present weights
+descend from; what a rollback left behind is there only when it is asked for.
+
+    run = chronicle.open("logs/tr-190")
+    pandas.DataFrame(run.curve("loss").columns())
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chronicle.errors import ChronicleError
+from chronicle.integrations.exports import canonical_rows
+from chronicle.journal import Entry, Lineage
+from chronicle.journal.events import EntryKind, words_of
+from chronicle.paths import RunPaths
+from chronicle.story import Story
+from chronicle.story.assemble import LaunchStory
+from chronicle.story.launch_settings import settings_of
+from chronicle.story.read import read_brief_story, read_story
+from rollback.channels import Role, canonical_name, find_channel, role_of
+
+__all__ = ["LoggedCurve", "Run", "list_runs", "open", "rows_of", "summarize_run"]
+
+TOLD = (EntryKind.NOTE, EntryKind.LAUNCH_SETTINGS)  # a row needs tags and settings besides what `status` needs
+
+
+class LoggedCurve(NamedTuple):
+    """One channel as columns of equal length, in step order along the lineage.
+
+    `time`: seconds since the epoch, or None. `kept`: whether the present weights descend from the point.
+    """
+
+    channel: str
+    step: list[int]
+    value: list[float]
+    launch: list[int]
+    time: list[float | None]
+    kept: list[bool]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns by name, as `pandas.DataFrame` and `polars.DataFrame` take them."""
+        return {
+            "step": self.step,
+            self.channel: self.value,
+            "launch": self.launch,
+            "time": self.time,
+            "kept": self.kept,
+        }
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+class Run:
+    """One run, read from its directory. Nothing is written. What was read is kept: open it again to see what came since."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self.name = paths.run
+
+    @cached_property
+    def story(self) -> Story:
+        """All that the views tell of this run."""
+        return read_story(self.paths)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries of the journal in order."""
+        return self.story.entries
+
+    @property
+    def launches(self) -> tuple[LaunchStory, ...]:
+        """The launches in order of their numbers."""
+        return self.story.launches
+
+    @property
+    def lineage(self) -> Lineage:
+        """Which launch the present weights have each step from."""
+        return self.story.lineage
+
+    @cached_property
+    def channels(self) -> tuple[str, ...]:
+        """Every logged name, in order of first appearance."""
+        rows = canonical_rows(self.paths, self.lineage, abandoned=True)
+        return tuple(dict.fromkeys(name for row in rows for name in row.values))
+
+    def curve(self, channel: str = "loss", *, abandoned: bool = False) -> LoggedCurve:
+        """One channel over the lineage, each step once; with `abandoned`, every point of every launch.
+
+        A name that was not logged may name a role: `loss` finds `train/loss`, where that is the run's training loss.
+        Raises `ChronicleError`, which lists the channels, for any other name.
+        """
+        found = LoggedCurve(channel, [], [], [], [], [])
+        for row in canonical_rows(self.paths, self.lineage, abandoned=abandoned):
+            value = row.values.get(channel)
+            if value is not None:
+                found.step.append(row.step)
+                found.value.append(value)
+                found.launch.append(row.launch)
+                found.time.append(row.time)
+                found.kept.append(row.kept)
+        if found.step or channel in self.channels:
+            return found
+        role = role_of(channel)
+        other = (
+            find_channel(self.channels, role)
+            if canonical_name(channel) == channel and role is not Role.IGNORED
+            else None
+        )
+        if other is None:
+            some = ", ".join(f"`{name}`" for name in self.channels[:12]) or "none"
+            raise ChronicleError(f"run `{self.name}` has no channel `{channel}`: logged are {some}", "name one of them")
+        return self.curve(other, abandoned=abandoned)
+
+    def settings(self, launch: int | None = None) -> dict[str, Any]:
+        """The flat settings of a launch, of the last one by default: arguments, recorded settings, code and host."""
+        number = launch if launch is not None else (self.launches[-1].number if self.launches else 0)
+        return settings_of(self.entries, number)
+
+    def summary(self) -> dict[str, Any]:
+        """One row of `chronicle runs`: state, step, last values, counts and tags."""
+        return summarize_run(self.paths, self.story)
+
+
+def open(path: str | os.PathLike[str]) -> Run:
+    """The run in this directory (`logs/tr-190`). Raises `ChronicleError` where no journal lies."""
+    paths = RunPaths(Path(path).absolute())
+    if not paths.journal_dir.is_dir():
+        near = [one.run for one in list_runs(paths.run_dir) or list_runs(paths.run_dir.parent)]
+        hint = f"runs there: {', '.join(near[:8])}" if near else "name a run's directory, as in `logs/tr-190`"
+        raise ChronicleError(f"no run in `{path}`: it holds no journal", hint)
+    return Run(paths)
+
+
+def list_runs(logs: Path) -> list[RunPaths]:
+    """The runs of a directory by name; empty where there is none. Raises `ChronicleError` for one that cannot be listed."""
+    try:
+        names = sorted(one.name for one in os.scandir(logs) if not one.name.startswith(".") and one.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as problem:
+        raise ChronicleError(
+            f"cannot list `{logs}`: {problem.strerror}", "name the directory of all runs with --logs DIR"
+        ) from problem
+    return [paths for name in names if (paths := RunPaths(logs / name)).journal_dir.is_dir()]
+
+
+def summarize_run(paths: RunPaths, story: Story | None = None) -> dict[str, Any]:
+    """One row of `chronicle runs`. `values`: the newest of each channel; `status` is the last launch's state in one word."""
+    story = read_brief_story(paths, also=TOLD) if story is None else story
+    last, head = story.last_launch, story.headline
+    tags = dict.fromkeys(tag for entry in story.entries for tag in words_of(entry).tags)
+    parent = None if story.parent is None else story.parent.run
+    return {
+        "name": paths.run,
+        "status": "no launch" if last is None else _status(last),
+        "step": head.step if head.launch is not None or head.step else None,
+        "loss": head.loss,
+        "lr": head.lr,
+        "launches": len(story.launches),
+        "abandoned": sum(launch.span.abandoned_steps for launch in story.launches),
+        "rollbacks": sum(entry.kind == EntryKind.ROLLBACK_RECEIPT for entry in story.entries),
+        "incidents": len(story.open_matters),
+        "started": story.launches[0].started if story.launches else None,
+        "ended": last.ended or None if last is not None and not last.alive else None,
+        "parent": parent,
+        "tags": list(tags),
+        "values": dict(head.values),
+        "settings": {} if last is None else settings_of(story.entries, last.number),
+    }
+
+
+def _status(last: LaunchStory) -> str:
+    if last.alive:
+        return "running"
+    if last.cause:
+        return last.cause
+    if last.exit_code is None:
+        return "imported" if last.imported else "no end recorded"
+    return "ended" if last.exit_code == 0 else "failed"
+
+
+def rows_of(logs: Path) -> Iterator[Mapping[str, Any]]:
+    """One row for each run of the directory; a run that cannot be read is a row whose status says so."""
+    for paths in list_runs(logs):
+        try:
+            yield summarize_run(paths)
+        except (ChronicleError, OSError, ValueError) as problem:
+            yield {
+                "name": paths.run,
+                "status": "unreadable",
+                "problem": str(problem),
+                "tags": [],
+                "values": {},
+                "settings": {},
+            }

@@ -1,0 +1,135 @@
+"""The settings of a launch: what it was started with and what it said of itself; and what changed between two launches.
+
+Sources, the later ones count: arguments of the recorded command (`--lr 3e-4`, `lr=3e-4`), the settings that the script recorded
+(`chronicle.config`, a tracker's config, `TrainingArguments`), code and host. Names are flat: `optimizer.lr`. An argument `--lr`
+is called `lr`, as most scripts call it in their settings. Values are compared as values: `3e-4` and `0.0003` are equal.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from chronicle.journal import Entry
+from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
+
+__all__ = ["ChangedSetting", "changes_between", "settings_of"]
+
+CODE = ("code.commit", "code.changes", "code.python")
+LAUNCHER = {
+    "nproc_per_node",
+    "nnodes",
+    "node_rank",
+    "rdzv_endpoint",
+    "rdzv_backend",
+    "rdzv_id",
+    "master_addr",
+    "master_port",
+}
+
+
+class ChangedSetting(NamedTuple):
+    """One setting that differs; None: not recorded there."""
+
+    name: str
+    before: Any
+    after: Any
+
+    @property
+    def words(self) -> str:
+        """`lr: 0.0003 → 0.0001`."""
+        return f"{self.name}: {_shown(self.before)} → {_shown(self.after)}"
+
+
+def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
+    """The flat settings of one launch; empty where nothing is known of it."""
+    found: dict[str, Any] = {}
+    for entry, start in events_of(entries, LaunchStart):
+        if entry.launch == launch and not found:
+            found.update(_arguments(start.argv))
+            known = {
+                "code.commit": start.git_commit,
+                "code.changes": start.git_dirty_digest,
+                "code.python": start.python or None,
+                "environment": start.env_digest,
+                "host": start.host or None,
+            }
+            found.update({name: value for name, value in known.items() if value is not None})
+    by_source: dict[str, Mapping[str, Any]] = {}
+    for entry, said in events_of(entries, LaunchSettings):
+        if entry.launch == launch:
+            by_source[said.source] = said.values
+    for values in by_source.values():
+        found.update(_flat(values))
+    return found
+
+
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedSetting]:
+    """The settings that differ, in the order of their names; those of one side only are changes, too."""
+    names = sorted(before.keys() | after.keys())
+    pairs = [ChangedSetting(name, before.get(name), after.get(name)) for name in names]
+    return [pair for pair in pairs if not _equal(pair.before, pair.after)]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    return bool(as_value(one) == as_value(other))
+
+
+def as_value(given: Any) -> Any:
+    """A text that is a number, true, false or none as that value; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text.lower() in ("none", "null"):
+        return "none"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _shown(value: Any) -> str:
+    return "not recorded" if value is None else str(value)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _arguments(argv: Iterable[str]) -> dict[str, Any]:
+    """`--a 1 --b=2 c=3 --flag` as a: 1, b: 2, c: 3, flag: True. Arguments without a name are left out, the launcher's too."""
+    found: dict[str, Any] = {}
+    pending: str | None = None
+    for word in argv:
+        name, equals, value = word.lstrip("-+").partition("=")
+        name = name.replace("-", "_")
+        named = bool(equals) and name.replace(".", "").replace("/", "").isidentifier()
+        if pending is not None:
+            is_value = not named and (not word.startswith("-") or _is_number(word))
+            found[pending] = word if is_value else True
+            pending = None
+            if is_value:
+                continue
+        if named:
+            found[name] = value
+        elif word.startswith("--") and name:
+            pending = name
+    if pending is not None:
+        found[pending] = True
+    return {name: value for name, value in found.items() if name not in LAUNCHER}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
