@@ -51,7 +51,7 @@ class Recording:
         self._journal: JournalWriter | None = None
         self._is_log_over = False
         self._said: set[str] = set()
-        self._config: dict[str, Any] = {}
+        self._settings: dict[str, dict[str, Any]] = {}  # source -> what it said so far
 
     def log(self, step: int, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Append one line to the launch's per-step log. `step`: optimizer steps completed.
@@ -79,19 +79,29 @@ class Recording:
 
         A value that looks like a secret is hidden; more than 64 KiB are not recorded, and that is said.
         """
-        if self._paths is None or self.rank:
+        if self._paths is None:
             self._hint()
+        self.add_settings("the script", {} if values is None else values, more)
+
+    def add_settings(self, source: str, *values: Mapping[Any, Any]) -> None:
+        """Record settings under a source of their own (`TrainingArguments`); nothing is said outside a launch."""
+        if self._paths is None or self.rank:
             return
-        given = plain_settings({**(values or {}), **more})
-        merged = {**self._config, **given}
-        if len(json.dumps(merged)) > MAX_CONFIG_BYTES:
-            self._say(
-                "config",
-                f"the settings are larger than {MAX_CONFIG_BYTES} bytes: {', '.join(list(given)[:5])} not recorded",
-            )
-        elif merged != self._config:
-            self._config = merged
-            self._write(LaunchSettings(values=merged, source="the script"), title=f"settings: {', '.join(merged)}"[:200])
+        known = self._settings.get(source, {})
+        try:
+            given = {name: value for one in values for name, value in plain_settings(one).items()}
+            merged = {**known, **given}
+            size = len(json.dumps(merged))
+        except Exception as problem:  # noqa: BLE001 whatever an object of a stranger raises
+            self._say(f"config {source}", f"settings of {source} not recorded ({type(problem).__name__}: {problem})")
+            return
+        if size > MAX_CONFIG_BYTES:
+            text = f"settings of {source} are larger than {MAX_CONFIG_BYTES} bytes: {', '.join(list(given)[:5])} not recorded"
+            self._say(f"config {source}", text)
+        elif merged != known:
+            self._settings[source] = merged
+            event = LaunchSettings(values=merged, source=source)
+            self._write(event, title=f"settings of {source}: {', '.join(merged)}"[:200])
 
     def note(self, text: str, *, step: int | None = None, tags: tuple[str, ...] = ()) -> None:
         """Write a note into the journal; the first line is its title. Any rank may."""

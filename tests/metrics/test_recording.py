@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,17 @@ class Strange:
         raise AssertionError("nor this")
 
 
+class Unlistable(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Any:
+        raise KeyError("no keys for you")
+
+    def __len__(self) -> int:
+        return 1
+
+
 def test_what_is_no_number_is_left_out_and_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Recording(environment(tmp_path))
     for _ in range(2):
@@ -101,6 +113,9 @@ def test_what_is_no_number_is_left_out_and_said_once(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().err
     assert said.count("no numbers, left out: `name`, `strange`, `vector`, `t`") == 1
     assert said.count("the step is 'seven': expected a whole number") == 1
+    run.config(Unlistable())
+    assert "settings of the script not recorded (KeyError" in capsys.readouterr().err
+    run = Recording(environment(tmp_path))
     run.config(strange=Strange(), many={1, 2}, big="x" * 100_000)
     assert "larger than 65536 bytes" in capsys.readouterr().err
     run.config(strange=Strange(), many={1, 2}, deep={"a": {"b": float("nan")}})

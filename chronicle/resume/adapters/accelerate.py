@@ -17,6 +17,7 @@ from typing import Any
 
 from accelerate import tracking
 
+from chronicle.recording import start
 from chronicle.resume.adapters.hooks import StepLog, hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
@@ -40,6 +41,7 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     accelerator.save_state = _saving(accelerator.save_state, session)
     accelerator.load_state = _loading(accelerator, accelerator.load_state, session)
     accelerator.prepare = _preparing(accelerator, accelerator.prepare, session)
+    accelerator.init_trackers = _configuring(accelerator.init_trackers, session)
     session.watch_step = EpochWatch(accelerator).look
     hook_optimizer_steps(session)
     return session
@@ -250,6 +252,19 @@ def _preparing(accelerator: Any, original: Callable[..., Any], session: GuardSes
     return prepare
 
 
+def _configuring(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
+    """The settings that the script gives to its trackers are settings of this launch."""
+
+    @functools.wraps(original)
+    def init_trackers(project_name: str, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(config, Mapping):
+            with session.contained("settings"):
+                start().add_settings("init_trackers", config)
+        return original(project_name, config, *args, **kwargs)
+
+    return init_trackers
+
+
 def resolve_directory(accelerator: Any, input_dir: Any) -> tuple[Path | None, list[Check]]:
     """The directory `load_state` will read, and a failed check for each stray one that automatic naming might take.
 
@@ -305,7 +320,8 @@ class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
 
     @tracking.on_main_process  # type: ignore[untyped-decorator]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Do nothing: the configuration is part of the launch's own entry."""
+        """Record the settings."""
+        start().add_settings("init_trackers", values)
 
     @tracking.on_main_process  # type: ignore[untyped-decorator]
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
+from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batches import watch_loaders
 from chronicle.resume.contract import Options
@@ -22,6 +23,8 @@ from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.session import GuardSession
 
 __all__ = ["ChronicleCallback", "callbacks_factory"]
+
+TRAINER_SETTINGS = ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "precision", "world_size")
 
 
 class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
@@ -105,6 +108,10 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Compare: model, loops, optimizers and schedulers are restored."""
         path = trainer.ckpt_path
+        if self._session is not None:
+            with self._session.contained("settings"):
+                start().add_settings("hparams", dict(getattr(pl_module, "hparams", {})))
+                start().add_settings("Trainer", {name: getattr(trainer, name, None) for name in TRAINER_SETTINGS})
         if self._session is None or not path:
             return
         self._session.before_load(Path(path), memory=self._found, training=True)

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.journal.events import Incident
+from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, StepLog, hook_optimizer_steps
 from chronicle.resume.batch_reader import TrainerSays, has_decoder, heads_of, revisions_of
 from chronicle.resume.batches import digest_of, sample_batch
@@ -63,6 +64,10 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         if not session.off:
             with session.contained("first batch in words"):
                 self._prepare_words(_trainer_of(self))
+        with session.contained("settings"):
+            start().add_settings("TrainingArguments", args.to_sanitized_dict())
+            configured = getattr(getattr(parts["model"], "config", None), "to_dict", None)
+            start().add_settings("the model's config", {"model": configured()} if configured is not None else {})
         if state.global_step <= 0:
             return
         directory = find_resumed(args, state, session.journal.read().checkpoints)
