@@ -73,6 +73,9 @@ def run_launcher(
     restart_pause: Annotated[
         float | None, typer.Option(help="Seconds before the first restart, doubled without progress [10].", metavar="SECONDS")
     ] = None,
+    on_stall: Annotated[
+        str, typer.Option(help="What to do when the launch stands still: `report`, or `stop` it as a hang.", metavar="ACTION")
+    ] = "report",
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -97,6 +100,8 @@ def run_launcher(
         raise UsageProblem("no launcher given", "chronicle run -- torchrun --nproc_per_node 2 train.py")
     if on_propose not in ("stop", "continue"):
         raise UsageProblem(f"--on-propose is `{on_propose}`: expected `stop` or `continue`")
+    if on_stall not in ("report", "stop"):
+        raise UsageProblem(f"--on-stall is `{on_stall}`: expected `report` or `stop`")
     if grace is not None and grace < 0:
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
@@ -114,6 +119,7 @@ def run_launcher(
         cwd=Path.cwd(),
         environ=_environment(accept_change, skipped, settings),
         grace_seconds=seconds,
+        stop_on_stall=on_stall == "stop",
         stop_on_proposal=autopilot or on_propose == "stop",
         force=force,
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),

@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
 from chronicle.cli.options import (
@@ -20,8 +21,9 @@ from chronicle.journal import Journal
 from chronicle.journal.events import GuardFault, GuardVerdict, Restarted, Verified, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
+from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
-from chronicle.story.plain import format_age, format_factor, format_number, plain
+from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
@@ -48,10 +50,12 @@ def show_status(
     verdict = _verdict(story.last_checkpoint, story)
     journal = Journal(run=story.run, entries=story.entries, problems=story.problems)
     damage = find_damage(settings.paths, journal, quick=True)
+    beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
     said = [f"DAMAGED: {plain(describe_damage(settings.paths, damage))}", f"hint: {DAMAGED_HINT}"] if damage else []
     seen = _newest_on_disk(settings.checkpoints_dir) if story.last_checkpoint is None else ""
-    text = "\n".join([*said, *_screen(story, lr, verdict, seen, time.time())])
-    return CommandResult(text=text, data=summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]})
+    text = "\n".join([*said, *_screen(story, lr, verdict, seen, beats, time.time())])
+    data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
+    return CommandResult(text=text, data=data | {"progress": {beat.host: beat.progress for beat in beats if beat.progress}})
 
 
 def _damaged(problem: JournalProblem) -> dict[str, object]:
@@ -79,8 +83,11 @@ def _newest_on_disk(root: Path | None) -> str:
     return f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`"
 
 
-def _screen(story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: str, now: float) -> Iterator[str]:
+def _screen(
+    story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: str, beats: Sequence[Heartbeat], now: float
+) -> Iterator[str]:
     yield from _where(story, now)
+    yield from _progress(story, beats, now)
     if not story.launches:
         yield "hint: start it with `chronicle run -- <launcher …>`"
     yield from _values(story.headline)
@@ -122,6 +129,35 @@ def _where(story: Story, now: float) -> Iterator[str]:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
         parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
         yield _row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+
+
+def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[str]:
+    """How long ago the last step was, on each node of the running launch, and what is usual for this run."""
+    for beat in beats:
+        said = beat.progress
+        if said is None or story.last_launch is None or beat.launch != story.last_launch.number:
+            continue
+        host = f" · {beat.host}" if len(beats) > 1 else ""
+        yield _row("progress", plain(_standing(said, now, beat.age(now)) + host))
+
+
+def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
+    since, usual, state = said.get("since"), said.get("usual"), said.get("state")
+    if not isinstance(since, int | float):
+        return "not known"
+    silent = f"no step for {format_age(max(0.0, now - since))}"
+    if state == "starts" or not isinstance(usual, int | float):
+        return f"{silent}: the launch is starting"
+    often = f"usually one in {format_seconds(usual)}, 99 % within {format_seconds(float(said.get('p99') or usual))}"
+    if state == "steps":
+        last = max(0.0, now - beat_age - since)
+        return f"{often}; the last one {format_seconds(last)} before the heartbeat of {format_seconds(beat_age)} ago"
+    words = str(said.get("words") or "")
+    if state == "stands":
+        return f"STANDS STILL: {silent} · {words}"
+    if state == "works":
+        return f"{silent} ({often}) · it works: {words}"
+    return f"{silent} ({often})" + (" · the ranks are being looked at" if state == "looked at" else "")
 
 
 def _restart(story: Story) -> Iterator[str]:

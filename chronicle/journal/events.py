@@ -430,6 +430,7 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     imported: bool = False
     at_least: bool = False  # `last_step` is a lower bound
     attempts: tuple[Mapping[str, Any], ...] = ()  # of `torchrun --max-restarts`: attempt, first_step, last_step as logged
+    rhythm: Mapping[str, Any] = NOTHING  # how long it was usually silent between two steps, and what the next launch may expect
 
 
 class Restarted(JournalEvent, kind=EntryKind.RESTART):

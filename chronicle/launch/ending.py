@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
     exit_code: int = 0
     launcher_code: int = 0  # negative: ended by this signal
-    stopped_by: str | None = None  # "signal", "proposal", "peer"
+    stopped_by: str | None = None  # "signal", "proposal", "peer", "stall"
     stop_signal: str | None = None
     refused: str = ""  # why guard or preflight refused
     rank: int | None = None  # the rank that ended first
@@ -60,6 +60,7 @@ class Seen(NamedTuple):
     in_job: str | None = None  # id of the SLURM job; its scheduler may still not answer
     lead_seconds: float = 0.0  # how long before its limit SLURM sends USR1
     peer: str = ""  # how another node of this launch ended
+    stall: str = ""  # which rank stood still
 
 
 def judge_end(seen: Seen) -> Ending:
@@ -68,6 +69,8 @@ def judge_end(seen: Seen) -> Ending:
         return Ending(EndCause.REFUSED, seen.refused)
     if seen.stopped_by == "proposal":
         return Ending(EndCause.PROPOSAL, "the detector proposed a rollback")
+    if seen.stopped_by == "stall":
+        return Ending(EndCause.HANG, seen.stall)
     if seen.stopped_by == "peer":
         return Ending(EndCause.CRASH, seen.peer)  # of several nodes the more telling cause counts (`restarts.TELLING`)
     if seen.stopped_by == "signal":

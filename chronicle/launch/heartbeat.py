@@ -7,6 +7,7 @@ than three minutes; on the same host the processes themselves are checked. An er
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Heartbeat(NamedTuple):
     uid: int
     time: float
     processes: tuple[tuple[int, int], ...] = ()
+    progress: Mapping[str, Any] | None = None  # `StallWatch.progress`
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file."""
@@ -41,6 +43,7 @@ class Heartbeat(NamedTuple):
             "uid": self.uid,
             "t": round(self.time, 3),
             "processes": [list(pair) for pair in self.processes],
+            **({"progress": dict(self.progress)} if self.progress else {}),
         }
 
     def age(self, now: float) -> float:
@@ -63,6 +66,7 @@ def parse_heartbeat(text: str) -> Heartbeat | None:
             uid=int(data["uid"]),
             time=float(data["t"]),
             processes=tuple((int(pid), int(ticks)) for pid, ticks in data["processes"]),
+            progress=data["progress"] if isinstance(data.get("progress"), dict) else None,
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.launch.containment import TOKEN_VARIABLE
+from chronicle.launch.pulse import PULSES_VARIABLE
 
 __all__ = [
     "REQUESTED_VARIABLE",
@@ -46,6 +47,7 @@ def build_environment(
     output_address: str | None,
     checkpoints_dir: Path | None,
     requested_ranks: int | None = None,
+    pulses_dir: Path | None = None,
 ) -> dict[str, str]:
     """Return the environment of the launcher and its descendants. The user's own torchrun signals and timeout are kept."""
     environment = dict(inherited)
@@ -61,6 +63,9 @@ def build_environment(
     environment.pop("CHRONICLE_OUTPUT", None)
     if output_address is not None:
         environment["CHRONICLE_OUTPUT"] = output_address
+    environment.pop(PULSES_VARIABLE, None)
+    if pulses_dir is not None:
+        environment[PULSES_VARIABLE] = str(pulses_dir)
     environment.pop(REQUESTED_VARIABLE, None)
     if requested_ranks is not None:
         environment[REQUESTED_VARIABLE] = str(requested_ranks)

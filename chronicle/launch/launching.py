@@ -22,7 +22,7 @@ from typing import Any
 
 from chronicle.checkpoints import Stamped, checkpoints_left, stamps_below
 from chronicle.errors import JournalError
-from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import EndCause, EntryKind, LaunchAttempt, LaunchEnd, LaunchStart, LaunchStep
 from chronicle.journal.place import look, refuse_copy
 from chronicle.journal.reader import anchor_heads, damage_overridden
@@ -37,7 +37,14 @@ from chronicle.launch.admission import (
 from chronicle.launch.channels import Channels, rank_prefix_of
 from chronicle.launch.containment import ControlGroup, become_subreaper, describe_containment, make_group
 from chronicle.launch.ending import Ending, Seen, count_oom_kills, full_disks, judge_attempt, judge_end
-from chronicle.launch.heartbeat import INTERVAL_SECONDS, Heartbeat, remove_heartbeat, write_heartbeat
+from chronicle.launch.heartbeat import (
+    FRESH_SECONDS,
+    INTERVAL_SECONDS,
+    Heartbeat,
+    read_heartbeats,
+    remove_heartbeat,
+    write_heartbeat,
+)
 from chronicle.launch.launchers import build_environment, count_requested_ranks
 from chronicle.launch.live_metrics import (
     DeviceSampler,
@@ -49,6 +56,7 @@ from chronicle.launch.live_metrics import (
 )
 from chronicle.launch.output import ROTATE_BYTES, read_last_lines
 from chronicle.launch.provenance import describe_launch, host_name
+from chronicle.launch.pulse import make_pulses_dir, remove_pulses_dir
 from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
@@ -62,6 +70,7 @@ from chronicle.launch.record import (
     title_of_end,
 )
 from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, share_number
+from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor
 from chronicle.metrics.log import read_metrics
 from chronicle.paths import RunPaths
@@ -85,6 +94,8 @@ class LaunchRequest:
     environ: Mapping[str, str]
     grace_seconds: float
     stop_on_proposal: bool = False
+    stop_on_stall: bool = False
+    rhythm: Mapping[str, Any] = field(default_factory=dict)  # what an earlier launch learned (`LaunchEnd.rhythm`)
     force: str | None = None  # reason to start although a launch seems alive elsewhere, or the journal is damaged
     overrode: tuple[str, ...] = ()  # that damage
     recorded: Mapping[str, Any] = field(default_factory=dict)  # further fields of `launch.start`
@@ -153,6 +164,12 @@ class Launch:
             request.paths.launch_dir(number), self._selector, host=host_name(), clock=clock, step=self._last_step
         )
         self._start = describe_launch(request.command, request.cwd, request.environ)
+        self._pulses = make_pulses_dir()
+        self._peer_ranks: Mapping[int, tuple[str, tuple[int, float, float]]] = {}
+        self._next_peers = 0.0
+        self._stall = self._make_stall_watch()
+        self._processes: tuple[tuple[int, int], ...] = ()  # of the newest heartbeat
+        self._state_told = ""  # of the stall watch, in the newest heartbeat
         poll = self._open_watch(live_watch, writer)
         self._watcher = Watcher(poll, stop_on_proposal=request.stop_on_proposal, complain=self._complain)
 
@@ -190,6 +207,7 @@ class Launch:
         finally:
             if self._group is not None:
                 self._group.remove()
+            remove_pulses_dir(self._pulses)
             remove_heartbeat(request.paths.heartbeats_dir, self._heartbeat(()))
         return self._finish(outcome, self._containment)
 
@@ -210,6 +228,7 @@ class Launch:
             grace_seconds=request.grace_seconds,
             output_address=self._channels.listen(f"chronicle-{self._token}"),
             checkpoints_dir=None if request.checkpoints_dir is None else request.checkpoints_dir.resolve(),
+            pulses_dir=self._pulses,
         )
         if os.isatty(0) and "PYTHONBREAKPOINT" not in environ:
             environ["PYTHONBREAKPOINT"] = "0"  # its prompt would read the end of a file and end the trainer
@@ -250,6 +269,8 @@ class Launch:
             ending=ending,
             explained=refused or outcome.stopped_by == "proposal",
         )
+        if rhythm := self._stall.rhythm():
+            data["rhythm"] = rhythm
         if self._attempts:
             data["attempts"] = self._intervals()
         if self._printed.writing:
@@ -302,6 +323,7 @@ class Launch:
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
+                stall=self._stall.words,
             )
         )
 
@@ -432,7 +454,67 @@ class Launch:
         self._channels.latency.check(self._channels.say)
         if self._watcher.look():
             return "proposal"
+        if self._look_for_stall():
+            return "stall"
         return "peer" if self._peers is not None and self._peers.have_failed() else None
+
+    def _look_for_stall(self) -> bool:
+        """Whether the launch is to be stopped because it stands still. `status` hears of every change from the heartbeat."""
+        stands = [False]
+        self._contained("signs of progress", lambda: stands.__setitem__(0, self._stall.tick()))
+        if self._stall.state != self._state_told:
+            self._beat(self._processes)
+        return stands[0] and self._request.stop_on_stall
+
+    def _make_stall_watch(self) -> StallWatch:
+        metrics = self._request.paths.metrics_path(self._number)
+
+        def signs() -> tuple[int, int, int]:
+            try:
+                size = 0 if self._printed.writing else os.stat(metrics).st_size  # what we write ourselves is late and no sign
+            except OSError:
+                size = 0
+            return self._printed.last_step, size, self._channels.log.received
+
+        return StallWatch(
+            pulses=self._pulses,
+            rank_pids=lambda: self._ranks.pids,
+            signs=signs,
+            step=self._last_step,
+            say=self._channels.say,
+            write=self._record.write,
+            directory=self._request.paths.launch_dir(self._number),
+            host=self._start["host"],
+            launch=self._number,
+            known=self._request.rhythm,
+            others_work=self._others_work,
+            other_ranks=dict if self._request.node is None or self._request.node[1] > 0 else self._other_ranks,
+            devices=lambda: self._devices.busy,
+        )
+
+    def _others_work(self) -> str:
+        """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
+        for beat in self._peer_beats() if self._request.node is not None else ():
+            state = (beat.progress or {}).get("state")
+            if state not in ("looked at", "stands"):
+                return f"node {beat.host}: {state or 'not known'}"
+        return ""
+
+    def _peer_beats(self) -> list[Heartbeat]:
+        now, own = self._clock(), self._start["host"]
+        beats = read_heartbeats(self._request.paths.heartbeats_dir)
+        return [one for one in beats if one.launch == self._number and one.host != own and one.age(now) < FRESH_SECONDS]
+
+    def _other_ranks(self) -> Mapping[int, tuple[str, tuple[int, float, float]]]:
+        """Own times of the ranks on other nodes, read when this node's own heartbeat is due: theirs are no newer."""
+        if time.monotonic() >= self._next_peers:
+            self._next_peers = time.monotonic() + INTERVAL_SECONDS
+            self._peer_ranks = {
+                int(rank): (beat.host, (int(steps), float(own), float(at)))
+                for beat in self._peer_beats()
+                for rank, (steps, own, at) in ((beat.progress or {}).get("ranks") or {}).items()
+            }
+        return self._peer_ranks
 
     def _note_start_step(self) -> None:
         """Record the start step from the per-step log, for trainers without a guard."""
@@ -448,6 +530,7 @@ class Launch:
         return any(entry.launch == self._number for entry in entries)
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
+        self._processes, self._state_told = tuple(processes), self._stall.state
         error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))
         if error is not None:
             self._complain(f"cannot write the heartbeat: {error.strerror or error}")
@@ -470,6 +553,7 @@ class Launch:
             uid=start["uid"],
             time=self._clock(),
             processes=tuple(processes),
+            progress=self._stall.progress(self._clock()),
         )
 
     def _complain(self, text: str) -> None:
@@ -524,6 +608,12 @@ def _refuse_copied(paths: RunPaths) -> None:
         refuse_copy(place, standing, paths)
 
 
+def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
+    """What the newest launch that came to a rhythm learned; {} where none did."""
+    ends = [LaunchEnd.view(entry.data) for entry in journal.of_kind(EntryKind.LAUNCH_END)]
+    return next((end.rhythm for end in reversed(ends) if end.rhythm), {})
+
+
 def _admit(
     request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None, clock: Callable[[], float]
 ) -> Launch:
@@ -540,6 +630,7 @@ def _admit(
         request,
         recorded={**request.recorded, "journal_heads": anchor_heads(journal)},
         overrode=damage_overridden(paths, journal) if request.force else (),
+        rhythm=_known_rhythm(journal),
     )
     writer = JournalWriter(paths, checkpoints=request.checkpoints_dir)
     try:

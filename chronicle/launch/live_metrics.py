@@ -82,6 +82,11 @@ class PrintedMetrics:
         """Return whether metrics of this launch come from printed lines."""
         return self._writer is not None
 
+    @property
+    def last_step(self) -> int:
+        """Return the newest printed step, -1 for none. It is known before it is written."""
+        return self._last
+
     def take(self, source: int, data: bytes) -> None:
         """Parse bytes from one pipe or rank; `source` identifies it."""
         if self._deaf:
@@ -287,6 +292,7 @@ class DeviceSampler:
         self._program = shutil.which("nvidia-smi")
         self._pipe: int | None = None
         self._answer = b""
+        self.busy: dict[str, float] = {}  # UUID -> fraction, of the newest sample
 
     def sample(self) -> None:
         """Start a query, unless one is still running or `nvidia-smi` is missing."""
@@ -328,6 +334,7 @@ class DeviceSampler:
 
     def _write(self, rows: list[tuple[str, float, int]]) -> None:
         now, step = round(self._clock(), 3), self._step()
+        self.busy = {uuid: busy for uuid, busy, _ in rows}
         records = (
             {"v": SAMPLE_VERSION, "kind": "device", "t": now, "step": step, "host": self._host, "device": uuid,
              "busy_fraction": busy, "memory_bytes": memory}

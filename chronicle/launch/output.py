@@ -37,6 +37,7 @@ class LogFile:
         self._rotate_bytes = rotate_bytes
         self._on_rotate = on_rotate
         self._size = 0
+        self.received = 0  # bytes that the launch printed, lost ones too
         self._parts = 0
         self.lost_bytes = 0
         self.tail = b""
@@ -49,6 +50,7 @@ class LogFile:
     def write(self, data: bytes, *, ours: bool = False) -> None:
         """Append. On an OSError count the bytes as lost and go on. With `ours` the data is not added to the tail."""
         if not ours:
+            self.received += len(data)
             self.tail = (self.tail + data)[-TAIL_BYTES:]
         if self._hole and self._clock() < self._retry_at:
             self._lose(len(data))

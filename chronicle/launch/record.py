@@ -42,7 +42,7 @@ class LaunchRecord:
         self.writer = writer
         self.launch = launch
         self._complain = complain
-        self._waiting: list[tuple[JournalEvent, int | None, str]] = []
+        self._waiting: list[tuple[JournalEvent, int | None, str, Sequence[str]]] = []
         self._said = False
 
     @property
@@ -50,18 +50,20 @@ class LaunchRecord:
         """Return the number of entries that are not on disk yet."""
         return len(self._waiting)
 
-    def write(self, event: JournalEvent, *, title: str = "", step: int | None = None) -> Entry | None:
+    def write(
+        self, event: JournalEvent, *, title: str = "", step: int | None = None, refs: Sequence[str] = ()
+    ) -> Entry | None:
         """Write the entry; return None when it has to wait."""
-        self._waiting.append((event, step, title))
+        self._waiting.append((event, step, title, refs))
         return self.flush()
 
     def flush(self) -> Entry | None:
         """Write the waiting entries; return the last one written, None when some still wait."""
         entry: Entry | None = None
         while self._waiting:
-            event, step, title = self._waiting[0]
+            event, step, title, refs = self._waiting[0]
             try:
-                entry = self.writer.write(event, launch=self.launch, step=step, title=title)
+                entry = self.writer.write(event, launch=self.launch, step=step, title=title, refs=refs)
             except JournalError as error:
                 if not self._said:
                     self._complain(f"{error}; the run continues; journal entries are kept in memory until they can be written")
@@ -175,6 +177,8 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     """Return one line for `chronicle log`."""
     if data["stopped_by"] == "proposal":
         how = "stopped on a proposal"
+    elif data["stopped_by"] == "stall":
+        how = "stopped, because it stood still"
     elif data["stopped_by"] == "signal" and data.get("launcher_code") == 0:
         how = f"saved and ended on {data['stop_signal']}"
     elif data["signal"]:

@@ -32,6 +32,7 @@ LOOK_SECONDS = 2.0  # for the first LOOK_EARLY_SECONDS, then with each heartbeat
 LOOK_AGAIN_SECONDS = 0.5  # while a launcher may be starting its ranks again
 LOOK_EARLY_SECONDS = 120.0
 BEYOND_GRACE_SECONDS = 3.0  # launchers send their own KILL first, because they report which rank did not end
+STALLED_GRACE_SECONDS = 30.0  # at most: ranks that stand still save nothing
 TERM_SECONDS = 5.0
 QUIET_SECONDS = 2.0  # children of a launcher that succeeded may be ending too
 DO_NOT_REQUEUE = 78  # guard or preflight refused: a restart would be refused again
@@ -44,7 +45,7 @@ class LaunchOutcome:
     exit_code: int
     launcher_code: int
     signal: str | None
-    stopped_by: str | None  # "signal", "proposal", "peer", or None
+    stopped_by: str | None  # "signal", "proposal", "peer", "stall", or None
     stop_signal: str | None  # the signal that was forwarded
     duration_seconds: float
     ended: EndReport
@@ -193,9 +194,10 @@ class Supervisor:
         if self._stopped_by is None:
             self._stopped_by = reason
             self._stop_signal = number
-            self._deadline = min(self._deadline, time.monotonic() + self._grace + BEYOND_GRACE_SECONDS)
+            grace = min(self._grace, STALLED_GRACE_SECONDS) if reason == "stall" else self._grace
+            self._deadline = min(self._deadline, time.monotonic() + grace + BEYOND_GRACE_SECONDS)
             name = signal.Signals(number).name
-            self._channels.say(f"{name} forwarded; processes have {self._grace:g} s to save and end")
+            self._channels.say(f"{name} forwarded; processes have {grace:g} s to save and end")
         self._forward(number)
 
     def _forward(self, number: int) -> None:
@@ -257,7 +259,7 @@ class Supervisor:
             assert self._stop_signal is not None
             by_signal = self._stop_signal
             code = 128 + by_signal
-        if self._stopped_by == "proposal":
+        if self._stopped_by in ("proposal", "stall"):
             code = 128 + signal.SIGTERM
         return LaunchOutcome(
             exit_code=code,

@@ -50,6 +50,7 @@ class BatchWitness:
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
         self.enters: Callable[[], None] = lambda: None  # before every batch
+        self.works: Callable[[], None] = lambda: None  # before every forward pass, an evaluation's too
         self.shapes: Shapes | None = None  # told of the first batches of the launch, and of the first after a save
         self._shapes_left = NUM_SHAPES
         self.look: Callable[[Any, Any], None] = lambda args, kwargs: None  # at the first inputs of this launch
@@ -85,6 +86,7 @@ class BatchWitness:
 
     def take(self, batch: Any) -> None:
         """A batch of the training, in any form."""
+        self.works()
         if self._gave_up:
             return
         self.enters()
@@ -143,8 +145,12 @@ _witnesses: "weakref.WeakKeyDictionary[Any, BatchWitness]" = weakref.WeakKeyDict
 
 def _before_forward(module: Any, args: Any, kwargs: Any) -> None:
     witness = _witnesses.get(module)
-    if witness is not None and module.training and sys.modules["torch"].is_grad_enabled():
+    if witness is None:
+        return
+    if module.training and sys.modules["torch"].is_grad_enabled():
         witness.take((args, kwargs))
+    else:
+        witness.works()
 
 
 def _failed(problem: Exception) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.journal.events import GuardAttached
+from chronicle.launch.pulse import PulseWriter
 from chronicle.resume.batch_reader import FirstBatch, check_revisions, has_decoder
 from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.checks.check import Check, Outcome, attempt, failed, noted
@@ -126,6 +127,9 @@ class GuardSession:
         self.watch_step: Callable[[], Check | None] | None = None  # what else an adapter looks at before every step
         self.before_change: Callable[[], None] | None = None  # what an adapter must do before memory changes
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
+        self.pulse: PulseWriter | None = None  # from the first step on: what the supervisor sees of this rank
+        self._environ = environ
+        self.batches.works = self._works
         self._saved_steps: list[int] = []  # of this launch, newest last
         self._stepped = False  # since the latest load
         self._ever_stepped = False  # ever
@@ -186,8 +190,14 @@ class GuardSession:
                 self.journal.say("save", f"{text}; training goes on")
                 raise
 
+    def _works(self) -> None:
+        """A forward pass begins, or a save is done."""
+        if self.pulse is not None:
+            self.pulse.sign()
+
     def state_written(self) -> None:
         """The state that was described last is written: a resume is asked for the batches and the gradient that follow it."""
+        self._works()
         self.data.after_save()
         if self._described is not None and self._described[0] == self._steps_here:
             self.batches.settle()
@@ -443,6 +453,8 @@ class GuardSession:
         if not self._counts(optimizer):
             return
         self._steps_here += 1
+        if self.pulse is not None:
+            self.pulse.step()
         if not self.gradients_later:
             self._see_gradient(optimizer)
         self._modes = tuple(bool(model.training) for model in self._models) or None
@@ -539,6 +551,8 @@ class GuardSession:
             with self.contained("verdict"):
                 self.verdicts.conclude(checks, moment)
         self.data.begin()
+        with self.contained("pulse"):
+            self.pulse = self.pulse or PulseWriter(self.ranks.rank, self._environ)
         with self.contained("first batch in words"):
             self.first_batch.tell(self._observe(), self.start.start_step)
         with self.contained("facts of this launch"):

@@ -8,7 +8,16 @@ import os
 import re
 from datetime import UTC, datetime
 
-__all__ = ["format_age", "format_factor", "format_number", "format_size", "format_when", "plain", "plain_block"]
+__all__ = [
+    "format_age",
+    "format_factor",
+    "format_number",
+    "format_seconds",
+    "format_size",
+    "format_when",
+    "plain",
+    "plain_block",
+]
 
 ON = ("1", "true", "yes")  # of CHRONICLE_UTC; a command sets it from the setting `utc`
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
@@ -71,6 +80,11 @@ def format_when(ts: str) -> str:
         return plain(ts)
     offset = moment.strftime("%z")
     return f"{moment:%Y-%m-%d %H:%M} {offset[:3]}:{offset[3:5]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A short duration with two digits; a longer one as `format_age`."""
+    return f"{seconds:.2g} s" if seconds < 9.5 else format_age(seconds)
 
 
 def format_age(seconds: float) -> str:

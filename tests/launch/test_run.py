@@ -28,6 +28,7 @@ def test_trainer_is_told_run_launch_and_token_and_output_is_unbuffered(driver):
     told = json.loads(next(line for line in printed if line.startswith("{")))
     token = driver.entries("launch.start")[0].data["token"]
     assert told.pop("CHRONICLE_MLFLOW_URI") == "off"  # the user's own settings pass through
+    assert not os.path.exists(told.pop("CHRONICLE_PULSES"))  # a directory in memory, removed at the end
     assert told.pop("CHRONICLE_OUTPUT") == f"@chronicle-{token}"
     assert told == {
         "CHRONICLE_RUN": "demo",

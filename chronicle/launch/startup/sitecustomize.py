@@ -4,6 +4,8 @@
 imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer_callback` is imported, gives way
 to the user's own `sitecustomize`, and is done. When a Trainer begins to train, its callback handler gets the guard's callback.
 
+It also announces a signal at which the process prints the stacks of its threads (`announce_stacks`), for a rank that hangs.
+
 Any Python may run this file, also an old one without chronicle: it needs the standard library alone and raises nothing.
 """
 # No annotations, so that an old Python reads it too.
@@ -69,6 +71,43 @@ def say(why):
         sys.stderr.write("chronicle guard: this HF Trainer is not guarded (" + why + "); training continues\n")
 
 
+def announce_stacks(forked=False):
+    """Register `faulthandler` on a signal that nobody uses, and say so in a file named after this process.
+
+    The supervisor sends that signal to processes with such a file alone, and only while they catch it. The dump is written by
+    the signal's C handler: it needs no GIL and runs no code of Python.
+    """
+    directory = os.environ.get("CHRONICLE_PULSES")
+    if not directory or not os.path.isdir(directory):
+        return
+    try:
+        import _signal
+        import faulthandler
+
+        with open("/proc/self/stat", "rb") as stat:
+            ticks = stat.read().rpartition(b")")[2].split()[19].decode()
+        free = range(_signal.SIGRTMIN + 11, _signal.SIGRTMAX)
+        number = next((n for n in free if _signal.getsignal(n) == _signal.SIG_DFL), None) if not stacks else stacks[1]
+        if number is None:
+            return
+        name = "-".join((str(os.getpid()), ticks, str(number), "f" if forked else "e")) + ".stacks"
+        file = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
+        if not stacks:
+            os.register_at_fork(after_in_child=announce_child)
+        stacks[:] = [file, number]  # the parent's descriptor stays open: its number may be a file of the script by now
+    except Exception:  # noqa: BLE001 a process without stacks is said to have none
+        pass
+
+
+def announce_child():
+    """A forked process prints to a file of its own."""
+    announce_stacks(forked=True)
+
+
+stacks = []  # descriptor and signal
+
+
 def give_way():
     """Import the `sitecustomize` that Python would have taken without this directory, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
@@ -88,4 +127,5 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
         enter_trainers(sys.modules[AWAITED])
     else:
         sys.meta_path.insert(0, TrainerAwaited())
+    announce_stacks()
 give_way()

@@ -1,0 +1,521 @@
+"""Standing still: notice that a launch makes no progress, find out which rank the others wait for, and say so.
+
+    signs of progress ─ silent beyond its rhythm ─ looked at for 9 s ─┬─ works (its stack changes, data moves): left alone
+                                                                      └─ stands: stacks of all ranks, an incident `stall`
+
+Silence alone is no alarm: saves, evaluations, compilation and first steps are silent too. A rank stands when it uses no CPU and
+moves no data, when it is stopped, or when it uses the CPU without leaving its function. It works when data moves, when its own
+processes work, or when its stack changes. A launch stands when no silent rank works. What is unknown is no alarm, and is shown.
+
+`StallWatch.tick` is called once a second by the supervisor and never waits: an answer is read at a later tick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chronicle.journal.events import Incident
+from chronicle.launch.processes import read_command, walk_children
+from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
+from chronicle.launch.rhythm import Rhythm, Silences, Stragglers
+from chronicle.launch.stacks import (
+    IDLE_CPU,
+    Autopsy,
+    ProcessReading,
+    RankDoing,
+    Stack,
+    Stand,
+    judge_rank,
+    judge_stands,
+    look_at,
+    main_stack,
+    parse_dump,
+    parse_spied,
+)
+
+__all__ = ["StallWatch", "describe_silence"]
+
+WINDOW_SECONDS = 8.5
+SAMPLE_SECONDS = 2.5  # between two stacks of a rank that uses the CPU
+ANSWER_SECONDS = 0.9  # until a dump is read
+PAUSES = (2.0, 5.0, 10.0, 30.0, 60.0)  # between two looks at ranks that work
+QUIET_SECONDS = 5.0  # a silence that `status` shows
+LONGEST_SECONDS = 3600.0  # of work without a step
+LAUNCHERS = re.compile(
+    r"(?:^|/)(?:accelerate|torchrun|deepspeed)$|torch[./]distributed[./](?:run|launch)|accelerate[./]commands|deepspeed[./]launcher"
+)
+
+
+class _Look:
+    """One window in which the processes of silent ranks are looked at."""
+
+    def __init__(self, now: float) -> None:
+        self.began = now
+        self.readings: dict[int, list[ProcessReading]] = {}
+        self.samples: dict[int, list[Stack]] = {}  # of the busiest process of a rank
+        self.subject: dict[int, int] = {}  # rank -> that process
+        self.dumps: dict[int, str] = {}  # pid -> its last dump
+        self.why: dict[int, str] = {}  # pid -> why it has none
+        self.printed: dict[int, int] = {}  # rank -> bytes of dumps
+        self.asked: dict[int, tuple[int, int]] = {}  # pid -> rank, size of its file before
+        self.next_sample = now
+        self.answers_at: float | None = None
+        self.final = False
+        self.spies: dict[int, Path] = {}
+
+
+class StallWatch:
+    """The progress of one launch on this machine."""
+
+    def __init__(
+        self,
+        *,
+        pulses: Path | None,
+        rank_pids: Callable[[], Mapping[int, int]],
+        signs: Callable[[], tuple[int, int, int]],
+        step: Callable[[], int | None],
+        say: Callable[[str], None],
+        write: Callable[..., Any],
+        directory: Path,
+        host: str,
+        launch: int,
+        known: Mapping[str, Any] | None = None,
+        others_work: Callable[[], str] = lambda: "",
+        other_ranks: Callable[[], Mapping[int, tuple[str, tuple[int, float, float]]]] = dict,
+        devices: Callable[[], Mapping[str, float]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`signs()`: printed steps, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
+
+        `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
+        `other_ranks()`: host and own times of the ranks elsewhere, where this supervisor compares all of them.
+        """
+        self._pulses, self._rank_pids, self._signs, self._step = pulses, rank_pids, signs, step
+        self._say, self._write, self._directory, self._host, self._launch = say, write, directory, host, launch
+        self._others_work, self._devices, self._clock = others_work, devices, clock
+        self._other_ranks, self._stragglers = other_ranks, Stragglers()
+        known = known or {}
+        start = known.get("start_seconds")
+        self._began = time.time()
+        self._start = float(start) if isinstance(start, int | float) else 0.0
+        self._silences = Silences(known.get("silences"))
+        now = clock()
+        self._of_launch = Rhythm(now, self._start)
+        self._of_ranks: dict[int, Rhythm] = {}
+        self._counts: dict[int, tuple[int, int, int]] = {}  # rank -> pid, steps, signs
+        self._seen_signs = signs()
+        self._newest: dict[int, Pulse] = {}
+        self._look: _Look | None = None
+        self._next_look = 0.0
+        self._num_works = 0
+        self._looked: deque[str] = deque(maxlen=5)  # what earlier looks into this silence found
+        self._told: tuple[Any, float, frozenset[str], str] | None = None  # entry, since when, places, words
+        self._num_told = 0
+        self.state = "starts"  # starts, steps, quiet, looked at, works, stands
+        self.words = ""
+
+    # ---- signs ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Look for signs of progress; True at the moment at which the launch is said to stand still."""
+        now = self._clock()
+        self._take_signs(now)
+        self._compare_ranks()
+        silent = self._silent(now)
+        if silent is None:
+            self._goes_on(now)
+            return False
+        if self._told is not None or now < self._next_look:
+            return False
+        if self._look is None:
+            self._look, self.state = _Look(now), "looked at"
+        return self._look_on(now, self._look, silent)
+
+    def _take_signs(self, now: float) -> None:
+        signs = self._signs()
+        steps, metrics, output = (new - old for new, old in zip(signs, self._seen_signs, strict=True))
+        if steps > 0 or metrics > 0:
+            self._of_launch.sign(now, max(1, steps))
+        elif output > 0 and not self._of_ranks and signs[0] <= 0 and signs[1] <= 0:
+            self._of_launch.sign(now)  # a trainer that logs no step: its output is all there is
+        self._seen_signs = signs
+        for pulse in read_pulses(self._pulses) if self._pulses is not None else ():
+            pid, steps, worked = self._counts.get(pulse.rank, (0, 0, 0))
+            if pid != pulse.pid:
+                self._of_ranks[pulse.rank] = Rhythm(now, self._start)
+                steps = worked = 0
+            self._counts[pulse.rank] = (pulse.pid, pulse.steps, pulse.signs)
+            self._newest[pulse.rank] = pulse
+            count = pulse.steps - steps or pulse.signs - worked
+            self._of_ranks[pulse.rank].sign(min(now, max(pulse.stepped_at, pulse.signed_at)), count)
+        for rank in [rank for rank in self._of_ranks if not _exists(self._counts[rank][0])]:
+            del self._of_ranks[rank]  # it has ended: the launcher knows
+
+    def _compare_ranks(self) -> None:
+        """Name a rank that is persistently slower than the others."""
+        elsewhere = self._other_ranks()
+        mine = {
+            rank: (one.steps, one.own_seconds, max(one.stepped_at, one.signed_at))
+            for rank, one in self._newest.items() if rank in self._of_ranks
+        }  # fmt: skip
+        for slow in self._stragglers.feed({**{rank: times for rank, (_, times) in elsewhere.items()}, **mine}):
+            host = elsewhere[slow.rank][0] if slow.rank in elsewhere and slow.rank not in mine else self._host
+            text = (
+                f"rank {slow.rank} on {host} is slower than the others: {_age_text(slow.own)} of its own between a step and "
+                f"the next forward pass, the others {_age_text(slow.others)}, of {_age_text(slow.step)} a step"
+            )
+            self._say(f"STRAGGLER: {text}")
+            step = self._step()
+            event = Incident(
+                kind="straggler", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("progress",),
+                launch=self._launch, change="opened", text=text, hosts=(host,), evidence=({"culprits": [slow.rank]},),
+            )  # fmt: skip
+            self._write(event, title=f"warn: straggler: {text}", step=step, refs=())
+
+    def _silent(self, now: float) -> tuple[int, ...] | None:
+        """Ranks that are silent beyond their rhythm; () where all of them are, by the signs of the launch; None for none."""
+        launch = self._of_launch
+        if not self._of_ranks:
+            return () if launch.age(now) > launch.limit else None
+        silent = tuple(rank for rank, one in self._of_ranks.items() if one.age(now) > one.limit)
+        if len(silent) == len(self._of_ranks) and launch.started and launch.age(now) <= launch.limit:
+            return None  # the pulses have stopped, not the training
+        return silent or None
+
+    def _age(self, now: float) -> float:
+        ages = [one.age(now) for one in self._of_ranks.values()]
+        if not ages:
+            return self._of_launch.age(now)
+        return min(max(ages), self._of_launch.age(now)) if self._of_launch.started else max(ages)
+
+    def _rhythm(self) -> Rhythm:
+        """The rhythm that speaks for the launch: of the rank that is silent longest, else of the printed steps."""
+        return min(self._of_ranks.values(), key=lambda one: one.last, default=self._of_launch)
+
+    def _goes_on(self, now: float) -> None:
+        self._look, self._num_works, self._next_look = None, 0, 0.0
+        self._looked.clear()
+        rhythm = self._rhythm()
+        quiet = rhythm.started and self._age(now) > QUIET_SECONDS + 2.0 * (rhythm.p99 or 0.0)
+        self.state = "quiet" if quiet else "steps" if rhythm.started else "starts"
+        self.words = ""
+        if self._told is not None:
+            entry, since, places, words = self._told
+            self._told = None
+            self._silences.ended(places, now - since)
+            text = f"the launch goes on after {_age_text(now - since)} without progress"
+            self._say(text)
+            event = Incident(
+                kind="stall", tier="warn", status="recovered", launch=self._launch, change="closed", channels=("progress",),
+                onset_step=self._step(), text=f"{text}; {words}",
+            )  # fmt: skip
+            refs = () if entry is None else (entry.id,)
+            self._write(event, title=f"warn: stall, recovered: {text}", step=self._step(), refs=refs)
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def _look_on(self, now: float, look: _Look, silent: tuple[int, ...]) -> bool:
+        pids = self._pids()
+        below = {rank: [one.pid for one in walk_children(pid)] for rank, pid in pids.items()}
+        for rank, pid in pids.items():
+            look.readings.setdefault(rank, []).append(look_at(pid, below[rank]))
+        if look.answers_at is not None and now >= look.answers_at:
+            self._read_answers(look)
+            if look.final:
+                return self._judge(now, look, silent, pids)
+        if look.answers_at is not None:
+            return False
+        announced = read_announcements(self._pulses) if self._pulses is not None else {}
+        if now - look.began >= WINDOW_SECONDS:
+            look.final = True
+            for rank, pid in pids.items():
+                self._ask(look, rank, pid, announced)
+            self._spy(look, pids)
+            look.answers_at = now + ANSWER_SECONDS
+        elif now >= look.next_sample and len(next(iter(look.readings.values()), ())) > 1:
+            look.next_sample = now + SAMPLE_SECONDS
+            for rank, pid in pids.items():
+                busy = _busiest(pid, look.readings[rank])
+                if busy is not None:
+                    look.subject[rank] = busy
+                    self._ask(look, rank, busy, announced)
+            look.answers_at = now + 0.5 if look.asked else None
+        return False
+
+    def _pids(self) -> dict[int, int]:
+        """The process of each rank on this machine: from its pulse, else below the launcher."""
+        found = {rank: self._counts[rank][0] for rank in self._of_ranks}
+        announced = read_announcements(self._pulses) if self._pulses is not None else {}
+        for rank, pid in self._rank_pids().items():
+            if rank not in found and _exists(pid):
+                tree = [pid, *(one.pid for one in walk_children(pid))]
+                found[rank] = next((one for one in tree if one in announced and not announced[one].forked), pid)
+        if found:
+            return found
+        tree = [one.pid for one in walk_children(os.getpid()) if one.alive]
+        own = [pid for pid in tree if pid in announced and not announced[pid].forked and not _launches(pid)]
+        return {0: (own or tree)[0]} if tree else {}
+
+    def _ask(self, look: _Look, rank: int, pid: int, announced: Mapping[int, Announcement]) -> None:
+        one = announced.get(pid)
+        if one is None:
+            look.why[pid] = "this process announced no signal for it (not a Python under `chronicle run`, or the guard is off)"
+            return
+        size = _size(one.path)
+        why = ask_for_stacks(one)
+        if why:
+            look.why[pid] = why
+        else:
+            look.asked[pid] = (rank, size)
+
+    def _read_answers(self, look: _Look) -> None:
+        announced = read_announcements(self._pulses) if self._pulses is not None else {}
+        for pid, (rank, size) in look.asked.items():
+            text = _read_from(announced[pid].path, size) if pid in announced else ""
+            if not text:
+                look.why[pid] = "it did not answer the signal"
+                continue
+            look.dumps[pid] = text
+            look.printed[rank] = look.printed.get(rank, 0) + len(text)
+            if look.subject.get(rank) == pid:
+                look.samples.setdefault(rank, []).append(main_stack(parse_dump(text)))
+        for pid, path in look.spies.items():
+            text = _read_from(path, 0)
+            if parse_spied(text):
+                look.dumps[pid] = text
+        look.asked, look.answers_at = {}, None
+
+    def _spy(self, look: _Look, pids: Mapping[int, int]) -> None:
+        """Ask `py-spy`, if it is there, for processes that cannot print their stacks themselves; it stops none of them."""
+        program = shutil.which("py-spy")
+        wanted = [pid for pid in pids.values() if pid not in look.asked]
+        if program is None or not wanted or self._pulses is None:
+            return
+        for pid in wanted:
+            path = self._pulses / f"{pid}.spied"
+            words = [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)]
+            try:
+                with open(path, "wb") as out:
+                    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
+                child.returncode = 0  # the supervisor reaps it
+            except OSError:
+                continue
+            look.spies[pid] = path
+
+    # ---- judging -------------------------------------------------------------------------------------------------
+
+    def _judge(self, now: float, look: _Look, silent: tuple[int, ...], pids: Mapping[int, int]) -> bool:
+        seconds = max(1.0, now - look.began)
+        evidence = {
+            rank: judge_rank(
+                look.readings[rank], seconds, look.printed.get(rank, 0), look.samples.get(rank, ()),
+                look.why.get(look.subject.get(rank, pid), ""),
+            )
+            for rank, pid in pids.items()
+        }  # fmt: skip
+        concerned = {rank: one for rank, one in evidence.items() if not silent or rank in silent}
+        stands = [self._stand(rank, pids[rank], look, evidence[rank]) for rank in pids]
+        working = {rank: one for rank, one in concerned.items() if one.verdict != "stands"}
+        age, places = self._age(now), frozenset(str(one.place) for one in stands if one.place is not None)
+        patience = max([self._silences.patience(places), *(one.patience for one in concerned.values())])
+        elsewhere = "" if working else self._others_work()
+        longest = max(LONGEST_SECONDS, 3.0 * (self._rhythm().p99 or 0.0))
+        if not concerned or ((working or elsewhere) and age < longest) or age < patience:
+            self._leave_alone(now, stands, working, elsewhere)
+            return False
+        self._tell(now, age, stands, places, look)
+        return True
+
+    def _leave_alone(
+        self, now: float, stands: Sequence[Stand], working: Mapping[int, RankDoing], elsewhere: str
+    ) -> None:
+        doing = [f"rank {one.rank} {one.words} ({working[one.rank].why})" for one in stands if one.rank in working]
+        self.state, self.words = "works", "; ".join(doing) or elsewhere or "known to take long"
+        self._looked.append(f"after {_age_text(self._age(now))}: {self.words}")
+        self._look, self._next_look = None, now + PAUSES[min(self._num_works, len(PAUSES) - 1)]
+        self._num_works += 1
+
+    def _stand(self, rank: int, pid: int, look: _Look, evidence: RankDoing) -> Stand:
+        last, pulse = look.readings[rank][-1], self._newest.get(rank)
+        dump = look.dumps.get(pid, "")
+        return Stand(
+            rank=rank,
+            pid=pid,
+            state=last.state,
+            idle="CPU and does not" not in evidence.why and evidence.verdict == "stands",
+            stack=main_stack(parse_dump(dump) or parse_spied(dump)),
+            wchan=last.wchan,
+            syscall=last.syscall,
+            stopped_below=last.stopped_below,
+            why=look.why.get(pid, ""),
+            steps=None if pulse is None else pulse.steps,
+            ended="" if last.state else "its process is gone",
+        )
+
+    def _tell(self, now: float, age: float, stands: Sequence[Stand], places: frozenset[str], look: _Look) -> None:
+        found = judge_stands(stands)
+        usual = self._rhythm().p99
+        self.words = describe_silence(age, usual, stands, found, self._host)
+        self.state, self._look, self._num_told = "stands", None, self._num_told + 1
+        evidence = self._write_dumps(look, stands, found)
+        recorder = self._flight_recorders()
+        busy = self._devices()
+        lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
+        lines += [f"  {line}" for line in recorder]
+        if busy:
+            lines.append("  GPUs: " + ", ".join(f"{name[:12]} {share:.0%} busy" for name, share in sorted(busy.items())))
+        if evidence:
+            lines.append(f"  all stacks: {self._directory / Path(evidence[0]['file']).name}")
+        for line in lines:
+            self._say(line)
+        step = self._step()
+        event = Incident(
+            kind="stall", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("progress",),
+            launch=self._launch, change="opened", text="\n".join(lines), evidence=tuple(evidence), hosts=(self._host,),
+        )  # fmt: skip
+        entry = self._write(event, title=f"warn: stall: {self.words}", step=step, refs=())
+        self._told = (entry, now - age, places, self.words)
+
+    def _write_dumps(self, look: _Look, stands: Sequence[Stand], found: Autopsy) -> list[dict[str, Any]]:
+        """Write every stack to one file of the launch; its place and digest for the journal. [] where that fails."""
+        parts = [f"{self.words}\n"]
+        ranks = {stand.pid: stand.rank for stand in stands}
+        for stand in stands:
+            state = f"state {stand.state or '-'}, wchan {stand.wchan or '-'}, syscall {stand.syscall or '-'}"
+            parts.append(f"=== rank {stand.rank}, pid {stand.pid}: {stand.words}\n{state}\n{look.dumps.get(stand.pid, '')}")
+        parts += [f"=== process {pid}\n{text}" for pid, text in look.dumps.items() if pid not in ranks]
+        path = self._directory / f"stall-{self._host}-{self._num_told}.txt"
+        text = "\n".join(parts)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            self._say(f"the stacks could not be written to `{path}`: {error.strerror or error}")
+            return []
+        return [
+            {
+                "file": f"{path.parent.parent.name}/{path.parent.name}/{path.name}",
+                "sha256": hashlib.sha256(text.encode()).hexdigest(),
+                "culprits": list(found.culprits),
+                "places": {str(one.rank): str(one.place) for one in stands if one.place},
+                "looked": list(self._looked),
+            }
+        ]
+
+    def _flight_recorders(self) -> list[str]:
+        from chronicle.launch.flight_recorder import read_recorders  # pickle: only for a launch that stands still
+
+        return read_recorders(os.environ, newer_than=self._began)
+
+    # ---- what others are told ------------------------------------------------------------------------------------
+
+    def progress(self, wall: float) -> dict[str, Any]:
+        """For the heartbeat: how long ago the last sign of progress was, and what is usual. `wall`: seconds since the epoch."""
+        now = self._clock()
+        rhythm = self._rhythm()
+        told: dict[str, Any] = {"state": self.state, "since": round(wall - self._age(now), 3)}
+        if rhythm.started:
+            told |= {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
+        if self.words:
+            told["words"] = self.words
+        ranks = {
+            str(rank): [self._newest[rank].steps, round(self._newest[rank].own_seconds, 4), round(wall - one.age(now), 3)]
+            for rank, one in sorted(self._of_ranks.items())
+        }
+        return told | ({"ranks": ranks} if ranks else {})
+
+    def rhythm(self) -> dict[str, Any]:
+        """For `launch.end`, and so for the next launch."""
+        rhythm = self._rhythm()
+        if not rhythm.started:
+            return {}
+        told = {"usual": round(rhythm.usual or 0.0, 4), "p99": round(rhythm.p99 or 0.0, 4)}
+        told["start_seconds"] = round(rhythm.start_seconds or 0.0, 1)
+        silences = self._silences.to_json()
+        stalls = {"stalls": self._num_told} if self._num_told else {}
+        return {**told, **({"silences": silences} if silences else {}), **stalls}
+
+    @property
+    def pulses(self) -> Mapping[int, Pulse]:
+        """The newest pulse of each rank that has one."""
+        return self._newest
+
+
+# --- words
+
+
+def describe_silence(age: float, usual: float | None, stands: Sequence[Stand], found: Autopsy, host: str) -> str:
+    """One sentence: since when, which rank differs and where it stands."""
+    known = "" if usual is None else f" (99 % of them come within {_age_text(usual)})"
+    said = f"no step for {_age_text(age)}{known}"
+    by_rank = {one.rank: one for one in stands}
+    if not found.culprits:
+        everywhere = "; ".join(f"{_ranks(ranks)}: {by_rank[ranks[0]].words}" for _, ranks in found.groups[:3])
+        return f"{said}: {found.because}: {everywhere}"
+    culprit = by_rank[found.culprits[0]]
+    others = [one for one in stands if one.rank not in found.culprits]
+    waiting = f"; {_ranks([one.rank for one in others])} wait" + ("s" if len(others) == 1 else "") if others else ""
+    return f"{said}: {_ranks(found.culprits)} on {host} (pid {culprit.pid}) {culprit.words}{waiting}"
+
+
+def format_groups(found: Autopsy, stands: Sequence[Stand]) -> list[str]:
+    """One line for each group of ranks that stand in one place."""
+    by_rank = {one.rank: one for one in stands}
+    return [f"{_ranks(ranks)}: {by_rank[ranks[0]].words}" for _, ranks in found.groups]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {some}" if len(ranks) == 1 else f"ranks {some}"
+
+
+def _age_text(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# --- processes
+
+
+def _busiest(pid: int, readings: Sequence[ProcessReading]) -> int | None:
+    """The process of a rank that used most CPU between the last two readings; None where all were idle."""
+    before, now = readings[-2], readings[-1]
+    used = {pid: now.cpu - before.cpu} | {child: cpu - before.below.get(child, 0.0) for child, cpu in now.below.items()}
+    busiest = max(used, key=lambda one: used[one])
+    return busiest if used[busiest] > IDLE_CPU else None
+
+
+def _exists(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _launches(pid: int) -> bool:
+    """Whether this process of our own tree is a launcher's, which waits for its ranks."""
+    return any(LAUNCHERS.search(word) for word in read_command(pid)[:4])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_from(path: Path, offset: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(1 << 22).decode("utf-8", "replace")
+    except OSError:
+        return ""
