@@ -26,7 +26,7 @@ from rollback.channels import Role, canonical_name, find_channel, role_of
 
 __all__ = ["LoggedCurve", "Run", "list_runs", "open", "rows_of", "summarize_run"]
 
-TOLD = (EntryKind.NOTE, EntryKind.LAUNCH_SETTINGS)  # a row needs tags and settings besides what `status` needs
+TOLD = (EntryKind.NOTE,)  # a row needs tags besides what `status` needs
 
 
 class LoggedCurve(NamedTuple):

@@ -186,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and print its result; returns the exit code."""
+    if argv and argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
 

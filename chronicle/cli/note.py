@@ -32,7 +32,10 @@ VERDICTS = ("open", "supported", "refuted")
 
 
 def note(
-    text: Annotated[str | None, typer.Argument(help="Text of the note. Without it, $EDITOR opens.", show_default=False)] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Text of the note; `-` reads standard input. Without it, $EDITOR opens.", show_default=False),
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Optimizer step of the note.")] = None,
     launch: Annotated[int | None, typer.Option(help="Launch of the note.")] = None,
     incident: Annotated[bool, typer.Option("--incident", help="Record an incident, which is open until it is closed.")] = False,
@@ -61,6 +64,8 @@ def note(
     paths = settings.paths
     fresh = not paths.journal_dir.is_dir()
     refs = (_find_entry(need_run(settings).paths, amend),) if amend else ()
+    if text == "-":
+        text = sys.stdin.read()
     title, body = _split(text if text is not None else _from_editor(settings.run))
     words = {"text": body, "symptom": seen, "expect": expect, "rule": rule}
     data: dict[str, Any] = {key: value for key, value in words.items() if value}

@@ -24,6 +24,7 @@ from chronicle.cli.options import (
     LogsOption,
     RunOption,
     YesOption,
+    settings_from,
     settings_with_checkpoints,
 )
 from chronicle.cli.transaction import OpenedRun, apply_and_report, has_guard, open_run, read_every_byte
@@ -67,14 +68,14 @@ TARGET = re.compile(r"(\d+)(?:@(\w+))?")
 
 def rollback(
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to",
-            help="Step to go back to. STEP@LAUNCH or a path selects one of several.",
+            help="Step to go back to. STEP@LAUNCH or a path selects one of several. Without it the open proposal is named.",
             metavar="N",
             autocompletion=complete_steps,
         ),
-    ],
+    ] = None,
     lr_scale: Annotated[
         float | None, typer.Option("--lr-scale", help="Multiply every LR by this factor.", metavar="F")
     ] = None,
@@ -137,6 +138,8 @@ def rollback(
 
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
     """
+    if to is None:
+        raise _without_target(settings_from(run, logs, checkpoints))
     step, launch, abandoned_by, path = _target(to)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
@@ -170,6 +173,19 @@ def rollback(
         if only_look:
             return _shown(plan, plan_out, guarded=has_guard(plan, opened.journal))
         return apply_and_report(plan, opened, yes=yes)
+
+
+def _without_target(settings: Settings) -> UsageProblem:
+    """No step was named: the open proposal's command is what to type, where there is one."""
+    from chronicle.journal.reader import read_journal
+    from chronicle.story.matters import open_proposal
+
+    proposal = open_proposal(read_journal(settings.paths).entries) if settings.paths.journal_dir.is_dir() else None
+    if proposal is None or not proposal.command:
+        hint = "name the step, as in `chronicle rollback --to 30500`; `chronicle propose` looks for a checkpoint"
+        return UsageProblem("no step to go back to: --to is missing, and no proposal is open", hint)
+    text = f"no step to go back to: --to is missing; the open proposal names step {proposal.target_step}"
+    return UsageProblem(text, f"to take it: `{proposal.command}`")
 
 
 def _shown(plan: Plan, written: Path | None, *, guarded: bool) -> CommandResult:

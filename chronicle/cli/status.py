@@ -23,6 +23,7 @@ from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story.launch_settings import changes_between, settings_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
@@ -124,6 +125,7 @@ def _where(story: Story, now: float) -> Iterator[str]:
     if last.because and not last.alive and last.cause not in WELL:
         yield _row("ended", plain(last.because))
     yield from _restart(story)
+    yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
@@ -158,6 +160,20 @@ def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
     if state == "works":
         return f"{silent} ({often}) · it works: {words}"
     return f"{silent} ({often})" + (" · the ranks are being looked at" if state == "looked at" else "")
+
+
+def _changed(story: Story) -> Iterator[str]:
+    """The settings that the last launch has otherwise than the one before it; nothing where none is known to differ."""
+    if len(story.launches) < 2:
+        return
+    numbers = [launch.number for launch in story.launches[-2:]]
+    before, after = (settings_of(story.entries, number) for number in numbers)
+    changes = [one for one in changes_between(before, after) if one.name not in ("environment", "host")]
+    if before and after and changes:
+        some = ", ".join(plain(one.words.replace(":", "", 1)) for one in changes[:SHOWN])
+        more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+        where = f": `chronicle diff --launch {numbers[0]} {numbers[1]}`" if more else ""
+        yield _row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
 
 
 def _restart(story: Story) -> Iterator[str]:

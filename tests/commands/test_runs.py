@@ -191,3 +191,15 @@ def test_a_role_finds_the_channel_under_the_scripts_own_name(tmp_path: Path) -> 
     run = package.open(paths.run_dir)
     assert (run.curve("loss").channel, run.curve("loss").value[0], run.curve("lr").value) == ("train/loss", 2.0, [0.1])
     assert json.dumps(run.summary()["settings"])
+
+
+def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronicle: Cli) -> None:
+    paths = make(tmp_path / "logs", "a", lr=3e-4)
+    assert "changed" not in chronicle("status").out
+    with JournalWriter(paths) as writer:
+        argv = ("torchrun", "train.py", "--lr", "1e-4", "--fp16", "data.shards=8", "--a", "1", "--b", "2", "--c", "3")
+        writer.write(LaunchStart(argv=argv, host="node2"), launch=2, title="launch 2")
+        writer.write(LaunchSettings(values={"optim": {"betas": [0.9, 0.95]}, "seed": 1}, source="the script"), launch=2)
+    row = next(line for line in chronicle("status").out.splitlines() if line.startswith("changed"))
+    told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle diff --launch 1 2`"
+    assert row.split(None, 1)[1] == told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,3 +147,25 @@ def test_run_without_a_guard_is_told_how_to_name_its_checkpoints(tmp_path: Path,
     assert "without a guard saves are not recorded" in shown and "--checkpoints DIR" in shown
     story.add("guard.verdict", launch=1, data={"verdict": "passed", "checks": []})
     assert "without a guard" not in chronicle("status").out
+
+
+def test_rollback_without_a_step_names_the_open_proposal(tmp_path: Path, chronicle: Cli) -> None:
+    run = toy_run(tmp_path)
+    shown = chronicle("rollback")
+    assert shown.code == 2 and "--to is missing, and no proposal is open" in shown.err
+    command = "chronicle rollback --to 5 --lr-scale 0.5"
+    run.add("proposal", step=9, title="go back to 5", data={"target_step": 5, "lr_scale": 0.5, "command": command})
+    shown = chronicle("rollback")
+    assert shown.code == 2 and "the open proposal names step 5" in shown.err and f"`{command}`" in shown.err
+
+
+def test_a_note_is_read_from_standard_input(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("seen on node 7\nat noon\n"))
+    assert chronicle("note", "-").out.strip().endswith("seen on node 7")
+    assert chronicle("log", "-n", "1", "--json").json[0]["data"]["text"] == "at noon"
+
+
+def test_help_is_a_word_too(chronicle: Cli) -> None:
+    assert chronicle("help").out == chronicle("--help").out
+    assert chronicle("help", "note").out == chronicle("note", "--help").out
