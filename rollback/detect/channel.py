@@ -65,6 +65,8 @@ class Channel(ChannelState):
             return changed
         level = self.level
         sudden, z, sigma = self._feed_local(value)
+        if sudden is None:
+            return changed
         if self.cold == config.drop_points:
             changed = feed_drop(self, row, step, value, level, changed)
         return self._feed_slow(row, step, value, sudden, z, sigma, changed)
@@ -103,8 +105,11 @@ class Channel(ChannelState):
 
     # --- Local layer
 
-    def _feed_local(self, value: float) -> tuple[bool, float, float]:
-        """Judge a value against the fast level; returns (sudden, robust z, local noise) and moves the level."""
+    def _feed_local(self, value: float) -> tuple[bool | None, float, float]:
+        """Judge a value against the fast level; returns (sudden, robust z, local noise) and moves the level.
+
+        Sudden is None where points as high as this one come all the time: neither layer folds it.
+        """
         config, ordered, level = self.config, self.sorted, self.level
         residual = value - level
         size = len(ordered)
@@ -118,7 +123,8 @@ class Channel(ChannelState):
         if sigma < floor:
             sigma = floor
         shift = residual - centre
-        z = shift / sigma
+        usual = sigma if self.scale <= sigma or self.age <= config.sure_points else math.sqrt(sigma * self.scale)
+        z = shift / usual
         sudden = self._is_sudden(z, size) or (z > 2.0 and self.age <= config.leap_until and self._leaps(value))
         if shift < -config.drop_sigmas * sigma:
             self.cold += 1
@@ -126,6 +132,8 @@ class Channel(ChannelState):
                 level = value - centre  # an improvement that stays is followed at once
         else:
             self.cold = 0
+        if z > config.odd_sigmas and self._is_usual(shift):
+            return None, z, sigma
         if sudden:
             self.hot += 1
             if self.hot >= config.resettle_points:
@@ -170,6 +178,26 @@ class Channel(ChannelState):
         elif self.tail_u > config.tail_least:
             self.tail_u -= config.tail_down
         return False
+
+    def _is_usual(self, height: float) -> bool:
+        """Whether a sudden point is noise of this run: others as high began again and again, and the level came back.
+
+        Batches of two sorts (with and without mixup) do that for the whole run. A series of spikes does not: it begins
+        seldom, or stays, or rises above what was there.
+        """
+        config = self.config
+        gap = self.rows - self.odd_row
+        kept = math.exp(-gap / config.odd_span)
+        self.odd_points = self.odd_points * kept + 1.0
+        self.odd = self.odd * kept + (gap > 1)
+        self.odd_run = 1 if gap > 1 else self.odd_run + 1
+        self.odd_row = self.rows
+        top, limit = self.odd_top, config.odd_reach * self.odd_top
+        self.odd_top = max(top * kept, height if top == 0.0 or height < limit else limit)
+        if self.odd < config.odd_entries or height > limit:
+            return False
+        share = min(config.odd_most, self.odd_points / config.odd_span)
+        return self.odd_run * math.log(share) > math.log(config.odd_chance)
 
     def _leaps(self, value: float) -> bool:
         """Whether a young series leaps: by far more than its last rises and falls, whose spread no steep descent widens."""

@@ -21,7 +21,7 @@ SCALARS = (
     "tail_u", "tail_beta", "lone", "pairs", "hot", "cold", "marginal", "wander", "next_calibration", "healthy",
     "block_sum", "block_size", "block_1", "block_2", "blocks", "long_run", "last_end", "restart_row",
     "non_finite", "next_id", "last_hot", "quantum", "settled", "height", "relapse", "relapse_row", "plateau",
-    "strayed", "strayed_row",
+    "strayed", "strayed_row", "odd", "odd_points", "odd_run", "odd_row", "odd_top",
 )  # fmt: skip
 PARTS = (
     "before", "buffer", "config", "events", "excursion", "gains", "grid", "history", "lagged", "name", "order", "residuals",
@@ -77,6 +77,7 @@ class ChannelState:
         self.height = config.cusum_height
         self.relapse, self.relapse_row, self.plateau = 0.0, -1, 0.0
         self.strayed, self.strayed_row = 0.0, 0  # the highest slow rise that recovered by itself, and when
+        self.odd, self.odd_points, self.odd_run, self.odd_row, self.odd_top = 0.0, 0.0, 0, -(10**9), 0.0  # see `_is_usual`
         self.order: deque[float] = deque()
         self.sorted: list[float] = []
         self.lagged: deque[float] = deque(maxlen=max(1, config.lag_points // config.lag_every))
@@ -201,7 +202,7 @@ def open_event(
         id=channel.take_id(), channel=channel.name, shape="gradual", alarm_row=row, alarm_step=step,
         onset_row=first[0], onset_step=first[1], onset_low_row=low[0], onset_low_step=low[1], level=reference,
         sigma=unit, wander=_own_wander(channel, row) / unit, decades=channel.config.log,
-        inflation=_local_inflation(channel, sigma) if local else channel.inflation,
+        inflation=_local_inflation(channel, sigma) if local else channel.inflation, local=local,
         after_restart=row - channel.restart_row <= channel.config.restart_points,
     )  # fmt: skip
     if sudden and row - first[0] <= channel.config.sudden_points:
@@ -254,9 +255,10 @@ def feed_open(
         result.append(respike(channel, row, step, value, z, sigma))
     if sudden:
         channel.last_hot = row
-        if channel.hot == PERSISTENT_POINTS and row - excursion.event.alarm_row <= PERSISTENT_WITHIN:
-            excursion.event.persistent = True
-            result.append(excursion.event)
+        young = (event for event in (excursion.event, *channel.respikes) if row - event.alarm_row <= PERSISTENT_WITHIN)
+        if channel.hot == PERSISTENT_POINTS and (lasting := next(young, None)) is not None:
+            lasting.persistent = True
+            result.append(lasting)
     if channel.respikes:
         result.extend(follow_respikes(channel, row, step, value))
     relapse = feed_relapse(channel, row, step, value, excursion)

@@ -31,7 +31,7 @@ class ChannelConfig:
     fast_points: int = 4  # span of the fast level
     local_min: float = 7.0  # robust z below which nothing is sudden
     local_max: float = 16.0  # 10: 4.8 notices per 10k on the labelled curves, 14: 1.5, 16: 1.2, 20: 1.0; seen alike
-    tail_log_odds: float = 9.2  # ln(0.05 / 5e-6): one false alarm in 200k points under an exponential tail
+    tail_log_odds: float = 9.0  # ln(0.05 / 5e-6): one false alarm in 200k points under an exponential tail
     tail_prior: float = 0.7  # mean excess assumed before it is learnt (0.4 is Gaussian, 1.0 Laplace)
     tail_first: float = 1.645  # the tail threshold u starts where 5 % of a Gaussian lie above it
     tail_least: float = 1.2
@@ -44,6 +44,12 @@ class ChannelConfig:
     leap_points: int = 8
     leap_sigmas: float = 10.0
     leap_fraction: float = 0.01  # of the level: their spread is never taken to be smaller
+    odd_sigmas: float = 5.0  # robust z above which a point is odd
+    odd_span: float = 256.0  # points in which the odd ones are counted, and how often they began
+    odd_entries: float = 5.0  # so many beginnings in that span are noise of the run: batches of two sorts
+    odd_reach: float = 1.5  # times the highest of them: above it a point is sudden all the same
+    odd_chance: float = 1e-5  # of so many in a row by themselves: a longer series is no noise
+    odd_most: float = 0.6  # share of odd points beyond which a series of any length would be chance
     drop_sigmas: float = 6.0  # a fall that far below the fast level is sudden
     drop_points: int = 4  # and lasts when so many points in a row stay there
     step_sigmas: float = 3.0  # the fast level follows one point at most so far up, twice as far down

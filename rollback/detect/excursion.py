@@ -26,7 +26,9 @@ EXPLODED_DECADES = 1.0  # a norm ten times its usual size
 SCATTER_POINTS, SCATTER_MOST = 24, 128  # points that show whether the lower values rose
 SCATTER_RISE = 0.4  # of the mean: in a real rise the lowest tenth rises as far as the mean
 SCATTER_LOW, SCATTER_WIDE = 0.7, 1.25  # or it hardly rises at all, in noise that is wide also for one that wanders
+SCATTER_SKEW = 2.0  # spikes on a raised middle are a run that is ill: in another order of the data both sides widen
 SCATTER_GROWTH = 1.15  # of the noise: less is the run's usual noise
+BACK, AGAIN, RETURNS = 1.5, 4.0, 3  # of one point's noise; so often high again: batches of several sorts, not one spike
 CLIP = 4.0  # one point counts as at most so far below the reference
 
 
@@ -68,6 +70,7 @@ class ChannelEvent:
     scattered: bool = False  # the noise grew and the lower values stand: the order of the data changed
     persistent: bool = False  # sudden, and still there after four points
     respike: bool = False
+    local: bool = False  # judged against the fast level: its unit is the noise of one point
     after_restart: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -85,12 +88,13 @@ class ChannelEvent:
 class Excursion:
     """Follow one open event; `feed` returns True when something about it changed."""
 
-    __slots__ = ("config", "count", "event", "margin", "own", "recent", "reference", "spread", "top", "unit")
+    __slots__ = ("config", "count", "event", "margin", "own", "point", "recent", "reference", "spread", "top", "unit")
 
     def __init__(self, config: ChannelConfig, event: ChannelEvent, reference: float, unit: float) -> None:
         self.config, self.event, self.reference = config, event, reference
         self.unit = unit  # noise of one point, already widened for correlation
         self.spread = math.sqrt(math.sqrt(event.inflation))  # standard error of a mean of n: spread / sqrt(n), in units
+        self.point = 1.0 if event.local else 1.0 / self.spread  # noise of one point, in units
         level = 0.0 if config.log else config.level_fraction * abs(reference)
         self.margin = max(config.equivalence * self.spread, level / unit)
         self.own = config.wanders * event.wander  # a rise must be larger than that to be proposed soon
@@ -118,11 +122,11 @@ class Excursion:
         residuals = [item[2] for item in self.recent]
         event.height = self._mean(residuals, 32) * self.unit
         event.crest = max(event.crest, event.height)
+        changed = self._note_scatter(residuals)
         if self._is_recovered(residuals):
             event.status, event.closed = Status.RECOVERED, True
             event.recovered_row, event.recovered_step = self._return_point()
             return True
-        changed = self._note_scatter(residuals)
         if not event.lasting and 32 <= self.count < 64 and self._mean(residuals, 24) > 2.0 * self.margin:
             event.lasting = changed = True
         if not event.unresolved and self._is_unresolved(residuals):
@@ -141,17 +145,30 @@ class Excursion:
     def _note_scatter(self, residuals: list[float]) -> bool:
         """Note whether the noise has grown around lower values that stand; True when that is new."""
         known = self.event.scattered
-        if self.event.shape != "gradual" or len(residuals) < SCATTER_POINTS:
+        if len(residuals) < SCATTER_POINTS or (self.event.shape != "gradual" and not self._comes_and_goes(residuals)):
             return False
         ordered = sorted(residuals[-SCATTER_MOST:])
         size = len(ordered)
-        point = 1.0 / self.spread  # noise of one point, in units
+        point = self.point
         wide = (ordered[(9 * size) // 10] - ordered[size // 10]) / DECILES_TO_SIGMA
         rise = ordered[size // 10] + 0.5 * DECILES_TO_SIGMA * point
         mean = math.fsum(ordered) / size
-        stands = ordered[size // 10] < SCATTER_LOW and wide > SCATTER_WIDE * self.spread
-        self.event.scattered = stands or (wide > SCATTER_GROWTH * point and rise < SCATTER_RISE * mean)
+        stands = ordered[size // 10] < SCATTER_LOW and wide > SCATTER_WIDE * (1.0 if self.event.local else self.spread)
+        middle = ordered[size // 2]
+        spiky = ordered[(9 * size) // 10] - middle > SCATTER_SKEW * (middle - ordered[size // 10]) and middle > SCATTER_LOW
+        grown = stands or (wide > SCATTER_GROWTH * point and rise < SCATTER_RISE * mean)
+        self.event.scattered = grown and not spiky
         return self.event.scattered is not known
+
+    def _comes_and_goes(self, residuals: list[float]) -> bool:
+        """Whether the values were back at the reference several times and high again: no spike that decays does that."""
+        high, returns = True, 0
+        for value in residuals:
+            if high and value < BACK * self.point:
+                high = False
+            elif not high and value > AGAIN * self.point:
+                high, returns = True, returns + 1
+        return returns >= RETURNS
 
     def finish(self) -> bool:
         """Give the event its verdict at the end of the log: no later point will. True when it changed.

@@ -26,11 +26,13 @@ LONE_ROWS = 2
 ORDER = "the noise grew and the lower values stand: the order of the data changed"
 UNSTABLE_EVENTS = 3  # in one cluster: the run is unstable
 FAR_DECADES = 0.5  # a norm three times its usual size
+SLOW_NORM_ROWS = 200
 SLOW_DECADES = 0.046  # a throughput a tenth below its usual one
 REINIT_SHARE = 0.5  # of the way back to the first loss
 CROSSINGS = 4  # changes of sign that show an objective, not a cross-entropy
 BEGUN_SHARE = 20  # a log whose first step is below this part of the alarm's holds the beginning of training
 RISEN_SIGMAS, NOT_FALLEN_SIGMAS = 3.0, 4.0
+UNUSUAL = 2.25  # times its own drift: the third rise in a row is proposed
 SETTLED_ROWS = 150  # a loss that was flat for so long and rises then does not rise by nature
 REINIT_MOST = 1.5  # without a restart: further up is an explosion
 
@@ -114,7 +116,7 @@ class Fusion:
         """Fold one channel event opened or changed by this point; returns the event it changed, or None."""
         group = self._group_of(item) or self._place(role, item, interval)
         if group.number is None:
-            if not _is_publishable(group):
+            if not _is_publishable(group, row):
                 return None
             self._publish(group, row, step, interval)
         number = group.number
@@ -290,6 +292,8 @@ class Fusion:
         alone = leader.closed and leader.recovered_row is not None and leader.recovered_row - leader.onset_row <= LONE_ROWS
         if alone or not (leader.closed or leader.persistent or leader.lasting):
             return False
+        if leader.shape == "gradual" and leader.crest <= leader.wander * leader.sigma:
+            return False  # no higher than this run has drifted, and come back, by itself
         earlier = self.events[number] if number < len(self.events) else None
         return self._size_of(group.cluster) + (earlier is None or _is_lone(earlier)) >= UNSTABLE_EVENTS
 
@@ -319,7 +323,7 @@ class Fusion:
             return Tier.NOTICE
         if self._is_unstable(group, number):
             lasts = leader.lasting and leader.shape == "gradual" and not leader.closed
-            unusual = leader.height > leader.wander * leader.sigma  # more than the run has drifted by itself
+            unusual = leader.height > UNUSUAL * leader.wander * leader.sigma  # than the run has drifted by itself
             return Tier.PROPOSE if lasts and unusual else Tier.WARN
         norm_exploded = any(m.decades and (m.excess or 0.0) >= EXPLODED_DECADES for m in group.members)
         stayed = leader.status is Status.PARTIAL and (leader.closed or leader.lasting)
@@ -353,7 +357,7 @@ def _objective_tier(leader: ChannelEvent) -> Tier:
     return Tier.WARN if _is_exploded(leader) else Tier.NOTICE
 
 
-def _is_publishable(group: Group) -> bool:
+def _is_publishable(group: Group, row: int) -> bool:
     """Whether a group is an event of its own: a loss always is, other channels when they last, a norm when it is far off."""
     leader = group.leader
     if group.role is Role.LOSS:
@@ -368,7 +372,8 @@ def _is_publishable(group: Group) -> bool:
         return leader.unresolved
     if group.role is Role.SOURCE:
         return leader.unresolved
-    return leader.persistent or (leader.unresolved and leader.height >= FAR_DECADES)
+    slow = row - leader.onset_row > SLOW_NORM_ROWS  # a norm that grows for the whole run is no incident
+    return leader.persistent or (leader.unresolved and leader.height >= (EXPLODED_DECADES if slow else FAR_DECADES))
 
 
 def _belongs(group: Group, role: Role, item: ChannelEvent) -> bool:
