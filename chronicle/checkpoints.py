@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rollback.lr.authority import Evidence
 
 __all__ = [
+    "LR_NOT_AS_PROMISED",
     "NO_STATES",
     "CheckpointVerdict",
     "KnownStates",
@@ -285,6 +286,9 @@ def _words(event: Verified) -> str:
 # --- checkpoints that were saved without a guard
 
 
+LR_NOT_AS_PROMISED = "lr-not-as-promised"  # the incident of a launch whose log does not have the LR of a rollback
+
+
 # --- where the launch that follows a rollback takes its LR from
 
 
@@ -306,12 +310,24 @@ def launch_evidence(checkpoint: Checkpoint, entries: Sequence[Entry]) -> Evidenc
             earlier, pending = earlier * ratio, pending * (1.0 if begun else ratio)
         elif entry.kind == EntryKind.LAUNCH_START and not begun and LaunchStart.of(entry).argv:
             launch, begun = entry, True
+    broken, broken_id = _broken_promise(entries)
     if launch is None:
-        return Evidence(earlier=earlier, pending=pending)
+        return Evidence(earlier=earlier, pending=pending, broken=broken, broken_id=broken_id)
     start = LaunchStart.of(launch)
     argv = tuple(map(str, start.argv))
     files = files_named_by(argv, Path(start.cwd or "/"), f"from the command of launch {launch.launch}")
-    return Evidence(argv=argv, files=files, earlier=earlier, pending=pending)
+    return Evidence(
+        argv=argv, files=files, earlier=earlier, pending=pending, broken=broken, broken_id=broken_id
+    )  # fmt: skip
+
+
+def _broken_promise(entries: Sequence[Entry]) -> tuple[str, str]:
+    """(what a launch logged instead of the LR of a rollback, id of that incident); empty where none is open."""
+    closed = {ref for entry in entries if entry.kind == EntryKind.CLOSE for ref in entry.refs}
+    for entry in reversed(entries):
+        if entry.kind == EntryKind.INCIDENT and entry.data.get("kind") == LR_NOT_AS_PROMISED and entry.id not in closed:
+            return str(entry.data.get("text") or entry.title), entry.id
+    return "", ""
 
 
 class KnownStates(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +26,14 @@ from chronicle.checkpoints import (
     with_launches,
 )
 from chronicle.journal import Entry, JournalWriter, compute_lineage
-from chronicle.journal.events import Quarantined, RunFork, events_of
+from chronicle.journal.events import EntryKind, Quarantined, RollbackReceipt, RunFork, events_of
 from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_identity
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
 from rollback.checks.verify import verify_checkpoint
+from rollback.disk import RemoteView
 from rollback.disk.content import read_pointer
 from rollback.errors import Finding, RollbackError, Severity
 from rollback.transaction.apply import POINTER_NAMES
@@ -45,7 +46,7 @@ from rollback.transaction.cleanup import (
     refuse_mount_points,
 )
 
-__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "set_aside"]
+__all__ = ["Latest", "PassedOver", "Why", "find_latest", "find_remnants", "rolled_back_in_store", "set_aside"]
 
 
 class Why(Enum):
@@ -82,11 +83,17 @@ def find_latest(root: Path, entries: Sequence[Entry], *, full: bool, settings: S
     """
     lineage, own, states = compute_lineage(entries), _own_ids(entries, settings), known_states(entries)
     listed = with_launches(list_checkpoints(root, include_abandoned=False), entries)
+    left, made = rolled_back_in_store(root, entries)
+    listed += [one for one in made if one.path not in {known.path for known in listed}]
     candidates = [one for one in listed if one.step is not None and one.abandoned is None]
     passed_over = []
     for one in sorted(candidates, key=lambda one: (one.step or 0, one.launch or 0), reverse=True):
         if other := _other_run(one, own, states):
             passed_over.append(PassedOver(one, other, Why.OTHER_RUN))
+            continue
+        if one.path.name in left and stamp_or_none(one.path) == left[one.path.name]:
+            words = "a rollback in the store went back before it, or made an edited copy of it"
+            passed_over.append(PassedOver(one, words, Why.SIDE_TRY))
             continue
         if elsewhere := _side_try(one, lineage):
             passed_over.append(PassedOver(one, elsewhere, Why.SIDE_TRY))
@@ -129,6 +136,23 @@ def _side_try(one: Checkpoint, lineage: Lineage) -> str:
     if owner is None:
         return f"launch {one.launch} saved it, and the run is at step {lineage.head_step} of launch {lineage.head_launch}"
     return f"launch {one.launch} saved it, and step {step} of the run is that of launch {owner}"
+
+
+def rolled_back_in_store(root: Path, entries: Sequence[Entry]) -> tuple[Mapping[str, str], list[Checkpoint]]:
+    """Checkpoints that the rollbacks in a store left where they are (name -> stamp), and the ones that they made.
+
+    A store moves nothing away, so its readers are told by the journal. One that was saved again has another stamp.
+    """
+    if RemoteView.opened is None:
+        return {}, []
+    from rollback.disk.remote import local_path, shown  # only where the checkpoints are in a store
+    from rollback.transaction.in_store import left_and_made
+
+    undone = {ref for entry in entries if entry.kind == EntryKind.UNDO_RECEIPT for ref in entry.refs}
+    receipts = [receipt for entry, receipt in events_of(entries, RollbackReceipt) if entry.id not in undone]
+    here = [receipt for receipt in receipts if receipt.store and receipt.root == shown(str(root))]
+    left, made = left_and_made([(receipt.step or 0, receipt.store) for receipt in here])
+    return left, [open_checkpoint(local_path(url)) for url in made]
 
 
 def _judge(

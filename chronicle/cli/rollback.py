@@ -39,7 +39,7 @@ from chronicle.journal.events import (
 )
 from chronicle.journal.events import read as read_event
 from chronicle.metrics.log import seconds_per_step
-from chronicle.settings import Settings
+from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import (
     list_checkpoints,
@@ -158,7 +158,8 @@ def rollback(
         lr_in=tuple(_absolute_place(text) for text in lr_in or ()),
     )
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    settings.refuse_stores()
+    if settings.checkpoints_url is not None:
+        return _in_store(request, settings, dry_run, plan_out, yes=yes, force=force, path=path, verify=verify)
     if deepspeed_config is not None:
         origin = {**settings.origin, "deepspeed_config": "flag"}
         settings = replace(settings, deepspeed_config=deepspeed_config.absolute(), origin=origin)
@@ -188,17 +189,30 @@ def _without_target(settings: Settings) -> UsageProblem:
     return UsageProblem(text, f"to take it: `{proposal.command}`")
 
 
+def _in_store(
+    request: RollbackRequest, settings: Settings, dry_run: bool, plan_out: Path | None, *, yes: bool, force: str | None,
+    path: Path | None, verify: str,
+) -> CommandResult:  # fmt: skip
+    from chronicle.cli.in_store import rollback_store  # only where the checkpoints are in a store
+
+    if plan_out is not None:
+        raise UsageProblem("--plan-out: a plan in a store holds until its objects change, and is not applied from a file")
+    look = dry_run or (not yes and not sys.stdin.isatty())
+    return rollback_store(request, settings, make_plan, force=force, path=path, verify=verify, look=look, yes=yes)
+
+
 def _shown(plan: Plan, written: Path | None, *, guarded: bool) -> CommandResult:
     talk = (
         "nothing was changed" if written is None else f"plan written to {written}; apply it with `chronicle apply`"
     )
-    return CommandResult(text=format_plan(plan, guarded=guarded), data=plan.to_json() | {"digest": plan.digest}, talk=(talk,))
+    data = plan.to_json() | {"digest": plan.digest, "guarded": guarded}
+    return CommandResult(text=format_plan(plan, guarded=guarded), data=data, talk=(talk,))
 
 
 def _target(text: str) -> tuple[int, int | None, str | None, Path | None]:
     """(step, launch, rollback id, path) of `30500`, `30500@8`, `30500@` with the end of a rollback's id, or a path."""
     found = TARGET.fullmatch(text.strip())
-    if found is None and os.path.lexists(text):
+    if found is None and (os.path.lexists(text) or is_url(text)):
         return 0, None, None, Path(text)
     if found is None:
         raise UsageProblem(f"--to {text}: expected STEP, STEP@LAUNCH or a path, such as 30500 or 30500@8")

@@ -18,7 +18,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import GuardFault, GuardVerdict, Restarted, Verified, events_of
+from chronicle.journal.events import GuardFault, GuardVerdict, Restarted, RollbackReceipt, Verified, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
@@ -53,7 +53,7 @@ def show_status(
     damage = find_damage(settings.paths, journal, quick=True)
     beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
     said = [f"DAMAGED: {plain(describe_damage(settings.paths, damage))}", f"hint: {DAMAGED_HINT}"] if damage else []
-    seen = _newest_on_disk(settings.checkpoints_dir) if story.last_checkpoint is None else ""
+    seen = _newest_on_disk(settings.checkpoints_dir, story) if story.last_checkpoint is None else ""
     text = "\n".join([*said, *_screen(story, lr, verdict, seen, beats, time.time())])
     data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
     return CommandResult(text=text, data=data | {"progress": {beat.host: beat.progress for beat in beats if beat.progress}})
@@ -67,7 +67,7 @@ def _verdict(saved: SavedCheckpoint | None, story: Story) -> CheckpointVerdict |
     return find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
 
 
-def _newest_on_disk(root: Path | None) -> str:
+def _newest_on_disk(root: Path | None, story: Story) -> str:
     """The checkpoint with the highest step in the run's directory, for a run whose saves nobody recorded; "" for none."""
     try:
         if root is None or not any(root.iterdir()):
@@ -75,6 +75,11 @@ def _newest_on_disk(root: Path | None) -> str:
         from rollback.checkpoint.listing import list_checkpoints  # imports every format: only where something lies
 
         found = list_checkpoints(root, include_abandoned=False)
+        if any(receipt.store for _, receipt in events_of(story.entries, RollbackReceipt)):
+            from chronicle.latest import rolled_back_in_store  # a store moves nothing away
+
+            left, made = rolled_back_in_store(root, story.entries)
+            found = [*made, *(one for one in found if left.get(one.path.name) != stamp_or_none(one.path))]
     except (RollbackError, OSError):
         return ""  # `verify` says what is wrong with it
     newest = max((one for one in found if one.step is not None), key=lambda one: one.step or 0, default=None)

@@ -48,7 +48,7 @@ from chronicle.journal.place import Anchors, Place, describe_parent, is_parents,
 from chronicle.journal.reader import DAMAGED_HINT, damage_overridden, describe_damage, find_damage
 from chronicle.launch.admission import LaunchRefused, ensure_startable
 from chronicle.paths import RunPaths
-from chronicle.settings import Settings
+from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import open_checkpoint, read_identity
 from rollback.checkpoint.manifest import read_manifest
@@ -157,6 +157,8 @@ class OpenedRun:
     def refuse_unknown_place(self, intent: Entry) -> None:
         """Raise `Refusal` when it is not known where an open transaction worked: `run.json` is gone."""
         root = str(intent.data.get("root") or "")
+        if is_url(root):
+            raise Refusal(f"transaction {intent.id} worked in `{root}`", f"name it: `chronicle recover --checkpoints {root}`")
         if not os.path.isabs(root):
             raise Refusal(
                 f"transaction {intent.id} worked in `{root}`, and no `run.json` says where that is: {self.paths.run_dir}",
@@ -326,7 +328,8 @@ def _roots(journal: Journal) -> set[Path]:
     """The checkpoints directories that transactions of this run worked in."""
     kinds = frozenset((EntryKind.ROLLBACK_INTENT, EntryKind.UNDO_INTENT, EntryKind.PRUNE))
     events = (read_event(entry) for entry in journal.entries if entry.kind in kinds)
-    return {Path(e.root) for e in events if isinstance(e, RollbackIntent | UndoIntent | Pruned) and e.root}
+    named = {e.root for e in events if isinstance(e, RollbackIntent | UndoIntent | Pruned)}
+    return {Path(root) for root in named if root and not is_url(root)}
 
 
 def _refuse_parents(place: Place, settings: Settings) -> None:

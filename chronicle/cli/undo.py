@@ -46,7 +46,10 @@ def undo_rollback(
     Example: chronicle undo
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    settings.refuse_stores()
+    if settings.checkpoints_url is not None:
+        from chronicle.cli.in_store import undo_store  # only where the checkpoints are in a store
+
+        return undo_store(settings, rollback, force=force, yes=yes)
     with open_run(settings, force=force) as opened:
         entry = find_undoable(opened.journal.entries, rollback)
         if entry is None:
@@ -95,7 +98,10 @@ def recover_transaction(
     Example: chronicle recover
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
-    settings.refuse_stores()
+    if settings.checkpoints_url is not None:
+        from chronicle.cli.in_store import recover_store  # only where the checkpoints are in a store
+
+        return recover_store(settings, force=force)
     with open_run(settings, force=force, recovering=True) as opened:
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:

@@ -741,8 +741,9 @@ class RollbackFacts(JournalEvent):
     reshuffle: bool = False
     experiment: Any = None
     imported: bool = False
-    root: str = ""  # the directory of the checkpoints
+    root: str = ""  # the directory of the checkpoints, or its URL
     entry: str = ""  # name of the target in it
+    store: Mapping[str, Any] = NOTHING  # in an object store: the new prefix, the pointer, what it said and says
 
     @property
     def asked_ratio(self) -> float | None:
@@ -795,6 +796,7 @@ class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
     undoes: str = ""
     undoes_intent: str = ""
     step: int | None = None
+    store: Mapping[str, Any] = NOTHING
     force: str | None = None
     overrode: tuple[str, ...] = ()  # the damage of the journal that it was made in spite of
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from chronicle.checkpoints import LR_NOT_AS_PROMISED
 from chronicle.journal.entries import Entry
 from chronicle.journal.events import EntryKind, Incident, JournalEvent, LogVerdict
 from chronicle.journal.lineage import Interval, compute_lineage
@@ -164,7 +165,7 @@ class LiveRestart:
             self._say(f"chronicle: {text}")
             if check.code == LR_CODE:
                 incident = Incident(
-                    kind="lr-not-as-promised", tier="warn", status="open", onset_step=point.step, alarm_step=point.step,
+                    kind=LR_NOT_AS_PROMISED, tier="warn", status="open", onset_step=point.step, alarm_step=point.step,
                     channels=("lr",), launch=self._launch, change="opened", text=text,
                 )  # fmt: skip
                 self._write(point.step, f"warn: {text}", incident)

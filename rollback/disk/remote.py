@@ -3,7 +3,8 @@
 `local_path` lists what lies below a URL (`s3://bucket/run/checkpoints`) through fsspec, and makes an empty file of the right
 size for each object in a temporary directory. Every reader of this package then works as on a disk: where it opens such a
 file (`rollback.disk.content`), it gets a descriptor whose bytes are fetched from the store, only those that it asks for. That
-descriptor itself cannot be read (`O_PATH`), so that no hole is taken for content. Nothing is written to a store.
+descriptor itself cannot be read (`O_PATH`), so that no hole is taken for content. Nothing is written through a view: what a
+rollback writes goes through `Bucket`, which creates objects and replaces one only where it is still the one that was read.
 
 What a store answers is checked: as many bytes as were asked for, and at the end the same objects as were listed. `StoreFailed`
 says that it did not, and never that a checkpoint is damaged. fsspec and its clients are optional (`chronicle-ml[remote]`) and
@@ -25,9 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from rollback.disk import RemoteFile, RemoteView
-from rollback.errors import StoreFailed
+from rollback.errors import Refused, StoreFailed
 
-__all__ = ["bytes_read", "fetch_whole", "is_store", "local_path", "notes", "refuse_changed", "shown"]
+__all__ = [
+    "Bucket",
+    "Superseded",
+    "accept_changes",
+    "bytes_read",
+    "fetch_whole",
+    "is_store",
+    "local_path",
+    "notes",
+    "object_mark",
+    "refuse_changed",
+    "shown",
+]
 
 # `Path("s3://bucket/x")` is `s3:/bucket/x`: settings hold paths, so both are read
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -85,6 +98,16 @@ def notes() -> tuple[str, ...]:
     return tuple(view.notes) if isinstance(view, _View) else ()
 
 
+def object_mark(path: Path) -> tuple[int, str]:
+    """(size in bytes, ETag) of the object that a file of a view stands for; the ETag is "" where the store tells none."""
+    view = RemoteView.opened
+    found = view.objects.get(os.path.abspath(path)) if isinstance(view, _View) else None
+    if found is None:
+        raise StoreFailed(f"`{shown(str(path))}` is no object that was listed", "repeat the command")
+    tags = [mark.partition("=")[2] for mark in found.mark if mark.startswith("ETag=")]
+    return found.size_bytes, tags[0] if tags else ""
+
+
 def bytes_read() -> int:
     """How many bytes of objects were fetched by this process."""
     view = RemoteView.opened
@@ -96,6 +119,13 @@ def refuse_changed() -> None:
     view = RemoteView.opened
     if isinstance(view, _View):
         view.compare()
+
+
+def accept_changes() -> None:
+    """Do not compare again what was read so far: the command that read it writes from now on, or has compared it."""
+    view = RemoteView.opened
+    for one in (*view.objects.values(), *view.fetched.values()) if isinstance(view, _View) else ():
+        one.was_read = False
 
 
 class _View(RemoteView):
@@ -316,12 +346,12 @@ def _asking(url: str) -> Iterator[None]:
     """Whatever the client of a store raises becomes one sentence."""
     try:
         yield
-    except StoreFailed:
+    except (StoreFailed, Superseded, _Absent):
         raise
     except FileNotFoundError:
         raise StoreFailed(f"`{url}` is not there, or was removed while it was read", "`chronicle verify` again") from None
     except PermissionError as problem:
-        raise StoreFailed(f"the store does not let `{url}` be read: {_words(problem)}", "check the credentials") from None
+        raise StoreFailed(f"the store does not let `{url}` be used: {_words(problem)}", "check the credentials") from None
     except Exception as problem:  # noqa: BLE001 each store's client raises its own
         raise StoreFailed(f"the store did not answer for `{url}`: {_words(problem)}", "repeat the command") from None
 
@@ -330,3 +360,182 @@ def _words(problem: BaseException) -> str:
     """The first line of an error, at most 200 characters."""
     text = next(iter(str(problem).splitlines()), "")
     return (f"{type(problem).__name__}: {text}" if text else type(problem).__name__)[:200]
+
+
+# --- Writing: new objects, and one pointer that is replaced only while it is the one that was read
+
+_PART_BYTES = 2**28  # of a multipart upload or copy; S3 takes single requests up to 5 GiB, and at most 10,000 parts
+_MOST_PARTS = 10_000
+_SIMPLE_ETAG = re.compile(r'"[0-9a-f]{32}"')  # the MD5 of the content: no multipart upload, no key of the customer
+_COMPARED_BYTES = 8 * 2**20
+
+
+class Superseded(Exception):
+    """A conditional put was refused: the object is there already, or is not the one that was read."""
+
+
+class _Absent(Exception):
+    """There is no such object."""
+
+
+class Bucket:
+    """Writes to one S3 bucket. An object is created, or replaced on the condition that it has a known ETag; never overwritten.
+
+    Raises `StoreFailed` where the store does not answer, `Superseded` where a condition does not hold.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Open the bucket of a URL. Raises `Refused` for stores whose conditional puts are not known here."""
+        url = re.sub(":/+", "://", url, count=1)
+        scheme = url.partition(":")[0]
+        if scheme not in ("s3", "s3a"):
+            raise Refused(
+                f"`{url}` is in an object store whose conditional puts are not known here: a rollback ends with one "
+                "(`If-Match`), which is made for s3:// only",
+                "copy the checkpoint to a disk, work there, and upload the result under a new prefix",
+            )
+        self.scheme = scheme
+        self.filesystem, base = _open_store(url)
+        self.name = base.partition("/")[0]
+
+    def refuse_unconditional(self, folder: str) -> None:
+        """Raise `Refused` unless the store honours `If-None-Match` and `If-Match`: tried on an own object in `folder`."""
+        probe = f"{folder.rstrip('/')}/chronicle-probe"
+        etag = self.put(probe, b"1", etag=None)
+        try:
+            for wrong in (None, '"00000000000000000000000000000000"'):
+                try:
+                    self.put(probe, b"2", etag=wrong)
+                except Superseded:
+                    continue
+                raise Refused(
+                    f"`{probe}` was overwritten against its condition: this store does not honour conditional puts "
+                    "(`If-None-Match`, `If-Match`), so another writer of the pointer could be lost",
+                    "use a store that does, or copy the checkpoint to a disk, work there, and upload it under a new prefix",
+                )
+            self.put(probe, b"3", etag=etag)
+        finally:
+            self.remove(probe)
+
+    def etag(self, url: str) -> str | None:
+        """The ETag of an object; None where there is none."""
+        return self._head(url)[1] or None
+
+    def read(self, url: str) -> tuple[bytes, str] | None:
+        """(content, ETag) of a small object; None where there is none."""
+        while (etag := self.etag(url)) is not None:
+            with _asking(url):
+                data = bytes(self.filesystem.cat_file(self._path(url)))
+            if self.etag(url) == etag:
+                return data, etag
+        return None
+
+    def put(self, url: str, content: bytes, *, etag: str | None) -> str:
+        """Write an object that does not exist (`etag` None) or that still has this ETag; returns its new ETag."""
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        return str(self._call(url, "put_object", Body=content, **condition)["ETag"])
+
+    def upload(self, source: Path, url: str) -> None:
+        """Create an object with the bytes of a local file."""
+        size_bytes = source.stat().st_size
+        if size_bytes <= _PART_BYTES:
+            self.put(url, source.read_bytes(), etag=None)
+            return
+        with source.open("rb") as file:
+
+            def part(start: int, count: int, which: Mapping[str, Any]) -> Any:
+                return self._call(url, "upload_part", Body=_read_at(file, start, count), **which)
+
+            self._in_parts(url, size_bytes, part)
+
+    def copy(self, source: str, url: str, size_bytes: int, etag: str) -> None:
+        """Create an object with the bytes of another one inside the store, if that still has this ETag."""
+        origin = {"CopySource": {"Bucket": self.name, "Key": self._key(source)}, "CopySourceIfMatch": etag}
+        if size_bytes <= _PART_BYTES:
+            self._call(url, "copy_object", **origin, IfNoneMatch="*")
+            return
+
+        def part(start: int, count: int, which: Mapping[str, Any]) -> Any:
+            span = f"bytes={start}-{start + count - 1}"
+            return self._call(url, "upload_part_copy", CopySourceRange=span, **origin, **which)["CopyPartResult"]
+
+        self._in_parts(url, size_bytes, part)
+
+    def has_copy(self, source: str, url: str, size_bytes: int, etag: str) -> bool:
+        """Whether an object holds the bytes of another one: by an ETag that is their MD5, else every byte of both is read."""
+        size, copied = self._head(url)
+        if size != size_bytes:
+            return False
+        if copied == etag and _SIMPLE_ETAG.fullmatch(etag):
+            return True
+        pairs = zip(self.stream(source, size_bytes), self.stream(url, size_bytes), strict=True)
+        return all(one == other for one, other in pairs) and self.etag(source) == etag
+
+    def size(self, url: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        return self._head(url)[0]
+
+    def stream(self, url: str, size_bytes: int) -> Iterator[bytes]:
+        """The bytes of an object in pieces of 8 MiB."""
+        for start in range(0, size_bytes, _COMPARED_BYTES):
+            end = min(start + _COMPARED_BYTES, size_bytes)
+            with _asking(url):
+                data = bytes(self.filesystem.cat_file(self._path(url), start=start, end=end))
+            if len(data) != end - start:
+                raise StoreFailed(f"`{url}`: the store gave {len(data)} bytes at {start}, {end - start} were asked for")
+            yield data
+
+    def below(self, folder: str) -> list[str]:
+        """URLs of all objects below a prefix."""
+        return [f"{self.scheme}://{name}" for name in sorted(_find(self.filesystem, self._path(folder).rstrip("/"), folder))]
+
+    def remove(self, url: str) -> None:
+        """Delete an object that this program created."""
+        self._call(url, "delete_object")
+
+    def _head(self, url: str) -> tuple[int | None, str]:
+        try:
+            found = self._call(url, "head_object")
+        except _Absent:
+            return None, ""
+        return int(found["ContentLength"]), str(found["ETag"])
+
+    def _in_parts(self, url: str, size_bytes: int, send: Any) -> None:
+        count = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+        upload = self._call(url, "create_multipart_upload")["UploadId"]
+        try:
+            parts = []
+            for number, start in enumerate(range(0, size_bytes, count), start=1):
+                answer = send(start, min(count, size_bytes - start), {"PartNumber": number, "UploadId": upload})
+                parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+            done = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+            self._call(url, "complete_multipart_upload", **done, IfNoneMatch="*")
+        except BaseException:
+            try:
+                self._call(url, "abort_multipart_upload", UploadId=upload)
+            except (StoreFailed, Superseded, FileNotFoundError):
+                pass  # a store's rule for unfinished uploads deletes it; no reader sees it
+            raise
+
+    def _call(self, url: str, method: str, **words: Any) -> Any:
+        with _asking(url):
+            try:
+                return self.filesystem.call_s3(method, Bucket=self.name, Key=self._key(url), **words)
+            except Exception as problem:
+                answer = getattr(problem.__cause__ or problem, "response", None) or {}
+                if (answer.get("ResponseMetadata") or {}).get("HTTPStatusCode") in (409, 412):
+                    raise Superseded(url) from None
+                if isinstance(problem, FileNotFoundError) and method == "head_object":
+                    raise _Absent from None
+                raise
+
+    def _path(self, url: str) -> str:
+        return f"{self.name}/{self._key(url)}"
+
+    def _key(self, url: str) -> str:
+        return re.sub("^[a-z0-9]+:/+", "", url).partition("/")[2]
+
+
+def _read_at(file: Any, start: int, count: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(count))

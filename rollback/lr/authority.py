@@ -46,7 +46,8 @@ class Evidence:
     """What else is known of the run: the guard's description of memory, the newest launch's command and the files it names.
 
     `earlier` is the factor by which earlier rollbacks have multiplied the LRs of this very checkpoint, known by digest; the
-    arguments in it are as they were saved. `pending` is the part of it that came after the newest recorded command.
+    arguments in it are as they were saved. `pending` is the part of it that came after the newest recorded command. `broken`
+    says how a launch has not kept the LR of an earlier rollback, and `broken_id` in which entry.
     """
 
     memory: Mapping[str, Any] | None = None
@@ -54,6 +55,8 @@ class Evidence:
     files: tuple[ConfigFile, ...] = ()
     earlier: float = 1.0
     pending: float = 1.0
+    broken: str = ""
+    broken_id: str = ""
 
     @cached_property
     def config(self) -> LaunchConfig:
@@ -72,7 +75,8 @@ def lr_doubts(state: CheckpointState, scale: float, evidence: Evidence | None = 
         return tuple(found)  # it is the scheduler that governs, and it was named
     for optimizer in of_first_rank(state.optimizers):
         found += _ungoverned(optimizer, state, scale, evidence)
-    return tuple(found) + tuple(_by_hand(evidence))
+    found += _by_hand(evidence)
+    return tuple(found or _contradicted(evidence))
 
 
 def settle_by_config(doubts: Sequence[Doubt], evidence: Evidence) -> tuple[tuple[FieldEdit, ...], tuple[Doubt, ...]]:
@@ -105,6 +109,24 @@ def _by_hand(evidence: Evidence) -> Iterator[Doubt]:
         yield Doubt(
             seen="the guard saw LRs that the saved scheduler does not give: the script sets its LR itself",
             change="multiply the LR where the script sets it",
+        )
+
+
+def _contradicted(evidence: Evidence) -> Iterator[Doubt]:
+    """What speaks against a scheduler that was saved, is known and agrees: the launch may not load it, or override it."""
+    if evidence.broken:
+        yield Doubt(
+            seen=f"a launch of this run has not kept the LR of an earlier rollback: {evidence.broken}",
+            change="let the script load its scheduler, or change the LR where it sets it; "
+            f"then `chronicle close {evidence.broken_id} --outcome worked`",
+        )
+    if (evidence.memory or {}).get("lr_source") == "scheduler":
+        return  # a guard saw the LRs that the scheduler gives
+    setters = evidence.config.setters()
+    if setters:
+        yield Doubt(
+            seen=f"the script of the launch sets the LR of its parameter groups itself: {setters}",
+            change="multiply the LR there, if the line is reached in the next launch",
         )
 
 

@@ -27,6 +27,7 @@ _CONSTANT = re.compile(
     r"[ \t]*(?P<value>[0-9.][0-9.eE+\-]*)[ \t]*,?[ \t]*(?:#|$)",
     re.MULTILINE,
 )
+_SETTER = re.compile(r"""\[\s*["']lr["']\s*\]\s*[*/+-]?=(?!=)|\.update\(\s*(?:lr\s*=|\{\s*["']lr["'])""")
 _MOST_LINES = 3
 
 
@@ -115,6 +116,16 @@ class LaunchConfig:
                     at = _line(file.text, match.start("name"))
                     shown = match[0].strip().rstrip("#, \t")
                     lines.append(f"`{file.path}` line {at}, `{shown}` → `{name} = {after.get(name, value * scale):.10g}`")
+        return "; ".join(lines[:_MOST_LINES])
+
+    def setters(self) -> str:
+        """The lines of the command's scripts that set the LR of a parameter group themselves; "" where there is none."""
+        lines = []
+        for file in self.files:
+            if file.path.endswith(".py"):
+                for number, line in enumerate(file.text.splitlines(), start=1):
+                    if _SETTER.search(line.partition("#")[0]):
+                        lines.append(f"`{file.path}` line {number}, `{line.strip()[:80]}`")
         return "; ".join(lines[:_MOST_LINES])
 
     def fields(self, scale: float, named: Any) -> str:

@@ -379,7 +379,8 @@ def _lr_sentence(plan: Plan, guarded: bool) -> str:
     classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
     if not plan.classes and plan.config_edits:
         classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
-    loaded = "" if guarded or not plan.classes else ", where the next launch loads it"  # with a guard that is checked
+    known = guarded or not plan.classes  # a guard checks it before the first step
+    loaded = "" if known else ", if the next launch loads it (no guard has seen one do so)"
     return f"× {ratio:.10g} from the first step on, proved for {classes}{loaded}"
 
 

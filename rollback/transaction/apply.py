@@ -19,7 +19,8 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import format_named, list_checkpoints, list_newest_copies
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
-from rollback.disk.content import crc32_after, read_pointer, sha256_unchanged
+from rollback.disk import RemoteView
+from rollback.disk.content import crc32_after, read_pointer, sha256_of, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
 from rollback.errors import PlanRefused, Refused, RollbackError
 from rollback.files.config_text import ConfigFile, kind_of, replace_config_numbers
@@ -41,7 +42,10 @@ POINTER_NAMES = ("latest", "latest_universal", TRACKER)  # deepspeed/runtime/eng
 
 
 def file_fingerprint(path: Path) -> str:
-    """sha256 of a file, or size, time and inode of a large one; it changes when the file does."""
+    """sha256 of a file, or size, time and inode of a large one (in a store: its ETag); it changes when the file does."""
+    mark = None if RemoteView.opened is None else RemoteView.opened.mark(path)
+    if mark is not None:
+        return "object:" + " ".join(mark)
     found = path.stat()
     if found.st_size > LARGE_BYTES:
         return f"stat:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
@@ -179,7 +183,6 @@ def apply_plan(
     }
     if plan.has_manifest and by_file:
         writers[MANIFEST_NAME] = _manifest_writer(plan, patches)
-
     change = Change(
         root=root,
         entry=plan.entry,
@@ -197,6 +200,21 @@ def apply_plan(
         facts=facts_of(plan),
     )
     return apply_change(change, objects_dir=objects_dir, record=record, disk=disk)
+
+
+def edited_copies(plan: Plan, source: Path, target: Path) -> tuple[StagedFile, ...]:
+    """Write the edited files of a plan, and their manifest, from the directory `source` to `target`; each is checked."""
+    changed: list[StagedFile] = []
+    names = list(dict.fromkeys(edit.file for edit in plan.edits))
+    writers = {name: _editor([edit for edit in plan.edits if edit.file == name]) for name in names}
+    if plan.has_manifest and names:
+        writers[MANIFEST_NAME] = _manifest_writer(plan, {})  # last: it holds the digests of the others
+    for name, writer in writers.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        writer(source / name, target / name, changed)
+        before, after = sha256_of(source / name), sha256_of(target / name)
+        changed.append(StagedFile(path=name, before=before, after=after, attributes=Attributes.of(source / name)))
+    return tuple(changed)
 
 
 def plan_patches(

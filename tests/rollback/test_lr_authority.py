@@ -11,10 +11,15 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as L
 
+from chronicle.checkpoints import LR_NOT_AS_PROMISED
 from chronicle.cli.main import run
+from chronicle.journal import JournalWriter
+from chronicle.journal.events import Incident
+from chronicle.paths import RunPaths
 from chronicle.watch.advice import collect_candidates
 from rollback.checkpoint.listing import open_checkpoint, read_state
 from rollback.errors import PlanRefused
+from rollback.files.config_text import ConfigFile
 from rollback.lr.authority import Evidence, lr_doubts
 from rollback.lr.rules import infer_scheduler_class
 from rollback.plan.lr import plan_lr_edits
@@ -72,6 +77,39 @@ def test_the_argument_is_quoted_from_the_command_of_the_newest_launch(tmp_path: 
     said = doubts(path, argv=("python", "train.py", "--lr", "1e-3", "optim.min_lr=1e-4", "--lr-decay-iters", "100"))
     assert "`--lr 1e-3` → `--lr 0.0005`, `optim.min_lr=1e-4` → `optim.min_lr=5e-05`" in said
     assert "--lr-decay-iters 100`" in said and "decay-iters 50" not in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["for g in opt.param_groups: g['lr'] = args.lr", 'group["lr"] *= 0.1', "g.update(lr=args.lr)", 'g.update({"lr": lr})'],
+)
+def test_a_script_that_sets_the_lr_itself_contradicts_a_saved_scheduler(line: str, tmp_path: Path) -> None:
+    """`for g in opt.param_groups: g["lr"] = args.lr` after the load: the file cannot tell, the launch's own text does."""
+    path = saved(tmp_path)
+    script = ConfigFile(path="/run/train.py", text=f"import torch\n{line}  # anneal\n", origin="from the command")
+    assert "sets the LR of its parameter groups itself: `/run/train.py` line 2" in doubts(path, files=(script,))
+    assert doubts(path, files=(script,), memory={"lr_source": "scheduler", "schedulers": [{}]}) == ""  # a guard saw otherwise
+    harmless = """# g["lr"] = 1\nprint(g["lr"] == 1)\nlr = g["lr"]\nlog.update(step=1)\n"""
+    assert doubts(path, files=(ConfigFile(path="/run/train.py", text=harmless, origin=""),)) == ""
+
+
+def test_a_promise_that_a_launch_has_not_kept_is_a_doubt_until_it_is_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the log of a launch showed after an earlier rollback is known of the next one too."""
+    path = saved(tmp_path)
+    with JournalWriter(RunPaths(tmp_path / "logs" / "r")) as writer:
+        event = Incident(kind=LR_NOT_AS_PROMISED, tier="warn", status="open", launch=2, text="expected 1, found 2")
+        incident = writer.write(event, step=11, title="warn: expected 1, found 2")
+    words = ["--run", "r", "--logs", str(tmp_path / "logs")]
+    half = ["rollback", "--to", "10", "--lr-scale", "0.5", "--yes", "--checkpoints", str(path.parent), *words]
+    assert run(half) == 3
+    said = capsys.readouterr().err
+    assert "has not kept the LR of an earlier rollback: expected 1, found 2" in said
+    assert f"`chronicle close {incident.id} --outcome worked`" in said
+    assert run(["close", incident.id, "--outcome", "worked", "it loads its scheduler now", *words]) == 0
+    assert run(half) == 0
+    assert "proved for CosineAnnealingLR, if the next launch loads it (no guard has seen one do so)" in capsys.readouterr().out
 
 
 def test_a_proposal_knows_what_the_checkpoint_cannot_carry(tmp_path: Path) -> None:

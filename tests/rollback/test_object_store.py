@@ -19,6 +19,9 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from chronicle.cli.main import run
+from chronicle.resume.checks.run import check_contract
+from chronicle.resume.contract import load_contract, same_checkpoint
+from chronicle.resume.journal import GuardHistory
 from rollback.disk import RemoteView
 from tests.builders.checkpoints import CheckpointFactory
 
@@ -207,6 +210,20 @@ def test_what_would_write_into_a_store_is_refused(saved: Path, capsys: pytest.Ca
         assert chronicle(*words) == 3, words
         assert "is in an object store" in capsys.readouterr().err
     assert sorted(p.name for p in (Bucket.top / "b/run/checkpoints").rglob("*")) == before and Bucket.num_bytes == 0
+
+
+def test_a_launch_after_a_rollback_in_a_store_loads_a_copy(tmp_path: Path) -> None:
+    """Its place tells nothing but the name, which holds the id of the rollback; what cannot be compared refuses no run."""
+    record = {"v": 1, "rollback": "R", "checkpoint": "s3://b/aside/x/step-5-chronicle-abcd", "step": 5, "groups": []}
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(record))
+    contract, history = load_contract(path), GuardHistory()
+    assert contract is not None and same_checkpoint(contract, tmp_path / "step-5-chronicle-abcd", None)
+    assert not same_checkpoint(contract, tmp_path / "step-5", None)
+    assert check_contract(contract, tmp_path / "step-5", None, history) == []
+    path.write_text(json.dumps(record | {"checkpoint": str(tmp_path / "step-5-chronicle-abcd")}))
+    local = load_contract(path)
+    assert local is not None and len(check_contract(local, tmp_path / "step-5", None, history)) == 1
 
 
 def test_a_file_url_is_a_local_path(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
