@@ -120,6 +120,7 @@ class RankWatch:
         self._noted_at = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
         self._handles: dict[int, int] = {}  # rank -> pidfd
         self._known: set[tuple[int, int]] = set()
+        self._rank_by_pid: dict[int, int] = {}  # of every process that was seen, a rank's children too
         self.pids: dict[int, int] = {}
         self.deaths: list[RankDeath] = []
 
@@ -140,7 +141,6 @@ class RankWatch:
     def look(self) -> list[tuple[int, int]]:
         """Find ranks by their environment; return the living process tree as (pid, start ticks)."""
         tree = walk_children(os.getpid())
-        rank_by_pid: dict[int, int] = {}
         for process in tree:
             if process.key in self._known or not process.alive:
                 continue
@@ -148,10 +148,10 @@ class RankWatch:
             rank = None if environment is None else rank_of(environment)
             if rank is None:
                 continue
-            rank_by_pid[process.pid] = rank
+            self._rank_by_pid[process.pid] = rank
             self._note_attempt(environment or {}, process)
             # children of a rank inherit its number: only the topmost process is the rank
-            if rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
+            if self._rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
                 self.add(rank, process.pid)
             self._known.add(process.key)
         return [process.key for process in tree if process.alive]

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
-from chronicle.launch.processes import read_command, walk_children
+from chronicle.launch.processes import read_command, read_environment, walk_children
 from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
+from chronicle.launch.ranks import rank_of
 from chronicle.launch.rhythm import Rhythm, Silences, Stragglers
 from chronicle.launch.stacks import (
     IDLE_CPU,
@@ -258,7 +259,8 @@ class StallWatch:
         for rank, pid in self._rank_pids().items():
             if rank not in found and _exists(pid):
                 tree = [pid, *(one.pid for one in walk_children(pid))]
-                found[rank] = next((one for one in tree if one in announced and not announced[one].forked), pid)
+                named = (one for one in tree if one in announced and not announced[one].forked and _is_rank(one, rank))
+                found[rank] = next(named, pid)
         if found:
             return found
         tree = [one.pid for one in walk_children(os.getpid()) if one.alive]
@@ -498,6 +500,11 @@ def _busiest(pid: int, readings: Sequence[ProcessReading]) -> int | None:
 
 def _exists(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
+
+
+def _is_rank(pid: int, rank: int) -> bool:
+    """Whether this process was started as this rank: a launcher under `srun` has a task's number of its own."""
+    return rank_of(read_environment(pid) or {}) == rank and not _launches(pid)
 
 
 def _launches(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import selectors
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from chronicle.journal.events import EndCause, Incident, LaunchEnd, events_of
 from chronicle.launch.ending import Seen, judge_end
 from chronicle.launch.flight_recorder import find_dumps, read_dump, read_recorders
 from chronicle.launch.launchers import build_environment
-from chronicle.launch.processes import read_process
+from chronicle.launch.processes import read_process, walk_children
 from chronicle.launch.pulse import (
     PULSES_VARIABLE,
     PulseWriter,
@@ -24,6 +25,7 @@ from chronicle.launch.pulse import (
     read_pulses,
     remove_pulses_dir,
 )
+from chronicle.launch.ranks import RankWatch
 from chronicle.launch.rhythm import FLOOR_SECONDS, START_SECONDS, Rhythm, Silences, Stragglers
 from chronicle.launch.stacks import (
     CodeLine,
@@ -46,6 +48,7 @@ def test_silence_is_measured_by_the_launchs_own_gaps_and_not_by_its_start():
     assert rhythm.limit == START_SECONDS and not rhythm.started
     for step in range(1, 300):
         rhythm.sign(60.0 + step * 0.1)
+        assert rhythm.p99 is None or rhythm.p99 < 0.2
     assert rhythm.start_seconds == pytest.approx(60.2)
     assert rhythm.p99 == pytest.approx(0.1) and rhythm.limit == pytest.approx(FLOOR_SECONDS + 0.2)
     for save in range(1, 10):  # a save of 20 s in every tenth step belongs to the rhythm
@@ -80,6 +83,7 @@ def readings(*, cpu=0.0, below=0.0, moved=0, state="S", count=5):
 
 
 SAME = [stack("step", "<module>")] * 4
+DEEP = [(CodeLine("/x/site-packages/torch/nn/modules/linear.py", 134, "forward"), *stack("evaluate"))] * 4
 LOOP = [(CodeLine("t.py", 3 + number % 2, "spin"), CodeLine("t.py", 9, "<module>")) for number in range(4)]
 OTHER = [stack(f"forward{number}", "evaluate", "<module>") for number in range(4)]
 COMPILES = [stack("compile_fx", path="/x/site-packages/torch/_inductor/compile_fx.py")] * 4
@@ -95,6 +99,7 @@ COMPILES = [stack("compile_fx", path="/x/site-packages/torch/_inductor/compile_f
         (readings(cpu=9.0), SAME, "stands", False),  # one call that holds the GIL
         (readings(cpu=9.0), LOOP, "stands", False),  # a loop on the spot: another line of the same function
         (readings(cpu=9.0), OTHER, "works", False),  # an evaluation
+        (readings(cpu=9.0), DEEP, "stands", True),  # an evaluation of one layer: seen, a healthy run was called hung
         (readings(cpu=9.0), SAME[:2], "unknown", False),  # too few stacks to say: no alarm
         (readings(cpu=9.0), [], "unknown", False),
         (readings(cpu=9.0), COMPILES, "stands", True),
@@ -147,6 +152,10 @@ def stands(*stacks, **changed):
 )
 def test_the_rank_that_the_others_wait_for_is_named_and_no_other(seen, culprits):
     assert judge_stands(seen).culprits == culprits
+
+
+def test_a_backward_pass_waits_for_others_only_while_it_computes_nothing():
+    assert stands(BACKWARD)[0].waits and not stands(BACKWARD, r0={"idle": False})[0].waits
 
 
 def test_the_users_line_is_named_and_not_the_librarys():
@@ -288,9 +297,10 @@ def test_a_pulse_says_steps_work_and_a_ranks_own_time(pulses):
     writer = PulseWriter(3, {PULSES_VARIABLE: str(pulses)})
     for step in range(5):
         writer.sign(lambda step=step: 10.0 * step + 9.0)  # four times eight seconds from a step to the next forward pass
+        writer.sign(lambda step=step: 10.0 * step + 10.0)  # a second forward pass of the step
         writer.step(lambda step=step: 10.0 * step + 11.0)
     (pulse,) = read_pulses(pulses)
-    assert (pulse.rank, pulse.steps, pulse.stepped_at, pulse.signs, pulse.own_seconds) == (3, 5, 51.0, 5, 32.0)
+    assert (pulse.rank, pulse.steps, pulse.stepped_at, pulse.signs, pulse.own_seconds) == (3, 5, 51.0, 10, 32.0)
     PulseWriter(0, {}).step()  # without a supervisor
     PulseWriter(0, {PULSES_VARIABLE: str(pulses / "missing")}).step()
 
@@ -522,3 +532,36 @@ def test_no_heavy_module_is_loaded_for_a_launch_that_goes_well():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout and "chronicle.launch.flight_recorder" not in done.stdout
 
+
+
+def test_a_ranks_grandchild_that_appears_later_does_not_take_its_place(children, tmp_path):
+    """Seen: a compiler's worker, started by the rank's child, became rank 0, and the real one was not looked at."""
+    code = (
+        "import os, pathlib, subprocess, sys, time\n"
+        "if len(sys.argv) > 1:\n"
+        "    while not pathlib.Path('go').exists(): time.sleep(0.02)\n"
+        "    os.environ.pop('X', None)\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
+        "    pathlib.Path('grandchild').write_text(str(child.pid))\n"
+        "    child.wait()\n"
+        "else:\n"
+        "    subprocess.Popen([sys.executable, __file__, 'child']).wait()\n"
+    )
+    (tmp_path / "rank.py").write_text(code)
+    rank = subprocess.Popen(
+        [sys.executable, str(tmp_path / "rank.py")], cwd=tmp_path, env=os.environ | {"RANK": "0"}, start_new_session=True
+    )
+    children.append(rank)
+    selector = selectors.PollSelector()
+    watch = RankWatch(selector, clock=time.monotonic)
+    try:
+        until(lambda: len(walk_children(rank.pid)) == 1)
+        watch.look()
+        assert watch.pids[0] == rank.pid
+        (tmp_path / "go").touch()
+        until((tmp_path / "grandchild").exists)
+        watch.look()
+        assert watch.pids[0] == rank.pid
+    finally:
+        watch.close()
+        os.killpg(rank.pid, signal.SIGKILL)
