@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 __all__ = [
     "IDLE_CPU",
+    "PATIENT_SECONDS",
     "Autopsy",
     "CodeLine",
     "ProcessReading",
@@ -161,7 +162,7 @@ def _line(pid: int, name: str) -> str:
 
 IDLE_CPU = 0.03  # of a core
 MOVED_BYTES = 1 << 16  # in a window: more than a log line
-NUM_SHAPES = 3  # stacks that must be equal before a busy rank counts as standing
+NUM_SHAPES = 4  # stacks that must be equal before a busy rank counts as standing
 PATIENT_SECONDS = 300.0
 DEVICE_SECONDS = 120.0
 # Frames of what may take minutes without a sign: such a rank is left alone longer. All else is judged by what it does.
@@ -177,6 +178,7 @@ class RankDoing(NamedTuple):
     verdict: str  # "stands", "works", "unknown"
     why: str
     patience: float = 0.0  # seconds of silence that are left to it
+    busy: bool = False  # it or its children use the CPU
 
 
 def judge_rank(
@@ -195,7 +197,7 @@ def judge_rank(
         return RankDoing("stands", "ended")
     moved = last.moved - first.moved - printed
     if moved > MOVED_BYTES:
-        return RankDoing("works", f"moved {moved:,} bytes")
+        return RankDoing("works", f"moved {moved:,} bytes", busy=True)
     if sum(one.state == "D" for one in readings) * 2 >= len(readings):
         return RankDoing("stands", "waits for a device", DEVICE_SECONDS)
     own = (last.cpu - first.cpu) / seconds
@@ -203,12 +205,12 @@ def judge_rank(
     if own < IDLE_CPU and below < IDLE_CPU:
         return RankDoing("stands", "uses no CPU and moves no data", patience)
     if len(stacks) < NUM_SHAPES:
-        return RankDoing("unknown", f"uses the CPU, and its stack is not known: {why_none or 'too few dumps'}")
+        return RankDoing("unknown", f"uses the CPU, and its stack is not known: {why_none or 'too few dumps'}", busy=True)
     if len({shape_of(one) for one in stacks}) > 1:
-        return RankDoing("works", "its stack changes")
+        return RankDoing("works", "its stack changes", busy=True)
     if user_frame(stack) != stack[0]:  # an evaluation of one kind of layer looks the same in every sample
         patience = PATIENT_SECONDS
-    return RankDoing("stands", "uses the CPU and does not leave its function", patience)
+    return RankDoing("stands", "uses the CPU and does not leave its function", patience, busy=True)
 
 
 # --- which rank differs

@@ -30,6 +30,7 @@ from chronicle.launch.ranks import rank_of
 from chronicle.launch.rhythm import Rhythm, Silences, Stragglers
 from chronicle.launch.stacks import (
     IDLE_CPU,
+    PATIENT_SECONDS,
     Autopsy,
     ProcessReading,
     RankDoing,
@@ -46,7 +47,7 @@ from chronicle.launch.stacks import (
 __all__ = ["StallWatch", "describe_silence"]
 
 WINDOW_SECONDS = 8.5
-SAMPLE_SECONDS = 2.5  # between two stacks of a rank that uses the CPU
+SAMPLE_SECONDS = 0.9  # between two stacks of a rank that uses the CPU
 ANSWER_SECONDS = 0.9  # until a dump is read
 PAUSES = (2.0, 5.0, 10.0, 30.0, 60.0)  # between two looks at ranks that work
 QUIET_SECONDS = 5.0  # a silence that `status` shows
@@ -118,6 +119,7 @@ class StallWatch:
         self._look: _Look | None = None
         self._next_look = 0.0
         self._num_works = 0
+        self._worked: set[int] = set()  # ranks that an earlier look into this silence saw at work
         self._looked: deque[str] = deque(maxlen=5)  # what earlier looks into this silence found
         self._told: tuple[Any, float, frozenset[str], str] | None = None  # entry, since when, places, words
         self._num_told = 0
@@ -205,6 +207,7 @@ class StallWatch:
     def _goes_on(self, now: float) -> None:
         self._look, self._num_works, self._next_look = None, 0, 0.0
         self._looked.clear()
+        self._worked.clear()
         rhythm = self._rhythm()
         quiet = rhythm.started and self._age(now) > QUIET_SECONDS + 2.0 * (rhythm.p99 or 0.0)
         self.state = "quiet" if quiet else "steps" if rhythm.started else "starts"
@@ -324,6 +327,9 @@ class StallWatch:
             )
             for rank, pid in pids.items()
         }  # fmt: skip
+        for rank in self._worked & evidence.keys():
+            if evidence[rank].busy:  # it was seen to work in this silence: one look may show it in one place by chance
+                evidence[rank] = evidence[rank]._replace(patience=PATIENT_SECONDS)
         concerned = {rank: one for rank, one in evidence.items() if not silent or rank in silent}
         stands = [self._stand(rank, pids[rank], look, evidence[rank]) for rank in pids]
         working = {rank: one for rank, one in concerned.items() if one.verdict != "stands"}
@@ -342,6 +348,7 @@ class StallWatch:
     ) -> None:
         doing = [f"rank {one.rank} {one.words} ({working[one.rank].why})" for one in stands if one.rank in working]
         self.state, self.words = "works", "; ".join(doing) or elsewhere or "known to take long"
+        self._worked |= {rank for rank, one in working.items() if one.busy}
         self._looked.append(f"after {_age_text(self._age(now))}: {self.words}")
         self._look, self._next_look = None, now + PAUSES[min(self._num_works, len(PAUSES) - 1)]
         self._num_works += 1
@@ -353,7 +360,7 @@ class StallWatch:
             rank=rank,
             pid=pid,
             state=last.state,
-            idle="CPU and does not" not in evidence.why and evidence.verdict == "stands",
+            idle=not evidence.busy,
             stack=main_stack(parse_dump(dump) or parse_spied(dump)),
             wchan=last.wchan,
             syscall=last.syscall,

@@ -28,8 +28,10 @@ from chronicle.launch.pulse import (
 from chronicle.launch.ranks import RankWatch
 from chronicle.launch.rhythm import FLOOR_SECONDS, START_SECONDS, Rhythm, Silences, Stragglers
 from chronicle.launch.stacks import (
+    PATIENT_SECONDS,
     CodeLine,
     ProcessReading,
+    RankDoing,
     Stand,
     judge_rank,
     judge_stands,
@@ -565,3 +567,16 @@ def test_a_ranks_grandchild_that_appears_later_does_not_take_its_place(children,
     finally:
         watch.close()
         os.killpg(rank.pid, signal.SIGKILL)
+
+
+def test_a_rank_that_was_seen_at_work_in_this_silence_is_not_told_by_one_look(tmp_path, children, pulses, monkeypatch):
+    """Seen: a slow data loader was in one function in every stack of its third look."""
+    child = start(children, pulses, WAITS)
+    found = [RankDoing("works", "its stack changes", busy=True)]
+    monkeypatch.setattr("chronicle.launch.stall.judge_rank", lambda *_: found[0])
+    watched = Watched(tmp_path, pulses, {0: child.pid})
+    watched.pass_seconds(60, stepping=True)
+    assert not watched.pass_seconds(30) and "its stack changes" in watched.watch.words
+    found[0] = RankDoing("stands", "does not leave its function", busy=True)
+    assert not watched.pass_seconds(60)
+    assert watched.pass_seconds(PATIENT_SECONDS)
