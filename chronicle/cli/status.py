@@ -23,7 +23,6 @@ from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
-from chronicle.story.launch_settings import changes_between, settings_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_brief_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
@@ -171,6 +170,11 @@ def _changed(story: Story) -> Iterator[str]:
     """The settings that the last launch has otherwise than the one before it; nothing where none is known to differ."""
     if len(story.launches) < 2:
         return
+    from chronicle.story.launch_settings import (  # the first launch of a run does without it
+        changes_between,
+        settings_of,
+    )
+
     numbers = [launch.number for launch in story.launches[-2:]]
     before, after = (settings_of(story.entries, number) for number in numbers)
     changes = [one for one in changes_between(before, after) if one.name not in ("environment", "host")]

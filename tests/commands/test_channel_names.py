@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from chronicle.story.series import read_series
 from chronicle.watch.follow import follow_file
 from chronicle.watch.restart import LrPromise
 from chronicle.watch.scan import scan_run
+from rollback import channels
 from rollback.channels import TABLE, Role, canonical_name, canonical_of, find_channel, role_of, value_of
 from rollback.detect import Tier
 from scripts.channel_names import check, main
@@ -105,3 +107,10 @@ def test_measurements_under_our_own_names_are_no_list(tmp_path: Path) -> None:
 
 def test_packages_hold_one_list_of_channel_names() -> None:
     assert main([]) == 0
+
+
+def test_the_short_way_of_a_usual_name_says_what_the_patterns_say() -> None:
+    for name, role in channels.EXACT.items():
+        assert channels._role_by_pattern(name) is role
+        row = channels._row_of(name)
+        assert row is not None and (not re.fullmatch(row.parts, name) or re.fullmatch(row.pattern, name)), name
