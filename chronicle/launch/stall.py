@@ -49,6 +49,7 @@ __all__ = ["StallWatch", "describe_silence"]
 WINDOW_SECONDS = 8.5
 SAMPLE_SECONDS = 0.9  # between two stacks of a rank that uses the CPU
 ANSWER_SECONDS = 0.9  # until a dump is read
+SPY_SECONDS = 2.9
 PAUSES = (2.0, 5.0, 10.0, 30.0, 60.0)  # between two looks at ranks that work
 QUIET_SECONDS = 5.0  # a silence that `status` shows
 LONGEST_SECONDS = 3600.0  # of work without a step
@@ -244,7 +245,7 @@ class StallWatch:
             for rank, pid in pids.items():
                 self._ask(look, rank, pid, announced)
             self._spy(look, pids)
-            look.answers_at = now + ANSWER_SECONDS
+            look.answers_at = now + (SPY_SECONDS if look.spies else ANSWER_SECONDS)
         elif now >= look.next_sample and len(next(iter(look.readings.values()), ())) > 1:
             look.next_sample = now + SAMPLE_SECONDS
             for rank, pid in pids.items():
