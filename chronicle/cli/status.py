@@ -161,6 +161,8 @@ def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
     words = str(said.get("words") or "")
     if state == "stands":
         return f"STANDS STILL: {silent} · {words}"
+    if state == "stands here":
+        return f"{silent} ({often}) · the ranks on this node stand; {words}"
     if state == "works":
         return f"{silent} ({often}) · it works: {words}"
     return f"{silent} ({often})" + (" · the ranks are being looked at" if state == "looked at" else "")

@@ -474,7 +474,7 @@ class Launch:
                 size = 0 if self._printed.writing else os.stat(metrics).st_size  # what we write ourselves is late and no sign
             except OSError:
                 size = 0
-            return self._printed.last_step, size, self._channels.log.received
+            return self._printed.seen, size, self._channels.log.received
 
         return StallWatch(
             pulses=self._pulses,
@@ -496,7 +496,7 @@ class Launch:
         """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
         for beat in self._peer_beats() if self._request.node is not None else ():
             state = (beat.progress or {}).get("state")
-            if state not in ("looked at", "stands"):
+            if state not in ("looked at", "stands here", "stands"):
                 return f"node {beat.host}: {state or 'not known'}"
         return ""
 

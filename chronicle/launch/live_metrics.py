@@ -72,6 +72,7 @@ class PrintedMetrics:
         self._open: _Step | None = None  # several lines about one step are merged into one point
         self._last = -1
         self._repeats = 0
+        self.seen = 0  # points that were printed, repeated steps too; any output once parsing has stopped: signs of progress
         self._writer: MetricsWriter | None = None
         self._size: int | None = None  # size of the file after our last write; None: no file yet
         self._deaf = False  # parsing has stopped; parsed points are still written
@@ -82,14 +83,10 @@ class PrintedMetrics:
         """Return whether metrics of this launch come from printed lines."""
         return self._writer is not None
 
-    @property
-    def last_step(self) -> int:
-        """Return the newest printed step, -1 for none. It is known before it is written."""
-        return self._last
-
     def take(self, source: int, data: bytes) -> None:
         """Parse bytes from one pipe or rank; `source` identifies it."""
         if self._deaf:
+            self.seen += 1
             return
         lines, self._rest[source] = split_lines(self._rest.get(source, b""), data)
         for line in lines:
@@ -119,6 +116,7 @@ class PrintedMetrics:
         point = reader.parse(line.decode("utf-8", "replace") + "\n")
         if point is None or point.step < 0:
             return
+        self.seen += 1
         if self._open is not None and point.step == self._open.step:
             new = {name: value for name, value in point.values.items() if name not in self._open.values}
             self._open = self._open._replace(values={**self._open.values, **new})

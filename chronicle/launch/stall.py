@@ -61,8 +61,9 @@ LAUNCHERS = re.compile(
 class _Look:
     """One window in which the processes of silent ranks are looked at."""
 
-    def __init__(self, now: float) -> None:
-        self.began = now
+    def __init__(self, now: float, output: int) -> None:
+        """`output`: bytes that the launch had printed."""
+        self.began, self.output = now, output
         self.readings: dict[int, list[ProcessReading]] = {}
         self.samples: dict[int, list[Stack]] = {}  # of the busiest process of a rank
         self.subject: dict[int, int] = {}  # rank -> that process
@@ -97,7 +98,7 @@ class StallWatch:
         devices: Callable[[], Mapping[str, float]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`signs()`: printed steps, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
+        """`signs()`: printed points, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
 
         `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
         `other_ranks()`: host and own times of the ranks elsewhere, where this supervisor compares all of them.
@@ -124,7 +125,7 @@ class StallWatch:
         self._looked: deque[str] = deque(maxlen=5)  # what earlier looks into this silence found
         self._told: tuple[Any, float, frozenset[str], str] | None = None  # entry, since when, places, words
         self._num_told = 0
-        self.state = "starts"  # starts, steps, quiet, looked at, works, stands
+        self.state = "starts"  # starts, steps, quiet, looked at, works, stands here (another node works), stands
         self.words = ""
 
     # ---- signs ---------------------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class StallWatch:
         if self._told is not None or now < self._next_look:
             return False
         if self._look is None:
-            self._look, self.state = _Look(now), "looked at"
+            self._look, self.state = _Look(now, self._seen_signs[2]), "looked at"
         return self._look_on(now, self._look, silent)
 
     def _take_signs(self, now: float) -> None:
@@ -195,7 +196,9 @@ class StallWatch:
             return None  # the pulses have stopped, not the training
         return silent or None
 
-    def _age(self, now: float) -> float:
+    def _age(self, now: float, silent: Sequence[int] = ()) -> float:
+        if silent and len(silent) < len(self._of_ranks):
+            return max(self._of_ranks[rank].age(now) for rank in silent)  # the others go on
         ages = [one.age(now) for one in self._of_ranks.values()]
         if not ages:
             return self._of_launch.age(now)
@@ -328,13 +331,15 @@ class StallWatch:
             )
             for rank, pid in pids.items()
         }  # fmt: skip
-        for rank in self._worked & evidence.keys():
-            if evidence[rank].busy:  # it was seen to work in this silence: one look may show it in one place by chance
-                evidence[rank] = evidence[rank]._replace(patience=PATIENT_SECONDS)
+        printed, started = self._seen_signs[2] > look.output, self._rhythm().started
+        for rank, one in evidence.items():
+            # a rank that was seen to work, that waits for a device in a loop, or prints, may be in one place in each sample
+            if one.busy and (rank in self._worked or printed or not started):
+                evidence[rank] = one._replace(patience=PATIENT_SECONDS)
         concerned = {rank: one for rank, one in evidence.items() if not silent or rank in silent}
         stands = [self._stand(rank, pids[rank], look, evidence[rank]) for rank in pids]
         working = {rank: one for rank, one in concerned.items() if one.verdict != "stands"}
-        age, places = self._age(now), frozenset(str(one.place) for one in stands if one.place is not None)
+        age, places = self._age(now, silent), frozenset(str(one.place) for one in stands if one.place is not None)
         patience = max([self._silences.patience(places), *(one.patience for one in concerned.values())])
         elsewhere = "" if working else self._others_work()
         longest = max(LONGEST_SECONDS, 3.0 * (self._rhythm().p99 or 0.0))
@@ -348,10 +353,11 @@ class StallWatch:
         self, now: float, stands: Sequence[Stand], working: Mapping[int, RankDoing], elsewhere: str
     ) -> None:
         doing = [f"rank {one.rank} {one.words} ({working[one.rank].why})" for one in stands if one.rank in working]
-        self.state, self.words = "works", "; ".join(doing) or elsewhere or "known to take long"
+        self.state = "stands here" if elsewhere else "works"
+        self.words = "; ".join(doing) or elsewhere or "known to take long"
         self._worked |= {rank for rank, one in working.items() if one.busy}
         self._looked.append(f"after {_age_text(self._age(now))}: {self.words}")
-        self._look, self._next_look = None, now + PAUSES[min(self._num_works, len(PAUSES) - 1)]
+        self._look, self._next_look = None, now + (PAUSES[0] if elsewhere else PAUSES[min(self._num_works, len(PAUSES) - 1)])
         self._num_works += 1
 
     def _stand(self, rank: int, pid: int, look: _Look, evidence: RankDoing) -> Stand:

@@ -15,6 +15,7 @@ from chronicle.journal.events import EndCause, Incident, LaunchEnd, events_of
 from chronicle.launch.ending import Seen, judge_end
 from chronicle.launch.flight_recorder import find_dumps, read_dump, read_recorders
 from chronicle.launch.launchers import build_environment
+from chronicle.launch.live_metrics import PrintedMetrics
 from chronicle.launch.processes import read_process, walk_children
 from chronicle.launch.pulse import (
     PULSES_VARIABLE,
@@ -327,12 +328,12 @@ class Watched:
     """A `StallWatch` whose clock is set by hand, around real processes."""
 
     def __init__(self, tmp_path, pulses, ranks, **more):
-        self.now, self.steps, self.said = 1000.0, 0, []
+        self.now, self.steps, self.output, self.said = 1000.0, 0, 0, []
         self.paths = RunPaths(tmp_path / "logs" / "r")
         self.paths.launch_dir(1).mkdir(parents=True)
         self.writer = JournalWriter(self.paths)
         self.watch = StallWatch(
-            pulses=pulses, rank_pids=lambda: ranks, signs=lambda: (self.steps, 0, 0), step=lambda: self.steps,
+            pulses=pulses, rank_pids=lambda: ranks, signs=lambda: (self.steps, 0, self.output), step=lambda: self.steps,
             say=self.said.append, write=lambda event, **words: self.writer.write(event, launch=1, **words),
             directory=self.paths.launch_dir(1), host="n1", launch=1, clock=lambda: self.now, **more,
         )  # fmt: skip
@@ -389,7 +390,7 @@ def test_another_node_that_works_is_waited_for(tmp_path, children, pulses):
     watched = Watched(tmp_path, pulses, {0: child.pid}, others_work=lambda: elsewhere[0])
     watched.pass_seconds(60, stepping=True)
     assert not watched.pass_seconds(50)
-    assert watched.watch.state in ("works", "looked at")
+    assert watched.watch.state in ("stands here", "looked at")  # so that two nodes do not wait for each other
     elsewhere[0] = ""
     assert watched.pass_seconds(100)
 
@@ -426,6 +427,7 @@ def test_a_silent_rank_is_told_although_the_others_go_on(tmp_path, children, pul
         step(both=False)
         told.append(watched.pass_seconds(1))
     assert any(told) and watched.incidents()[0].evidence[0]["culprits"] == [1]
+    assert "no step for 2" in watched.incidents()[0].text  # its own silence, not the launch's
 
 
 def test_a_stopped_stall_is_a_hang_and_starts_again():
@@ -580,3 +582,31 @@ def test_a_rank_that_was_seen_at_work_in_this_silence_is_not_told_by_one_look(tm
     found[0] = RankDoing("stands", "does not leave its function", busy=True)
     assert not watched.pass_seconds(60)
     assert watched.pass_seconds(PATIENT_SECONDS)
+
+
+def test_a_busy_rank_that_prints_is_left_alone_longer(tmp_path, children, pulses, monkeypatch):
+    """It may wait for a device on one line in every sample; an idle one that prints (a monitor's thread) is told."""
+    child = start(children, pulses, WAITS)
+    found = [RankDoing("stands", "does not leave its function", busy=True)]
+    monkeypatch.setattr("chronicle.launch.stall.judge_rank", lambda *_: found[0])
+    watched = Watched(tmp_path, pulses, {0: child.pid})
+    watched.pass_seconds(60, stepping=True)
+    for _ in range(60):
+        watched.output += 80
+        assert not watched.pass_seconds(1)
+    found[0] = RankDoing("stands", "uses no CPU")
+    told = False
+    for _ in range(60):
+        watched.output += 80
+        told = watched.pass_seconds(1) or told
+    assert told
+
+
+def test_a_trainer_whose_step_counter_restarts_goes_on(tmp_path):
+    """Its lines are no metrics any more, and still signs of progress."""
+    printed = PrintedMetrics(tmp_path / "metrics.jsonl", clock=lambda: 1.0, say=lambda _: None, complain=lambda _: None)
+    before = printed.seen
+    for step in [*range(1, 40), *range(1, 200)]:
+        printed.take(1, f"step {step} loss 2.0\n".encode())
+        assert printed.seen > before
+        before = printed.seen
