@@ -74,8 +74,12 @@ def fingerprint_memory(
     *,
     lr_source: str = "untested",
     recent_lrs: Sequence[LrRow] = (),
+    digests: bool = True,
 ) -> Memory:
-    """Describe memory as it is now; `ranks` holds this rank's digest only."""
+    """Describe memory as it is now; `ranks` holds this rank's digest only.
+
+    `digests` False: without what must be read from the tensors of weights, moments, averages and the script's own objects.
+    """
     import torch
 
     parts = Parts()
@@ -83,7 +87,7 @@ def fingerprint_memory(
         steps = parts.take("optimizer_steps", lambda: optimizer_steps(live.optimizers), None)
         return Memory(
             step=live.step if live.step is not None else (steps[1] if steps else None),
-            groups=parts.take("groups", lambda: _groups(live, parts), ()),
+            groups=parts.take("groups", lambda: _groups(live, parts, digests), ()),
             optimizer_steps=steps,
             optimizers=tuple(type(optimizer).__name__ for optimizer in live.optimizers),
             schedulers=parts.take("schedulers", lambda: tuple(_scheduler(bound) for bound in live.schedulers), ()),
@@ -92,13 +96,13 @@ def fingerprint_memory(
             recent_lrs=tuple(recent_lrs),
             topology=dict(live.topology),
             scaler=parts.take("scaler", lambda: _scaler(live.scaler), None),
-            averages=parts.each("averaged weights", live.averages, _average_digest),
-            objects=parts.each("state of", live.objects, _object_digest),
+            averages=parts.each("averaged weights", live.averages if digests else {}, _average_digest),
+            objects=parts.each("state of", live.objects if digests else {}, _object_digest),
             order=parts.take("order", lambda: parameter_order(live.optimizers, live.models), ""),
             frozen=parts.take("frozen", lambda: frozen_parameters(live), ""),
             training=parts.take("training", lambda: tuple(bool(m.training) for m in live.models) or None, None),
             data=live.data,
-            ranks=(rank_digest(live, parts),),
+            ranks=(rank_digest(live, parts),) if digests else (),
             unknown={**live.unknown, **parts.unknown},
         )
 
@@ -138,8 +142,8 @@ def rank_digest(live: LiveState, parts: Parts | None = None) -> RankDigest:
     )
 
 
-def _groups(live: LiveState, parts: Parts) -> tuple[ParamGroup, ...]:
-    return tuple(describe_group(optimizer, group, parts) for optimizer, group in groups_of(live.optimizers))
+def _groups(live: LiveState, parts: Parts, moments: bool) -> tuple[ParamGroup, ...]:
+    return tuple(describe_group(optimizer, group, parts, moments) for optimizer, group in groups_of(live.optimizers))
 
 
 def weights_digests(live: LiveState) -> tuple[str, str]:
@@ -276,7 +280,9 @@ def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any
     return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
 
 
-def describe_group(optimizer: Any, group: Mapping[str, Any], parts: Parts | None = None) -> ParamGroup:
+def describe_group(
+    optimizer: Any, group: Mapping[str, Any], parts: Parts | None = None, moments: bool = True
+) -> ParamGroup:
     """LR, sizes, options and moments of one parameter group. An LR of None is an optimizer that computes its own."""
     parts = parts or Parts()
     params = group["params"]
@@ -291,7 +297,7 @@ def describe_group(optimizer: Any, group: Mapping[str, Any], parts: Parts | None
         weight_decay=number(group.get("weight_decay")),
         num_params=len(params),
         num_elements=sum(int(p.numel()) for p in params),
-        moment_norm=parts.take("moment_norm", lambda: norm(list(_group_moments(optimizer, group))), None),
+        moment_norm=parts.take("moment_norm", lambda: norm(list(_group_moments(optimizer, group))), None) if moments else None,
         num_states=sum(1 for p in params if optimizer.state.get(p)),
         settings=_settings(group),
     )

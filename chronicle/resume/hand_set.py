@@ -7,6 +7,8 @@ is wrong. The same difference is the most frequent accident of a resume. What te
 - *restored*: right after the load the option had the saved value. So the checkpoint was read, and something set it later.
 - *new*: the value is not the one from before the load (the constructor's), no value that the training used earlier (a warm-up
   that starts again, a rate from before a rollback), and no other group's saved value.
+- or *the next*: the LRs of the last steps went up or down by one amount, and this is the next of them, also when it happens to be
+  the constructor's; or they went up and down (a rate scaled by the length of the batch), and this lies between them.
 - *by hand*: no scheduler that can be forecast sets it. The launch that saved it changed it too, or it is an LR that falls.
 - *sane*: a positive number, and an LR at most half as high again as any before, unless an unknown scheduler sets it. An LR that
   moved at every step is a function of the step and has no reason to jump.
@@ -38,6 +40,9 @@ NUM_RECENT = 2  # different values
 NUM_VALUES = 1024  # numbers of one option that are kept
 FIRST = 16  # rows from the beginning of the training, which are kept for ever
 SAME = 1e-6  # relative
+LEAST_RECENT = 4  # steps from which a line or a range is known
+LEAST_TURNS = 3
+ON_LINE = 1e-3  # relative: of one step to the next
 SMALL_STEP = 0.05  # relative: of an option that moves
 HIGHER = 1.5  # than any LR before
 OWN_MODE = "the optimizer's own mode: it is switched by `optimizer.train()` and `optimizer.eval()`"
@@ -174,6 +179,12 @@ class HandSet:
         if name == LR and not unknown:
             limit = min(jump, max(HIGHER, expected.allowed_jump())) if moved else 1.0
         changed = [index for index, old in enumerate(saved) if not _same(old, now[index])]
+        recent = memory.recent_lrs if name == LR else ()
+        if changed and all(
+            _same(saved[index], read[index]) and _follows([row[index] for row in recent if len(row) == len(saved)], now[index])
+            for index in changed
+        ):
+            return True
         return bool(changed) and all(
             _is_own_value(index, saved, now[index], read[index], built[index], past, limit, jump)
             and not (name == LR and _undoes(last, saved[index], now[index]))
@@ -205,6 +216,20 @@ def _is_own_value(
         return False
     highest = max((value for value in (old, *earlier) if value is not None), default=old)
     return (math.isinf(limit) or new <= limit * highest) and (old <= 0 or max(new / old, old / new) <= jump)
+
+
+def _follows(recent: Sequence[float | None], new: float | None) -> bool:
+    """Whether a number is the next of those of the last steps: on their line, or within the range in which they go up and down."""
+    values = [value for value in recent if value is not None]
+    if new is None or not math.isfinite(new) or new <= 0 or len(values) < LEAST_RECENT or len(values) < len(recent):
+        return False
+    steps = [b - a for a, b in pairwise(values)]
+    turns = sum(a * b < 0 for a, b in pairwise([step for step in steps if step]))
+    if turns * 4 >= len(steps) and turns >= LEAST_TURNS:
+        return min(values) <= new <= max(values)
+    last = steps[-3:]
+    line = bool(last[0]) and all(math.isclose(step, last[0], rel_tol=ON_LINE) for step in last)
+    return line and math.isclose(new - values[-1], last[0], rel_tol=ON_LINE)
 
 
 def _is_smooth(rows: Sequence[Row]) -> bool:

@@ -237,10 +237,12 @@ class Loads:
             return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
+        step = found.optimizer_steps[1] if found.optimizer_steps else 0
         if self._options.fresh_start or (pending is None and not history.checkpoints):
+            if step and not self._options.fresh_start and not self.start.state_loaded:
+                self._loaded_unseen(step, None)
             return []
         is_main = self._ranks.rank == 0
-        step = found.optimizer_steps[1] if found.optimizer_steps else 0
         root = next(
             (Path(path) for saved, path in reversed(history.checkpoints) if step and saved == step and path), None
         )
@@ -249,14 +251,18 @@ class Loads:
         whole = all(group.num_states or not group.num_params for group in found.groups)
         unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
-            self.start.state_loaded = True
-            self.start.no_basis = f"the guard saw no load, but the optimizer is at step {step}"
-            self.start.expectation = self.expectation(None, pending)
+            self._loaded_unseen(step, pending)
         if root is None or memory is None:
             return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
         self.start.loaded_from, self.start.expectation = root, self._expect(root, memory, contract)
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
+
+    def _loaded_unseen(self, step: int, pending: Contract | None) -> None:
+        """State came into memory by a way that the guard does not see (`torch.load` beside a guarded Accelerator)."""
+        self.start.state_loaded = True
+        self.start.no_basis = f"the guard saw no load, but the optimizer is at step {step}"
+        self.start.expectation = self.expectation(None, pending)
 
     def check_newest(self) -> list[Check]:
         """Whether a newer checkpoint was skipped. Not checked at the load: a script that only evaluates may load any."""

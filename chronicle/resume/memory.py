@@ -122,6 +122,7 @@ class Memory:
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
     used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict)  # option -> its values so far (`hand_set.py`)
+    habits: tuple[str, ...] = ()  # what this training changes between a save and its next step (`sequel.py`)
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
@@ -185,6 +186,7 @@ class Memory:
             "loader": self.loader,
             **({"trained": dict(self.trained)} if self.trained else {}),
             **({"used": {name: [list(row) for row in rows] for name, rows in self.used.items()}} if self.used else {}),
+            **({"habits": list(self.habits)} if self.habits else {}),
             **({"revisions": dict(self.revisions)} if self.revisions else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
@@ -208,6 +210,7 @@ class Memory:
             lr_source=str(record.get("lr_source") or "untested"),
             recent_lrs=_parse_rows(record.get("recent_lrs") or ()),
             used={str(name): _parse_rows(rows) for name, rows in dict(record.get("used") or {}).items()},
+            habits=tuple(str(name) for name in record.get("habits") or ()),
             topology=dict(record.get("topology") or {}),
             scaler=record.get("scaler"),
             averages=dict(record.get("averages") or {}),

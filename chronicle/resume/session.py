@@ -46,6 +46,7 @@ from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
+from chronicle.resume.sequel import AS_FIRST_PASS, Sequel
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.verdict import Ranks, StartingPoint, Verdicts, run_checks
 
@@ -101,6 +102,7 @@ class GuardSession:
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir
         self.first_gradient = FirstGradient(gradients, self.ranks.rank, lambda: self.ranks.world_size)
+        self.sequel = Sequel(gradients, self.ranks.rank)
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
@@ -137,7 +139,7 @@ class GuardSession:
         self._training = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
         self._identity: Mapping[str, Any] = {}  # of the state that was described last
-        self._described: tuple[int, Mapping[str, str]] | None = None  # steps of this launch, generators
+        self._described: tuple[int, Memory] | None = None  # steps of this launch, memory then
         self._modes: tuple[bool, ...] | None = None  # of the models, at the last optimizer step
         self._models: tuple[Any, ...] = ()
         self._steps_here = 0
@@ -201,7 +203,9 @@ class GuardSession:
         self.data.after_save()
         if self._described is not None and self._described[0] == self._steps_here:
             self.batches.settle()
-            self.first_gradient.saved(self.identity, self._described[1])
+            saved = self._described[1]
+            self.first_gradient.saved(self.identity, saved.ranks[0].rng)
+            self.sequel.saved(saved)
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved; `ranks` holds this rank alone.
@@ -218,7 +222,6 @@ class GuardSession:
         step = self.step if memory.step is None else memory.step
         if not self._identity or self._identity["step"] != step:
             self._identity = self.journal.new_identity(step)
-        self._described = (self._steps_here, memory.ranks[0].rng)
         topology = {**memory.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         spoilt = self.envelope.at_save() or _spoilt_moments(memory)
         if not spoilt and step is not None:
@@ -231,7 +234,9 @@ class GuardSession:
         found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
-        return self.honours.add_to(found, live)
+        found = self.honours.add_to(replace(found, habits=self.sequel.habits), live)
+        self._described = (self._steps_here, found)
+        return found
 
     def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The record of what is trained; nothing when it fails, which is recorded."""
@@ -334,6 +339,7 @@ class GuardSession:
             self._identity = {}
             self.begins()
             self.first_gradient.loaded()
+            self.sequel.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
                 self.envelope.loaded()
@@ -394,6 +400,7 @@ class GuardSession:
         self._stepped, self._steps_here, self._tripwire = False, 0, None
         self._described = None
         self.first_gradient.loaded()
+        self.sequel.loaded()
         self._recent.clear()
         self._witness = self._witness.predict(())
         if self._ever_stepped:
@@ -452,6 +459,9 @@ class GuardSession:
     def _watch(self, optimizer: Any) -> None:
         if not self._counts(optimizer):
             return
+        if self.sequel.is_awaited:
+            with self.contained("what follows a save"):
+                self.sequel.stepping(self._before_next_step)
         self._steps_here += 1
         if self.pulse is not None:
             self.pulse.step()
@@ -481,6 +491,15 @@ class GuardSession:
             self._see_gradient(optimizer)
         if refused is not None:
             self._refuse_here(refused)
+
+    def _before_next_step(self) -> Memory:
+        """Memory right before the first step after a save, without digests of its tensors."""
+        live = self._live()
+        found = fingerprint_memory(live, digests=False)
+        modes = tuple(bool(model.training) for model in self._models) or None
+        topology = {**found.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
+        step = self.step if found.step is None else found.step
+        return replace(found, step=step, training=modes, topology=topology, trained=self._trained(lambda: self.trained.record(live)))
 
     def _see_gradient(self, optimizer: Any) -> None:
         if self.first_gradient.is_awaited:
@@ -586,6 +605,8 @@ class GuardSession:
         with self.contained("first step"):
             settled = settle_checks(self.loads, found_checks, live, found)
             settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
+            settled = self.sequel.settle(settled, self.start.expectation, found)
+            self.sequel.resumes(expected)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if optimizer is not None and not self.gradients_later:
@@ -603,7 +624,8 @@ class GuardSession:
         else:
             # when the guard could not compare the LRs, it does not know that the promised ones still hold
             unsure = (check.name in ABOUT_LRS and check.outcome is Outcome.NOT_COMPARED for check in settled)
-            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure)
+            by_script = any(check.name in ABOUT_LRS and check.cause.endswith(AS_FIRST_PASS) for check in settled)
+            longer = any(check.name == SCHEDULE or check.error for check in settled) or any(unsure) or by_script
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, longer))
 
     def _begin_tripwire(self, live: LiveState, found: Memory, longer: bool) -> Iterator[Check]:
