@@ -72,6 +72,11 @@ class RunPaths:
         return self.run_dir / "gradients"
 
     @property
+    def sequels_dir(self) -> Path:
+        """What memory was right before the step after each save, one file per saved state and rank."""
+        return self.run_dir / "sequels"
+
+    @property
     def objects_dir(self) -> Path:
         """Content-addressed store `<aa>/<sha256>`: originals of edited files, attachments, plans."""
         return self.run_dir / "objects"

@@ -29,6 +29,7 @@ __all__ = [
     "optimizer_steps",
     "rank_digest",
     "rng_digests",
+    "rounded_weights",
     "steppers_of",
     "weights_digests",
 ]
@@ -150,6 +151,24 @@ def weights_digests(live: LiveState) -> tuple[str, str]:
     """Digests of all weights of the models, and of those that are trained."""
     trained = (own_shard(p) for model in live.models for p in model.parameters() if p.requires_grad)
     return tensor_digest(_weights(live.models)), tensor_digest(trained)
+
+
+def rounded_weights(live: LiveState) -> str:
+    """The half precision in which every weight can be written exactly, though it is held in float32; "" if there is none.
+
+    Weights that were trained never are so: they came out of a file of half precision.
+    """
+    import torch
+
+    held = [own_shard(p).detach() for model in live.models for p in model.parameters()]
+    held = [tensor for tensor in held if tensor.numel() and not tensor.is_meta]
+    if not held or any(tensor.dtype is not torch.float32 for tensor in held):
+        return ""
+    sample = torch.cat([tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLES)].cpu() for tensor in held])
+    for kind in (torch.bfloat16, torch.float16):
+        if bool(torch.equal(sample.to(kind).to(torch.float32), sample)) and bool((sample != sample.round()).any()):
+            return str(kind).removeprefix("torch.")
+    return ""
 
 
 def buffers_digest(live: LiveState) -> str:

@@ -376,8 +376,10 @@ def format_batch(told: Mapping[str, Any]) -> list[str]:
     """The told batch as lines for a person."""
     lengths = told.get("lengths") or [0]
     masked = told.get("masked_fraction")
+    shortest, longest = min(lengths), max(lengths)
+    tokens = f"{longest} tokens each" if shortest == longest else f"{shortest} to {longest} tokens"
     lines = [
-        f"{told.get('num_rows')} rows of {min(lengths)} to {max(lengths)} tokens, padding {told.get('padding_fraction', 0):.0%}"
+        f"{told.get('num_rows')} rows of {tokens}, padding {told.get('padding_fraction', 0):.0%}"
         + ("" if masked is None else f", masked labels {masked:.0%}")
         + (f", {told['num_copies']} copies" if told.get("num_copies") else "")
     ]

@@ -33,6 +33,7 @@ from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import ABOUT_LRS, note_longer_schedule
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, Memory
+from chronicle.resume.sequel import Sequel
 from chronicle.resume.trained import check_trained
 from chronicle.resume.verdict import StartingPoint
 
@@ -60,7 +61,7 @@ def check_first_step(
     if not loads.expectation(None, None).accepts("world_size"):
         yield from attempt("ranks", "PF04", lambda: check_ranks(requested, world_size))
     if start.loaded_from is None:
-        yield from attempt("resume", "L2", lambda: loads.check_unseen(found, live))
+        yield from attempt("resume", "L2", lambda: loads.check_unseen(found, live, optimizer))
     loads.read_again()
     yield from attempt("options of the rollback", "M4", lambda: _begin_options(loads, live))
     expectation = start.expectation
@@ -96,14 +97,18 @@ def _begin_options(loads: Loads, live: LiveState) -> list[Check]:
 GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
 
 
-def settle_checks(loads: Loads, checks: Sequence[Check], live: LiveState, found: Memory) -> list[Check]:
+def settle_checks(
+    loads: Loads, sequel: Sequel, checks: Sequence[Check], live: LiveState, found: Memory
+) -> list[Check]:
     """The checks of a first step with what its load showed and was not compared again.
 
-    A longer schedule is noted, so is an option that the script set itself, and a reload lets some values go on.
+    A longer schedule is noted, so is an option that the script set itself, and what the first pass had changed as well; a
+    reload lets some values go on.
     """
     every = [*loads.compared_late(checks), *loads.not_compared_again(checks)]
     every = note_longer_schedule(every, loads.start.expectation, live.schedulers, found.unknown)
     every = loads.moved_by_the_model(loads.judge_options(every, found, live), live)
+    every = sequel.settle(loads.saved_in_half(every, live), loads.start.expectation, found)
     return [_goes_on(check) if loads.start.again else check for check in every]
 
 

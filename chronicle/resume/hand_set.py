@@ -7,8 +7,8 @@ is wrong. The same difference is the most frequent accident of a resume. What te
 - *restored*: right after the load the option had the saved value. So the checkpoint was read, and something set it later.
 - *new*: the value is not the one from before the load (the constructor's), no value that the training used earlier (a warm-up
   that starts again, a rate from before a rollback), and no other group's saved value.
-- or *the next*: the LRs of the last steps went up or down by one amount, and this is the next of them, also when it happens to be
-  the constructor's; or they went up and down (a rate scaled by the length of the batch), and this lies between them.
+- or *the next*: the LRs of the last steps went up or down by one amount, and this is the next of them, also when it happens
+  to be the constructor's; or they went up and down (a rate scaled by the length of the batch), and this lies between them.
 - *by hand*: no scheduler that can be forecast sets it. The launch that saved it changed it too, or it is an LR that falls.
 - *sane*: a positive number, and an LR at most half as high again as any before, unless an unknown scheduler sets it. An LR that
   moved at every step is a function of the step and has no reason to jump.
@@ -219,7 +219,7 @@ def _is_own_value(
 
 
 def _follows(recent: Sequence[float | None], new: float | None) -> bool:
-    """Whether a number is the next of those of the last steps: on their line, or within the range in which they go up and down."""
+    """Whether a number is the next of those of the last steps: on their line, or in the range in which they go up and down."""
     values = [value for value in recent if value is not None]
     if new is None or not math.isfinite(new) or new <= 0 or len(values) < LEAST_RECENT or len(values) < len(recent):
         return False

@@ -28,6 +28,7 @@ from chronicle.resume.checks.run import (
     check_newest,
     check_run_state,
     check_unspoilt,
+    drives,
 )
 from chronicle.resume.contract import Contract, Expectation, Options, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
@@ -38,6 +39,7 @@ from chronicle.resume.fingerprint import (
     frozen_parameters,
     object_digests,
     rng_digests,
+    rounded_weights,
     weights_digests,
 )
 from chronicle.resume.hand_set import HandSet
@@ -54,6 +56,8 @@ from rollback.checkpoint.manifest import OtherVersion
 __all__ = ["Loads"]
 
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
+BEGINS_ANEW = "optimizer state"
+AT_STEP = "the guard saw no load, but the optimizer is at step {}"
 OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 
@@ -118,6 +122,15 @@ class Loads:
         cause = "as saved when the first batch came; since then the model itself moved weights that are not trained"
         moved = any(not c.ok and c.name == "weights" for c in checks) and weights_digests(live)[1] == self.state.weights[1]
         return [replace(c, outcome=Outcome.NOTED, cause=cause) if moved and c.name == "weights" else c for c in checks]
+
+    def saved_in_half(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
+        """The checks; weights that the script keeps in half precision cannot be compared with those of memory at the save."""
+        if not any(not check.ok and check.name == "weights" for check in checks) or not (kind := rounded_weights(live)):
+            return list(checks)
+        why = f"they are rounded to {kind}, so the script saved them in it, and memory at the save was more exact"
+        return [
+            not_compared(c.name, c.code, why, where=c.where) if not c.ok and c.name in OF_WEIGHTS else c for c in checks
+        ]
 
     def judge_options(self, checks: Sequence[Check], found: Memory, live: LiveState) -> list[Check]:
         """The checks, with options that the script set itself noted (`hand_set.py`)."""
@@ -205,7 +218,9 @@ class Loads:
         self.pending = []
         if self.start.again and memory is not None and not memory.step:
             cause = "a state from before the first step was loaded: the optimizer begins anew"
-            self.pending, memory = [noted("optimizer state", "M1", cause=cause)], None
+            self.pending, self.start.state_loaded = [noted(BEGINS_ANEW, "M1", cause=cause)], False
+            self.start.expectation = None
+            return
         self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
@@ -223,7 +238,7 @@ class Loads:
             state = self.state or LoadedState(frozen=frozen_parameters(live), objects=object_digests(live))
             self.state = replace(state, buffers=buffers_digest(live), weights=weights_digests(live))
 
-    def check_unseen(self, found: Memory, live: LiveState) -> list[Check]:
+    def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.
 
         A trainer at the step of a checkpoint in the journal is compared with that checkpoint. Only the first launch of a run,
@@ -232,15 +247,22 @@ class Loads:
         contract, expectation = self.contract(), self.start.expectation
         if self.start.state_loaded and (self._options.fresh_start or (expectation and expectation.memory)):
             return []  # the state itself carried its description
+        if any(check.name == BEGINS_ANEW for check in self.pending):
+            return []  # said already
         if any(model in _trained for model in live.models):
             cause = "this process trained these weights before, and trains on with them"
             return [noted("resume", "L2", found="nothing was loaded", cause=cause)]
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
+        loads_nothing = not self.start.state_loaded and not self._options.fresh_start
+        if loads_nothing and pending is None and _is_stray(optimizer, live):
+            why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
+            self._loaded_unseen(why, None)
+            return []
         if self._options.fresh_start or (pending is None and not history.checkpoints):
-            if step and not self._options.fresh_start and not self.start.state_loaded:
-                self._loaded_unseen(step, None)
+            if step and loads_nothing:
+                self._loaded_unseen(AT_STEP.format(step), None)
             return []
         is_main = self._ranks.rank == 0
         root = next(
@@ -251,17 +273,17 @@ class Loads:
         whole = all(group.num_states or not group.num_params for group in found.groups)
         unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
-            self._loaded_unseen(step, pending)
+            self._loaded_unseen(AT_STEP.format(step), pending)
         if root is None or memory is None:
             return check_fresh_start(found, history, pending) if is_main and not self.start.state_loaded else []
         self.start.loaded_from, self.start.expectation = root, self._expect(root, memory, contract)
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
 
-    def _loaded_unseen(self, step: int, pending: Contract | None) -> None:
+    def _loaded_unseen(self, why: str, pending: Contract | None) -> None:
         """State came into memory by a way that the guard does not see (`torch.load` beside a guarded Accelerator)."""
         self.start.state_loaded = True
-        self.start.no_basis = f"the guard saw no load, but the optimizer is at step {step}"
+        self.start.no_basis = why
         self.start.expectation = self.expectation(None, pending)
 
     def check_newest(self) -> list[Check]:
@@ -320,3 +342,8 @@ def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
         return read_memory(root), []
     except OtherVersion as problem:
         return None, [not_compared("memory", "F1", problem.message, where=str(root))]
+
+
+def _is_stray(optimizer: Any, live: LiveState) -> bool:
+    """Whether this optimizer is none of those that are guarded, and has state already."""
+    return bool(getattr(optimizer, "state", None)) and not any(drives(optimizer, known) for known in live.optimizers)

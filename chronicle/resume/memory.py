@@ -120,8 +120,10 @@ class Memory:
     schedulers: tuple[Scheduler, ...] = ()
     next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
+    lr_moved: bool = True  # forecasts of an LR that moves came true; False: of a constant one at most
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
     used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict)  # option -> its values so far (`hand_set.py`)
+    seen_frozen: tuple[str, ...] = ()  # `frozen` so far, one after the other
     habits: tuple[str, ...] = ()  # what this training changes between a save and its next step (`sequel.py`)
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
@@ -170,6 +172,7 @@ class Memory:
             "schedulers": [_scheduler_json(scheduler) for scheduler in self.schedulers],
             "next_lrs": None if self.next_lrs is None else [list(row) for row in self.next_lrs],
             "lr_source": self.lr_source,
+            **({} if self.lr_moved else {"lr_moved": False}),
             "recent_lrs": [list(row) for row in self.recent_lrs],
             "topology": dict(self.topology),
             "scaler": None if self.scaler is None else dict(self.scaler),
@@ -187,6 +190,7 @@ class Memory:
             **({"trained": dict(self.trained)} if self.trained else {}),
             **({"used": {name: [list(row) for row in rows] for name, rows in self.used.items()}} if self.used else {}),
             **({"habits": list(self.habits)} if self.habits else {}),
+            **({"seen_frozen": list(self.seen_frozen)} if len(self.seen_frozen) > 1 else {}),
             **({"revisions": dict(self.revisions)} if self.revisions else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
             **({"unknown": dict(self.unknown)} if self.unknown else {}),
@@ -208,9 +212,11 @@ class Memory:
             schedulers=tuple(_parse_scheduler(item) for item in record.get("schedulers") or ()),
             next_lrs=None if rows is None else _parse_rows(rows),
             lr_source=str(record.get("lr_source") or "untested"),
+            lr_moved=record.get("lr_moved") is not False,
             recent_lrs=_parse_rows(record.get("recent_lrs") or ()),
             used={str(name): _parse_rows(rows) for name, rows in dict(record.get("used") or {}).items()},
             habits=tuple(str(name) for name in record.get("habits") or ()),
+            seen_frozen=tuple(str(one) for one in record.get("seen_frozen") or ()),
             topology=dict(record.get("topology") or {}),
             scaler=record.get("scaler"),
             averages=dict(record.get("averages") or {}),

@@ -7,11 +7,12 @@ lies where `rollback` lists checkpoints.
 """
 
 import atexit
+import contextlib
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +38,7 @@ from rollback.checkpoint.manifest import (
 )
 from rollback.errors import RollbackError, UnreadableFile
 
-__all__ = ["Sealer", "checkpoint_root", "read_memory"]
+__all__ = ["Sealer", "checkpoint_root", "files_in", "read_memory"]
 
 _NUMBER = re.compile(r"[0-9]+")
 WAIT_FOR_RANKS_SECONDS = 1.0  # while training waits
@@ -60,22 +61,34 @@ class Sealer:
         self.failed: Callable[[str, Exception], None] = lambda where, problem: None  # told of errors of the guard itself
         atexit.register(shield(lambda: _finish(reference), lambda problem: _failed(reference, problem)))
 
-    def seal(self, root: Path, memory: Memory, save_seconds: float | None = None) -> None:
-        """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own."""
+    def seal(
+        self,
+        root: Path,
+        memory: Memory,
+        save_seconds: float | None = None,
+        before: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """Every rank calls this after its part of the save; the main process writes. `memory.ranks` is this rank's own.
+
+        `before`: files of the directory when the save began (`files_in`). Those that it left alone are no part of it: a
+        script's own file of a save before, which it is about to overwrite.
+        """
+        now = files_in(root) if before else {}
+        left = frozenset(path for path, one in (before or {}).items() if now.get(path) == one)
         own = memory.ranks[0]
         prefix = self.ranks.publish(_topic(str(root)), own)
         if self.ranks.rank != 0:
             return
         digests = self.collect_soon(prefix, own)
         if len(digests) == self.ranks.world_size:
-            self._write(root, replace(memory, ranks=digests), save_seconds)
+            self._write(root, replace(memory, ranks=digests), save_seconds, left)
             self._start(lambda: write_digests(root))
             return
 
         def wait_and_write() -> None:
             begun = time.monotonic()
             late = self.ranks.collect(prefix, own, lambda: min(begun + WAIT_IN_BACKGROUND_SECONDS, self._deadline))
-            self._write(root, replace(memory, ranks=late), save_seconds)
+            self._write(root, replace(memory, ranks=late), save_seconds, left)
             write_digests(root)
 
         self._start(wait_and_write)
@@ -123,7 +136,7 @@ class Sealer:
             thread.join()
         self._threads, self._deadline = [], float("inf")
 
-    def _write(self, root: Path, memory: Memory, save_seconds: float | None) -> None:
+    def _write(self, root: Path, memory: Memory, save_seconds: float | None, left: Collection[str]) -> None:
         run = self.journal.paths.run if self.journal.paths else None
         if stranger := foreign_owner(root, memory.identity):
             said = f"`{root}` held a checkpoint of {stranger} until now: two runs write the same directory"
@@ -131,7 +144,7 @@ class Sealer:
         if differ := self.compare(memory.ranks, memory.topology, memory.step):
             memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
         made = write_first_manifest(
-            root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch
+            root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch, without=left
         )
         self._compare_names(root, made)
         event = CheckpointSaved(
@@ -204,11 +217,30 @@ def read_memory(root: Path) -> Memory | None:
     return Memory.from_json(manifest.memory)
 
 
+def files_in(root: Path) -> dict[str, tuple[int, int]]:
+    """Every file below a directory with its size and modification time in ns; {} where there is none."""
+    found = {}
+    for path in root.rglob("*") if root.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                about = path.stat()
+                found[path.relative_to(root).as_posix()] = (about.st_size, about.st_mtime_ns)
+    return found
+
+
 def write_first_manifest(
-    root: Path, *, step: int | None, memory: Mapping[str, Any] | None, run: str | None, launch: int | None
+    root: Path,
+    *,
+    step: int | None,
+    memory: Mapping[str, Any] | None,
+    run: str | None,
+    launch: int | None,
+    without: Collection[str] = (),
 ) -> Manifest:
     """Write the manifest right after the save: names, sizes and memory now, file digests later (`digests: pending`)."""
-    return write_manifest(root, step=_step_in_name(root, step), memory=memory, run=run, launch=launch, digests=False)
+    return write_manifest(
+        root, step=_step_in_name(root, step), memory=memory, run=run, launch=launch, digests=False, without=without
+    )
 
 
 def _step_in_name(root: Path, counted: int | None) -> int | None:

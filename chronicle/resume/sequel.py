@@ -4,8 +4,8 @@ A save is not always the state in which the next step is taken. A script frees i
 parameter group, sets the LR of the next step by hand, steps a scheduler, swaps the dataset of a curriculum. A resume does the
 same after its load, and then memory right before its first step is not what was saved, although nothing is wrong. The right
 thing to compare with is what the first pass had right before *its* next step. So a launch that goes on after a save describes
-memory once more, right before that step, without the digests of weights and moments. `<run>/gradients/<state>.<rank>.next`
-keeps the description if it differs from the save in anything that a resume is refused for, and else only says that it does not.
+memory once more, right before that step, without the digests of weights and moments. `<run>/sequels/<state>.<rank>` keeps
+the description if it differs from the save in anything that a resume is refused for, and else only says that it does not.
 
 A resume that differs from its save and is as that description says is noted. Where the launch ended right at its save there is
 no such file. Then a difference is noted only if this training changed the same thing between an earlier save and its next step
@@ -30,6 +30,7 @@ NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8
 NUM_HABITS = 64
 AS_FIRST_PASS = "so it was in the first pass, right before the step that followed this save"
+OTHER_LAYERS = "this training trains other layers from time to time"
 A_HABIT = "this training changes it between a save and its next step; the launch that saved ended before that step"
 # What a habit excuses: never an LR, a count or a position, which a lost state would change as well.
 HABITS = ("frozen parameters", "training mode", "parameter groups", "accumulation", "micro batch", "batch size", "global batch")
@@ -41,8 +42,10 @@ class Sequel:
     def __init__(self, directory: Path | None, rank: int) -> None:
         self._directory = directory if rank < NUM_RANKS else None
         self._rank = rank
+        self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
         self._saved: Memory | None = None  # the state whose next step is awaited
         self._habits: list[str] = []  # of this training, oldest first
+        self._frozen: list[str] = []  # which parameters took no gradient, one after the other
         self._kept: list[Path] = []
 
     @property
@@ -66,6 +69,13 @@ class Sequel:
     def resumes(self, memory: Memory | None) -> None:
         """The training goes on from this memory: its habits are ours."""
         self._habits = list(memory.habits) if memory else []
+        self._frozen = list(memory.seen_frozen or [memory.frozen]) if memory else []
+
+    def frozen_now(self, frozen: str) -> tuple[str, ...]:
+        """What took no gradient so far in this training, and takes none now."""
+        if frozen and frozen not in self._frozen[-1:]:
+            self._frozen = [*self._frozen[-(NUM_HABITS - 1) :], frozen]
+        return tuple(self._frozen)
 
     def stepping(self, describe: Callable[[], Memory]) -> None:
         """The first step after a save is about to be taken: keep what is no longer as it was saved."""
@@ -73,7 +83,12 @@ class Sequel:
         if saved is None or self._directory is None:
             return
         found = _light(describe())
-        wrong = [c.name for c in _compare(Expectation(basis="manifest", memory=_light(saved)), found) if not c.ok]
+        self.frozen_now(found.frozen)
+        checks = list(_compare(Expectation(basis="manifest", memory=_light(saved)), found))
+        for check in checks:
+            if check.error:
+                self.failed(f"check of {check.name} after a save", check.error)
+        wrong = [check.name for check in checks if not check.ok]
         self._habits = (self._habits + [name for name in wrong if name not in self._habits])[:NUM_HABITS]
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._path(saved)
@@ -85,7 +100,7 @@ class Sequel:
 
     def _path(self, memory: Memory) -> Path:
         assert self._directory is not None
-        return self._directory / f"{memory.identity.get('id')}.{self._rank}.next"
+        return self._directory / f"{memory.identity.get('id')}.{self._rank}"
 
     def settle(self, checks: Sequence[Check], expected: Expectation | None, found: Memory) -> list[Check]:
         """The checks of a first step; what the first pass had changed in the same way is noted.
@@ -95,6 +110,7 @@ class Sequel:
         memory = expected.memory if expected else None
         if expected is None or memory is None or expected.contract is not None or all(check.ok for check in checks):
             return list(checks)
+        checks = [_noted(c, OTHER_LAYERS) if not c.ok and _is_in_turn(c.name, memory, found) else c for c in checks]
         known, taken = self._read(memory)
         if known is None:
             excused = set() if taken else set(memory.habits) & set(HABITS)
@@ -105,7 +121,7 @@ class Sequel:
         for check in checks:
             twin = again.pop((check.name, check.where), None)
             out.append(_noted(check, AS_FIRST_PASS) if not check.ok and twin is not None and twin.ok else check)
-        return [*out, *(one for one in again.values() if not one.ok)]
+        return [*out, *(one for one in again.values() if not one.ok or one.error)]
 
     def _read(self, memory: Memory) -> tuple[Memory | None, bool]:
         """What followed the save of this memory, where that was something else; and whether its next step was seen."""
@@ -118,6 +134,18 @@ class Sequel:
         if not isinstance(record, dict) or record.get("v") != VERSION:
             return None, False
         return (Memory.from_json(record["memory"]) if isinstance(record.get("memory"), dict) else None), True
+
+
+def _is_in_turn(name: str, memory: Memory, found: Memory) -> bool:
+    """Whether this training trains its layers in turn: they changed, and these are as many, new ones, or came back before.
+
+    Layers that were freed once and are frozen again after a resume are those of its beginning: that stays refused.
+    """
+    seen = memory.seen_frozen
+    if name != "frozen parameters" or len(seen) < 2:
+        return False
+    as_many = len({one.partition(" (")[0] for one in (*seen, found.frozen)}) == 1
+    return as_many or len(set(seen)) < len(seen) or found.frozen not in seen
 
 
 def _noted(check: Check, why: str) -> Check:

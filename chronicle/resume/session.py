@@ -102,7 +102,8 @@ class GuardSession:
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir
         self.first_gradient = FirstGradient(gradients, self.ranks.rank, lambda: self.ranks.world_size)
-        self.sequel = Sequel(gradients, self.ranks.rank)
+        self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
+        self.sequel.failed = self.faults.record_text
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
         self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
@@ -174,17 +175,20 @@ class GuardSession:
 
     # ---- save ----------------------------------------------------------------------------------------------------
 
-    def after_save(self, directory: Path, *, save_seconds: float | None = None) -> None:
+    def after_save(
+        self, directory: Path, *, save_seconds: float | None = None, before: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
         """The framework has saved: fingerprint memory, write the manifest and one journal entry. Never raises.
 
-        `save_seconds`: how long the save blocked training, where the adapter saw its beginning.
+        `save_seconds`: how long the save blocked training, and `before`: the files that lay there, where the adapter saw its
+        beginning.
         """
         if self.off:
             return
         with self.contained("save"):
             root = checkpoint_root(directory)
             try:
-                self.sealer.seal(root, self.describe(), save_seconds)
+                self.sealer.seal(root, self.describe(), save_seconds, before)
                 self.state_written()
                 self.report.saved(self._observe(), self.step)
             except Exception as problem:
@@ -234,7 +238,8 @@ class GuardSession:
         found = replace(found, topology=topology, spoilt=spoilt, ranks=own)
         revisions = dict(self.first_batch.says.revisions)
         found = replace(found, trained=self._trained(lambda: self.trained.record(live)), revisions=revisions)
-        found = self.honours.add_to(replace(found, habits=self.sequel.habits), live)
+        found = replace(found, lr_moved=self._witness.moved, habits=self.sequel.habits)
+        found = self.honours.add_to(replace(found, seen_frozen=self.sequel.frozen_now(memory.frozen)), live)
         self._described = (self._steps_here, found)
         return found
 
@@ -499,7 +504,8 @@ class GuardSession:
         modes = tuple(bool(model.training) for model in self._models) or None
         topology = {**found.topology, **({OTHERS: sorted(self._others)} if self._others else {})}
         step = self.step if found.step is None else found.step
-        return replace(found, step=step, training=modes, topology=topology, trained=self._trained(lambda: self.trained.record(live)))
+        trained = self._trained(lambda: self.trained.record(live))
+        return replace(found, step=step, training=modes, topology=topology, trained=trained)
 
     def _see_gradient(self, optimizer: Any) -> None:
         if self.first_gradient.is_awaited:
@@ -603,10 +609,10 @@ class GuardSession:
         )
         found_checks, settled = list(checks), None
         with self.contained("first step"):
-            settled = settle_checks(self.loads, found_checks, live, found)
+            settled = settle_checks(self.loads, self.sequel, found_checks, live, found)
             settled = self.first_gradient.settle_sizes(settled, self.start.expectation)
-            settled = self.sequel.settle(settled, self.start.expectation, found)
             self.sequel.resumes(expected)
+            self.sequel.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
         if optimizer is not None and not self.gradients_later:
@@ -670,7 +676,9 @@ class GuardSession:
         check = self._tripwire.feed(lrs)
         if self._tripwire.done:
             self._tripwire = None
-        if check is not None:
+        if check is not None and check.outcome is Outcome.NOTED:
+            self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
+        elif check is not None:
             self._refuse_here(check)
 
     def _refuse_here(self, check: Check) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -197,10 +197,11 @@ def write_manifest(
     launch: int | None = None,
     digests: bool = True,
     more: Mapping[str, object] | None = None,
+    without: Collection[str] = (),
 ) -> Manifest:
-    """List every file below `directory` and write the manifest atomically and durably."""
+    """List every file below `directory`, `without` those named, and write the manifest atomically and durably."""
     files: list[ManifestFile] = []
-    for entry in listed_entries(directory):
+    for entry in (one for one in listed_entries(directory) if str(one.path) not in without):
         sha256, crc32 = digest_file(directory / entry.path) if digests else (None, None)
         files.append(ManifestFile(path=entry.path, size_bytes=entry.size_bytes, sha256=sha256, crc32=crc32))
     manifest = Manifest(

@@ -24,6 +24,7 @@ from chronicle.resume.contract import Options
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
+from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
 
 __all__ = ["ChronicleTracker", "guard_accelerator", "observe_accelerator"]
@@ -188,17 +189,23 @@ def _sharding(accelerator: Any, engines: list[Any]) -> str:
 
 
 def _saving(original: Callable[..., Any], session: GuardSession) -> Callable[..., Any]:
-    def seal(location: Any, seconds: float) -> None:
-        session.after_save(Path(location), save_seconds=seconds)
+    def seal(location: Any, seconds: float, before: Any) -> None:
+        session.after_save(Path(location), save_seconds=seconds, before=before)
+
+    def look(args: Any, kwargs: Any) -> Mapping[str, tuple[int, int]]:
+        place = args[0] if args else kwargs.get("output_dir")
+        return {} if place is None or session.off else files_in(checkpoint_root(Path(place)))
 
     seals = shield(seal, lambda problem: session.faults.record("save", problem))
+    looks = shield(look, lambda problem: session.faults.record("save", problem))
 
     @functools.wraps(original)
     def save_state(*args: Any, **kwargs: Any) -> Any:
+        before = looks(args, kwargs)
         begun = time.perf_counter()
         location = original(*args, **kwargs)
         if location is not None:
-            seals(location, time.perf_counter() - begun)
+            seals(location, time.perf_counter() - begun, before)
         return location
 
     return save_state

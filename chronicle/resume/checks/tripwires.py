@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from chronicle.resume.checks.check import Check, accepted_world, failed, show_row
+from chronicle.resume.checks.check import Check, accepted_world, failed, noted, show_row
 from chronicle.resume.contract import Expectation
 from chronicle.resume.memory import LrRow, Memory
 from rollback.channels import Role, canonical_of, value_of
@@ -37,6 +37,7 @@ LEAST_BEFORE = 8  # losses below which nothing is judged
 LEAST_AFTER = 5
 FAR = 8.0  # robust standard deviations
 NORMAL_MAD = 1.4826
+ROUNDING = 1e-6
 LR_JUMP = 1.5  # factor between neighbouring logged LRs that no schedule of a healthy resume makes
 
 LoggedRow = tuple[int, Mapping[str, float]]  # step, values
@@ -50,6 +51,12 @@ class LrWitness:
     position: int = 0
     num_right: int = 0
     num_wrong: int = 0
+    num_moved: int = 0  # of the right ones: the LR was another than the one before
+
+    @property
+    def moved(self) -> bool:
+        """Whether forecasts of an LR that moves came true. A constant one says nothing about the speed of its scheduler."""
+        return self.num_moved >= NUM_CONFIRM
 
     @property
     def source(self) -> str:
@@ -67,11 +74,13 @@ class LrWitness:
         if self.position >= len(self.rows):
             return self
         right = _same(self.rows[self.position], lrs)
+        moved = right and self.position > 0 and not _same(self.rows[self.position - 1], lrs)
         return replace(
             self,
             position=self.position + 1,
             num_right=self.num_right + right,
             num_wrong=self.num_wrong + (not right),
+            num_moved=self.num_moved + moved,
         )
 
 
@@ -79,7 +88,11 @@ class LrWitness:
 class LrTripwire:
     """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
 
-    Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump.
+    Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump. An LR
+    that leaves its forecast fails if it jumps, or if it lies on the forecast's own curve, at another place of it. One that goes
+    on smoothly to values that the forecast never takes is another schedule of the script (the warm-up ended, and a second
+    scheduler drives on): it is noted. Where only a constant LR was seen (`moved` False), nobody knows how often this
+    scheduler is stepped, so only a jump fails.
     After an LR edit that was accepted without proof the LR is held: `held` is the largest factor between two steps.
     """
 
@@ -87,6 +100,8 @@ class LrTripwire:
     source: str
     position: int = 0
     held: float | None = None
+    moved: bool = True
+    last: LrRow | None = None  # of the step before
 
     @classmethod
     def after(
@@ -104,7 +119,7 @@ class LrTripwire:
         source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
-        return cls(rows=tuple(rows), source=source)
+        return cls(rows=tuple(rows), source=source, moved=memory is None or memory.lr_moved)
 
     @property
     def done(self) -> bool:
@@ -119,15 +134,25 @@ class LrTripwire:
         self.position += 1
         if self.held is not None:
             return self._hold(row, lrs, index)
+        before, self.last = self.last or row, lrs
         if _same(row, lrs) or self.source != "scheduler":
             return None
-        return failed(
-            "learning rate in use",
-            "L1",
-            expected=show_row(row),
-            found=show_row(lrs),
-            where=f"step {index + 1} of this launch",
-            cause=_cause(row, lrs),
+        words = {"expected": show_row(row), "found": show_row(lrs), "where": f"step {index + 1} of this launch"}
+        if not _near(before, lrs, LR_JUMP) or (self.moved and self._is_on_curve(lrs)):
+            return failed("learning rate in use", "L1", **words, cause=_cause(row, lrs))
+        self.position = len(self.rows)
+        if _same(before, lrs):
+            return None  # it stays as it was: the scheduler is stepped less often than once an optimizer step
+        cause = f"{words['found']} in use at {words['where']}, {words['expected']} foretold: another schedule goes on from here"
+        return noted("learning rate in use", "L1", **words, cause=cause)
+
+    def _is_on_curve(self, lrs: LrRow) -> bool:
+        """Whether every LR lies between the smallest and the largest that are foretold."""
+        columns = list(zip(*(row for row in self.rows if len(row) == len(lrs)), strict=True))
+        known = [[value for value in column if value is not None] for column in columns]
+        return len(known) == len(lrs) and all(
+            lr is None or not values or min(values) * (1 - ROUNDING) <= lr <= max(values) * (1 + ROUNDING)
+            for values, lr in zip(known, lrs, strict=True)
         )
 
 

@@ -208,7 +208,7 @@ class Motion:
 def lr_of(group: Mapping[str, Any]) -> float | None:
     """The LR of a group; None where it is no number, or a tensor that would have to be fetched from a device."""
     lr: Any = group.get("lr")
-    if hasattr(lr, "device"):
+    if hasattr(getattr(lr, "device", None), "type"):  # a number of NumPy has a device too, in words
         return float(lr) if lr.device.type == "cpu" and lr.numel() == 1 else None
     return float(lr) if isinstance(lr, (int, float)) else None
 
