@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import ChronicleError
-from chronicle.journal.events import EntryKind, GuardVerdict, StudyReport
+from chronicle.journal.events import EntryKind, FirstBatchSeen, GuardVerdict, StudyReport
 from chronicle.report.markdown import IMAGES, machine_words
 from chronicle.report.markup import Raw, anchor_of, folded, html_table, html_text, link_target, plot, section
 from chronicle.report.page_data import build_page_data, drawn
@@ -75,7 +75,8 @@ def _chapter(chapter: Chapter) -> str:
     line = " · ".join(word for word in (launch, step, format_when(entry.ts), entry.kind, entry.id) if word)
     parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(chapter.title)}</h3>']
     parts.append(f'<p class="soft">{html_text(line)}</p>')
-    parts += [*_words("", words.text), *_words("Seen", words.symptom)]
+    rows = list(_batch_rows(chapter)) if entry.kind == EntryKind.GUARD_FIRST_BATCH else []
+    parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
     for name, sentence in machine_words(entry):
         parts += _words(name, sentence)
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
@@ -89,6 +90,25 @@ def _chapter(chapter: Chapter) -> str:
     parts += _checks(GuardVerdict.view(chapter.data).checks)
     parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
     return "".join(parts) + "</article>"
+
+
+def _batch_rows(chapter: Chapter) -> Iterator[str]:
+    """The first batch: what is wrong with it, and its rows with what is trained, masked and padding told apart."""
+    seen = FirstBatchSeen.view(chapter.data)
+    rows = seen.batch.get("rows") or ()
+    for finding in seen.findings if rows else ():
+        yield f'<p class="warn">{html_text(finding.get("name"))}: {html_text(finding.get("text"))}</p>'
+    for number, row in enumerate(rows, 1):
+        shown = "".join(_batch_part(part) for part in row.get("parts") or ())
+        yield f'<p class="soft">row {number}, {row.get("tokens")} tokens</p><p class="tokens">{shown}</p>'
+
+
+def _batch_part(part: Mapping[str, Any]) -> str:
+    kind, tokens = str(part.get("kind")), part.get("tokens")
+    named = f"{tokens} {'token' if tokens == 1 else 'tokens'} {kind}"
+    kept = kind if kind in ("trained", "masked", "padding", "text") else "text"
+    shown = part.get("text") or f"[{named}]"
+    return f'<span class="{kept}" title="{html_text(named)}">{html_text(shown)}</span> '
 
 
 def _words(name: str, text: object) -> list[str]:

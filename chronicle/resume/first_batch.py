@@ -380,7 +380,7 @@ def format_batch(told: Mapping[str, Any]) -> list[str]:
     tokens = f"{longest} tokens each" if shortest == longest else f"{shortest} to {longest} tokens"
     lines = [
         f"{told.get('num_rows')} rows of {tokens}, padding {told.get('padding_fraction', 0):.0%}"
-        + ("" if masked is None else f", masked labels {masked:.0%}")
+        + ("" if masked is None else f", {masked:.0%} of the labels masked")
         + (f", {told['num_copies']} copies" if told.get("num_copies") else "")
     ]
     for number, row in enumerate(told.get("rows") or (), 1):

@@ -56,7 +56,7 @@ from rollback.checkpoint.manifest import OtherVersion
 __all__ = ["Loads"]
 
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
-BEGINS_ANEW = "optimizer state"
+BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
 OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
@@ -217,10 +217,7 @@ class Loads:
         """A plain loop loads an optimizer state that carries `memory`; it is compared at the first step."""
         self.pending = []
         if self.start.again and memory is not None and not memory.step:
-            cause = "a state from before the first step was loaded: the optimizer begins anew"
-            self.pending, self.start.state_loaded = [noted(BEGINS_ANEW, "M1", cause=cause)], False
-            self.start.expectation = None
-            return
+            self.start.no_basis, memory = BEGINS_ANEW, None
         self.start.state_loaded = True
         self.start.identity = {} if memory is None else memory.identity
         contract, step = self.contract(), memory.step if memory else None
@@ -247,8 +244,8 @@ class Loads:
         contract, expectation = self.contract(), self.start.expectation
         if self.start.state_loaded and (self._options.fresh_start or (expectation and expectation.memory)):
             return []  # the state itself carried its description
-        if any(check.name == BEGINS_ANEW for check in self.pending):
-            return []  # said already
+        if self.start.no_basis == BEGINS_ANEW:
+            return []  # which is said
         if any(model in _trained for model in live.models):
             cause = "this process trained these weights before, and trains on with them"
             return [noted("resume", "L2", found="nothing was loaded", cause=cause)]

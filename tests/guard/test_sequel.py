@@ -258,7 +258,7 @@ def test_learning_rate_finder_gets_one_line(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     loop.step(0)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("chronicle")]
-    assert line.endswith("a state from before the first step was loaded: the optimizer begins anew")
+    assert line.endswith("(the state that was loaded: it is from before the first step: the optimizer begins anew)")
 
 
 # ---- Accelerate ----------------------------------------------------------------------------------------------------------
