@@ -83,6 +83,8 @@ class Sequel:
         if saved is None or self._directory is None:
             return
         found = _light(describe())
+        # what has moved since the save is the very difference that is looked for
+        found = replace(found, trained={**found.trained, "moved": list(saved.trained.get("moved") or ())})
         self.frozen_now(found.frozen)
         checks = list(_compare(Expectation(basis="manifest", memory=_light(saved)), found))
         for check in checks:
@@ -117,10 +119,14 @@ class Sequel:
             return [_noted(check, A_HABIT) if not check.ok and check.name in excused else check for check in checks]
         known = replace(known, lr_source=memory.lr_source, recent_lrs=memory.recent_lrs, used=memory.used)
         again = {(one.name, one.where): one for one in _compare(replace(expected, memory=known), found)}
+        # configuration and data are told by their differences alone: what is not told again is equal
+        by_difference = {(one.name, one.where) for one in check_trained(expected, found)} if known.trained else set()
         out = []
         for check in checks:
-            twin = again.pop((check.name, check.where), None)
-            out.append(_noted(check, AS_FIRST_PASS) if not check.ok and twin is not None and twin.ok else check)
+            place = (check.name, check.where)
+            twin = again.pop(place, None)
+            is_so = place in by_difference if twin is None else twin.ok
+            out.append(_noted(check, AS_FIRST_PASS) if not check.ok and is_so else check)
         return [*out, *(one for one in again.values() if not one.ok or one.error)]
 
     def _read(self, memory: Memory) -> tuple[Memory | None, bool]:

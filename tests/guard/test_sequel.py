@@ -115,6 +115,20 @@ def test_parameter_group_that_is_added_after_the_save(tmp_path: Path) -> None:
     assert "parameter groups" in loop.noted()
 
 
+def test_module_that_is_configured_anew_at_each_epoch(tmp_path: Path) -> None:
+    """PointNet lowers the momentum of its batch norms, an argument of their constructor, every few epochs."""
+
+    def colder(loop: Loop, step: int) -> None:
+        loop.first.out_features = 8 if step < 4 else 9
+
+    loop = Loop(tmp_path, colder)
+    loop.launch(range(6), save=4)
+    loop.launch(range(4, 8))
+    assert any(name.endswith("out_features") for name in loop.noted())
+    with pytest.raises(ResumeRefused, match="out_features"):
+        loop.launch(range(4, 8), before=lambda loop, step: setattr(loop.first, "out_features", 7))
+
+
 def test_rate_by_hand_that_reaches_the_constructors(tmp_path: Path) -> None:
     """The last step of a linear warm-up gives the LR that the optimizer was built with. A wiped LR gives it too."""
 
@@ -150,7 +164,7 @@ def test_rate_that_goes_up_and_down_with_the_length_of_the_batch(tmp_path: Path)
 
     loop = Loop(tmp_path, scaled)
     loop.launch(range(10), save=9)
-    loop.launch(range(9, 11), before=lambda loop, step: loop.optimizer.param_groups[0].update(lr=0.107))
+    loop.launch(range(9, 11), before=lambda loop, step: loop.optimizer.param_groups[0].update(lr=0.11))
     assert "learning rate per group" in loop.noted()
 
 
@@ -162,8 +176,9 @@ def test_layers_in_turn(tmp_path: Path) -> None:
         loop.second.requires_grad_(step // 2 % 2 == 1)
 
     loop = Loop(tmp_path, turn)
-    loop.launch(range(7), save=5)
-    loop.launch(range(5, 8), before=lambda loop, step: turn(loop, 0 if step % 2 else 2))
+    loop.launch(range(4), save=3)
+    loop.launch(range(3, 7), save=5)
+    loop.launch(range(5, 8), before=lambda loop, step: turn(loop, 2))
     assert "frozen parameters" not in {check["name"] for check in loop.verdict()["checks"] if not check["ok"]}
 
 
@@ -173,7 +188,7 @@ def test_layers_in_turn(tmp_path: Path) -> None:
 def test_scheduler_that_is_stepped_once_in_some_steps_does_not_trip(tmp_path: Path) -> None:
     """A milestone in three steps of the scheduler is far away when it is stepped once an epoch."""
     loop = Loop(tmp_path, lambda loop, step: None)
-    loop.plan, loop.each = (lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4], 0.1)), 4
+    loop.plan, loop.each = (lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [10], 0.1)), 4
     loop.launch(range(6), save=5)
     loop.launch(range(5, 24))
     assert loop.verdict()["verdict"] != "refused"
