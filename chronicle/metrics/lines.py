@@ -87,9 +87,12 @@ COUNTERS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     )
 )
 BLOCK = re.compile(
-    r"^(?:.*\s)?\[(?:step|batch|iter|iteration)\s*=\s*(\d[\d,]*)(?:/\d+)?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$", re.IGNORECASE
+    r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
+    r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$",
+    re.IGNORECASE,
 )
 STEP_BEFORE = re.compile(r"\b(?:step|batch|iter|iteration)\s*[=:]\s*(\d[\d,]*)", re.IGNORECASE)
+EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
 CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
 KERAS_EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
@@ -127,7 +130,7 @@ class PrintedLines:
         self._block: int | None = None  # the step of the header whose block is open
         self._frame: dict[str, float] | None = None
         self._folder = ""
-        self._keras = 0
+        self._keras, self._inner = 0, False
         self._epochs = EpochSteps()
         self._owners: dict[str, str] = {}
         self._ranks: dict[str, PrintedLines] = {}  # where each line begins with its rank: a reader for each
@@ -186,7 +189,7 @@ class PrintedLines:
             self._block = None
         header = BLOCK.match(line)
         if header is not None:
-            self._block = _whole(header[1])
+            self._block = self._step_of(header)
             return None
         keras = KERAS_EPOCH.match(line)
         if keras is not None:
@@ -202,6 +205,15 @@ class PrintedLines:
             values = self._fields(line, cut=cut)
             return Point(0, self._keras, None, self._named(values)) if _tells(values) else None
         return self._parse_plain(line, cut=cut)
+
+    def _step_of(self, header: re.Match[str]) -> int:
+        """The step of a block's header: `[step=12/90]`, or within an epoch `[epoch=2][batch=3/90]`."""
+        at = _whole(header["at"])
+        if header["epoch"] is None:
+            return at
+        if header["of"] is not None:
+            return max(0, int(header["epoch"]) - 1) * int(header["of"]) + at
+        return self._epochs.step(float(header["epoch"]), at)
 
     def _parse_asked(self, line: str, *, cut: bool) -> Point | None:
         """Read the names that a person gave (`name: value`, `name=value`, `name value`) and what else is known."""
@@ -231,7 +243,10 @@ class PrintedLines:
             point = _parse_braces(line, self._counted, self._epochs)
             if point is not None:
                 return point
-        if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain", line, re.IGNORECASE):
+        if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain(?!\w*\.py)", line, re.IGNORECASE):
+            return None
+        self._inner = self._inner or "| train_inner |" in line
+        if self._inner and EPOCH_MEAN.search(line):
             return None
         if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
             return None

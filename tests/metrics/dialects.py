@@ -1,5 +1,8 @@
 """How trainers write their logs: one function a writer, each in the exact form that its source prints. Numbers are ours.
 
+Forms whose source was read again on 2026-11-22: fairseq, mmengine, Composer (console and file), litgpt, OLMo-core, verl, ESPnet,
+Stable-Baselines3, ADM, RWKV, LLaMA-Factory, DeepSpeed-Chat, GPT-NeoX, nanotron, detectron2, icefall, NeMo and YOLOX.
+
 `WRITERS[name](losses)` is the text of a log of these losses, logged every tenth step (or once an epoch where the writer
 knows nothing else). The source of each form is named beside it: repository and file.
 """
@@ -57,23 +60,56 @@ def adm(losses: Losses) -> str:
     frame = "-" * 28 + "\n"
     return "".join(
         f"{frame}| grad_norm     | 0.123    |\n| loss          | {loss:<8.3g} |\n| loss_q0       | {loss:<8.3g} |\n"
-        f"| samples       | {row * EVERY * 8:<8.3g} |\n| step          | {row * EVERY:<8} |\n{frame}"
+        f"| samples       | {row * EVERY * 8:<8.3g} |\n| step          | {row * EVERY:<8.3g} |\n{frame}"
         for row, loss in enumerate(losses, 1)
     )
 
 
 def composer(losses: Losses) -> str:
     return "".join(
-        f"[epoch=0/1]:\n[batch={row * EVERY}/100000]:\n\t Train time/epoch: 0\n\t Train trainer/device_train_microbatch_size: 8\n"
+        f"[batch={row * EVERY}/100000]:\n\t Train time/epoch: 0\n\t Train trainer/device_train_microbatch_size: 8\n"
         f"\t Train loss/train/total: {loss:.4f}\n\t Train throughput/batches_per_sec: 1.2345\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def composer_epochs(losses: Losses) -> str:
+    return "".join(
+        f"[epoch={(row * EVERY - 1) // 1000 + 1}][batch={(row * EVERY - 1) % 1000 + 1}/1000]:\n\t Train time/epoch: 0\n"
+        f"\t Train loss/train/total: {loss:.4f}\n\t Train throughput/batches_per_sec: 1.2345\n"
+        for row, loss in enumerate(losses, 1)
+    )
+
+
+def composer_tokens(losses: Losses) -> str:
+    return "".join(
+        f"[token={row * EVERY * 4096}/100000000]:\n\t Train time/batch: {row * EVERY}\n\t Train loss/train/total: {loss:.4f}\n"
         for row, loss in enumerate(losses, 1)
     )
 
 
 def composer_file(losses: Losses) -> str:
     return "".join(
-        f'[metric][batch={row * EVERY}]: {{ "loss/train/total": {loss:.4f}, }} \n' for row, loss in enumerate(losses, 1)
+        f"[metric][batch={row * EVERY}]: time/epoch: 0 \n[metric][batch={row * EVERY}]: loss/train/total: {loss:.4f} \n"
+        for row, loss in enumerate(losses, 1)
     )
+
+
+def fairseq_epochs(losses: Losses) -> str:
+    """Single steps, the mean of each epoch of 500 behind them, and the validation."""
+    rows = []
+    for row, loss in enumerate(losses, 1):
+        step = row * EVERY
+        at = f"epoch {(step - 1) // 500 + 1:03d}"
+        rows.append(
+            f"2026-01-02 03:04:05 | INFO | train_inner | {at}:  {(step - 1) % 500 + 1:5d} / 500 loss={loss:.3f}, nll_loss={loss:.3f}, "
+            f"ppl=12.3, num_updates={step}, lr=1.25e-05, gnorm=1.234"
+        )
+        if step % 500 == 0:
+            tail = f"num_updates {step} | lr 1.25e-05 | gnorm 1.2"
+            rows.append(f"2026-01-02 03:04:05 | INFO | valid | {at} | valid on 'valid' subset | loss 9.1 | nll_loss 8.0 | {tail}")
+            rows.append(f"2026-01-02 03:04:05 | INFO | train | {at} | loss {loss + 1.5:.3f} | nll_loss 2.1 | ppl 12.3 | {tail}")
+    return "\n".join(rows) + "\n"
 
 
 def olmo(losses: Losses) -> str:
@@ -88,7 +124,7 @@ def olmo(losses: Losses) -> str:
 def olmo_core(losses: Losses) -> str:
     return "".join(
         f"2026-01-02 03:04:05.678\thost-1:0\tolmo_core.train.callbacks.console_logger:105\tINFO\t"
-        f"[step={row * EVERY}/739,328,epoch=1,eta=1 day, 2:03:04]\n    optim/LR (group 0)=0.0003\n    optim/total grad norm=0.4321\n"
+        f"[step={row * EVERY}/???,epoch=1,eta=1 day2:03:04(hard stop)]\n    optim/LR (group 0)=0.0003\n    optim/total grad norm=0.4321\n"
         f"    train/CE loss={loss:.3f}\n    train/PPL=1,234\n"
         for row, loss in enumerate(losses, 1)
     )
@@ -121,6 +157,7 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "2026-01-02 03:04:05 | INFO | train_inner | epoch {e:03d}:  {at:5d} / {of} loss={x:.3f}, nll_loss={x:.3f}, ppl=12.3, wps=1234.5, "
         "ups=1.2, wpb=1000.0, bsz=32.0, num_updates={step}, lr=1.25e-05, gnorm=1.234, loss_scale=128, train_wall=10, wall=100",
         epoch=2000, first=1)),
+    "fairseq with epochs": (".log", fairseq_epochs),
     "fairseq json": (".log", lines(
         '2026-01-02 03:04:05 | INFO | train_inner | {{"epoch": {e}, "update": 0.1, "loss": "{x:.3f}", "ppl": "12.3", "wps": "1234.5", '
         '"num_updates": "{step}", "lr": "1.25e-05", "gnorm": "1.234", "train_wall": "10", "wall": "100"}}', epoch=2000, first=1)),
@@ -146,16 +183,19 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "timm summary.csv": (".csv", table("epoch,train_loss,eval_loss,eval_top1,eval_top5,lr\n", "{row},{x:.4f},9.0,10.0,20.0,0.001\n")),
     # mosaicml/composer composer/loggers/console_logger.py, file_logger.py
     "composer console": (".log", composer),
+    "composer console, epochs": (".log", composer_epochs),
+    "composer console, tokens": (".log", composer_tokens),
     "composer file": (".log", composer_file),
     # Lightning-AI/litgpt litgpt/pretrain.py, litgpt/finetune/lora.py
     "litgpt": (".log", lines(
-        "Epoch 1 | iter {step} step {row} | loss train: {x:.3f}, val: n/a | iter time: 123.45 ms (step) remaining time: 1:02:03")),
+        "Epoch 1 | iter {step} step {row} | loss train: {x:.3f}, val: n/a | iter time: 123.45 ms (step) remaining time: 1:02:03\n"
+        "iter {step}: val loss 9.1234, val time: 123.45 ms")),
     # allenai/OLMo olmo/train.py log_metrics_to_console; allenai/OLMo-core src/olmo_core/train/callbacks/console_logger.py
     "olmo": (".log", olmo),
     "olmo-core": (".log", olmo_core),
     # volcengine/verl verl/utils/logger/aggregate_logger.py concat_dict_to_str
     "verl": (".log", lines(
-        "step:{step} - global_seqlen/min:1234 - actor/entropy:0.51 - actor/pg_loss:{x:.6f} - actor/grad_norm:0.25 - actor/lr:1e-06 - "
+        "step:{step} - global_seqlen/min:1234 - actor/entropy:0.510 - actor/pg_loss:{x:.3f} - actor/grad_norm:0.250 - actor/lr:0.000 - "
         "perf/throughput:1234.5 - critic/rewards/mean:0.5")),
     "verl numpy": (".log", lines(
         "(TaskRunner pid=123) step:{step} - actor/pg_loss:np.float64({x:.6f}) - actor/grad_norm:np.float64(0.25) - actor/lr:1e-06")),
@@ -163,7 +203,9 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "espnet": (".log", lines(
         "[host-1] 2026-01-02 03:04:05,678 (trainer:720) INFO: {e}epoch:train:1-{at}batch: iter_time=1.1e-04, forward_time=0.1, "
         "loss_ctc={x:.3f}, loss_att={x:.3f}, acc=0.1, loss={x:.3f}, backward_time=0.1, grad_norm=1.234, clip=100.0, loss_scale=1.0, "
-        "optim_step_time=0.1, optim0_lr0=1e-07, train_time=1.23", epoch=1000, first=1)),
+        "optim_step_time=0.1, optim0_lr0=1.000e-07, train_time=1.23\n"
+        "[host-1] 2026-01-02 03:04:05,678 (trainer:338) INFO: {e}epoch results: [train] loss=7.100, total_count=1000, [valid] loss=9.100",
+        epoch=1000, first=1)),
     # DLR-RM/stable-baselines3 stable_baselines3/common/logger.py; openai/guided-diffusion guided_diffusion/logger.py
     "stable-baselines3": (".log", sb3),
     "adm": (".log", adm),
@@ -194,7 +236,7 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "number of nan iterations:   0 |")),
     # huggingface/nanotron src/nanotron/logging/base.py LoggerWriter, src/nanotron/trainer.py train_step_logs
     "nanotron": (".log", lines(
-        "01/02/2026 03:04:05 [INFO|DP=0|PP=0|TP=0|host-1]: iteration: {step} / 6000 | consumed_tokens: 2.05K | "
+        "\x1b[2;3m01/02 03:04:05 [INFO|DP=0|host-1]\x1b[0m: iteration: {step} / 6000 | consumed_tokens: 2.05K | "
         "elapsed_time_per_iteration_ms: 1.2K | tokens_per_sec: 1.7K | tokens_per_sec_per_gpu: 1.7K | global_batch_size: 2.05K | "
         "lm_loss: {x:.3g} | lr: 0.00015 | model_tflops_per_gpu: 1.2 | grad_norm: 1.23")),
     # karpathy/build-nanogpt train_gpt2.py: printed, and log.txt
@@ -241,15 +283,17 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "1234/1234 tok/s;    100 sec;")),
     # k2-fsa/icefall egs/librispeech/ASR/zipformer/train.py
     "icefall": (".log", lines(
-        "2026-01-02 03:04:05,678 INFO [train.py:1027] Epoch {e}, batch {at}, loss[loss={x:.4f}, simple_loss=0.9, over 1234.00 frames. ], "
-        "tot_loss[loss={x:.4f}, simple_loss=0.9, over 12345.00 frames. ], batch size: 30, lr: 3.00e-03, grad_scale: 1.0", epoch=1000, first=1)),
+        "2026-01-02 03:04:05,678 INFO [train.py:1027] Epoch {e}, batch {at}, loss[loss={x:.4g}, simple_loss=0.9, over 1234.00 frames. ], "
+        "tot_loss[loss={x:.4g}, simple_loss=0.9, over 12345.00 frames. ], batch size: 30, lr: 3.00e-03, grad_scale: 1.0\n"
+        "2026-01-02 03:04:05,678 INFO [train.py:1060] Epoch {e}, validation: loss=9.123, simple_loss=0.9, over 1234.00 frames. ",
+        epoch=1000, first=1)),
     # NVIDIA/NeMo nemo/lightning/pytorch/callbacks/progress_printer.py
     "nemo": (".log", lines(
         "Training epoch 0, iteration {at}/99999 | lr: 4.998e-06 | global_batch_size: 4 | global_step: {step} | reduced_train_loss: {x:.3f} | "
         "train_step_timing in s: 12.02", epoch=100_000)),
     # Megvii-BaseDetection/YOLOX yolox/core/trainer.py
     "yolox": (".log", lines(
-        "2026-01-02 03:04:05 | INFO     | yolox.core.trainer:257 - epoch: {e}/300, iter: {at}/{of}, mem: 1234Mb, iter_time: 0.123s, "
+        "2026-01-02 03:04:05 | INFO     | yolox.core.trainer:257 - epoch: {e}/300, iter: {at}/{of}, gpu mem: 1234Mb, mem: 12.3Gb, iter_time: 0.123s, "
         "data_time: 0.001s, total_loss: {x:.1f}, iou_loss: 1.2, lr: 1.000e-03, size: 640, ETA: 1:02:03", epoch=1000, first=1)),
     # kohya-ss/sd-scripts train_network.py; huggingface/diffusers examples/text_to_image/train_text_to_image.py
     "sd-scripts": (".log", lines("steps:  {pct}%|#         | {at}/{of} [00:30<04:30,  3.30it/s, avr_loss={x:.3f}]", epoch=60000)),
