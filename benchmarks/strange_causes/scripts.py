@@ -6,7 +6,7 @@ resume builds it again, with other options where a cause changes them, loads, an
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
     "strict": True, "parts": ("model", "optimizer", "scheduler", "step"), "compiled": False, "fused": False, "sampler": None,
     "zero_grad": True, "lora": 0.0, "quantised": False, "collate": None, "arguments": {}, "trainer": {}, "config": {},
     "loss": None, "callbacks": (), "fast_loader": 0, "divide": True, "hparams": {}, "model_kind": None, "skip": True,
-    "promise": False,
+    "promise": False, "hook": None,
 }  # fmt: skip
 
 
@@ -130,6 +130,7 @@ class Script:
         self.steps = 0
         self.rows: list[float] = []  # losses
         self.hook_at: dict[int, Hook] = {}
+        self.feed: Iterator[Any] | None = None  # of a loop of the script's own
 
     def make_rows(self) -> Rows:
         """The data set."""
@@ -141,6 +142,8 @@ class Script:
         model = Net(self.o)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith(tuple(self.o["frozen"]) or ("-",)))
+        if (factor := self.o["hook"]) is not None:
+            model.mlp[0].weight.register_hook(lambda gradient: gradient * factor)
         return model
 
     def make_optimizer(self, model: Any) -> Any:
@@ -219,22 +222,34 @@ class TorchScript(Script):
         if self.run is not None:
             named = {"averages": {"ema": self.ema}} if o["ema"] else {}
             self.guard = chronicle.attach(
-                self.run, self.model, self.optimizer, self.scheduler, scaler=self.scaler, same_data=o["promise"], **named
+                self.run,
+                self.model,
+                self.optimizer,
+                self.scheduler,
+                scaler=self.scaler,
+                same_data=o["promise"],
+                **named,
             )
 
     def train(self, last: int) -> None:
+        """One loop over the data, also where a save interrupts it."""
+        if self.feed is None:
+            self.feed = self.batches()
+        while self.steps < last:
+            ids, labels, is_last = next(self.feed)
+            self.micro_step(ids, labels, is_last=is_last)
+
+    def batches(self) -> Iterator[Any]:
+        """(ids, labels, whether a step follows), from where the loop's own counter stands."""
         o = self.o
         micro = self.steps * o["accumulation"]
         per_epoch = len(self.make_loader(self.rows_of_data))
         epoch, skip = divmod(micro, per_epoch) if o["skip"] else (0, 0)
-        while self.steps < last:
+        while True:
             for index, (ids, labels) in enumerate(self.make_loader(self.rows_of_data, epoch)):
-                if index < skip:
-                    continue
-                micro += 1
-                self.micro_step(ids, labels, is_last=micro % o["accumulation"] == 0)
-                if self.steps >= last:
-                    return
+                if index >= skip:
+                    micro += 1
+                    yield ids, labels, micro % o["accumulation"] == 0
             epoch, skip = epoch + 1, 0
 
     def micro_step(self, ids: torch.Tensor, labels: torch.Tensor, *, is_last: bool) -> None:
@@ -315,17 +330,21 @@ class AccelerateScript(Script):
         self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(model, optimizer, loader, scheduler)
 
     def train(self, last: int) -> None:
+        """One loop over the data, also where a save interrupts it."""
+        if self.feed is None:
+            self.feed = self.batches()
+        while self.steps < last:
+            self.micro_step(*next(self.feed))
+
+    def batches(self) -> Iterator[Any]:
+        """(ids, labels), from where the loop's own counter stands."""
         from accelerate import skip_first_batches
 
         o, per_epoch = self.o, len(self.loader)
         epoch, skip = divmod(self.steps * o["accumulation"], per_epoch)
-        while self.steps < last:
+        while True:
             self.loader.set_epoch(epoch)
-            loader = skip_first_batches(self.loader, skip) if skip and o["skip"] else self.loader
-            for ids, labels in loader:
-                self.micro_step(ids, labels)
-                if self.steps >= last:
-                    return
+            yield from skip_first_batches(self.loader, skip) if skip and o["skip"] else self.loader
             epoch, skip = epoch + 1, 0
 
     def micro_step(self, ids: torch.Tensor, labels: torch.Tensor) -> None:
@@ -496,9 +515,90 @@ class LightningScript(Script):
         trainer.fit(module, loader, ckpt_path=None if path is None or not o["load"] else str(path), weights_only=False)
 
 
+class FabricScript(TorchScript):
+    """The plain loop with Lightning Fabric: `fabric.save` and `fabric.load`."""
+
+    def build(self) -> None:
+        from lightning.fabric import Fabric
+
+        self.fabric: Any = Fabric(accelerator="cpu", devices=1)
+        if self.run is not None:
+            chronicle.guard(self.fabric, run_dir=self.run, same_data=self.o["promise"])
+        self.scaler, self.ema = None, None
+        self.rows_of_data = self.make_rows()
+        model = self.make_model()
+        self.model, self.optimizer = self.fabric.setup(model, self.make_optimizer(model))
+        self.scheduler = self.make_scheduler(self.optimizer.optimizer)
+
+    def save(self) -> Path:
+        path = self.folder / f"step-{self.steps}.ckpt"
+        state = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "step": self.steps}
+        self.fabric.save(path, state)
+        return path
+
+    def load(self, path: Path) -> None:
+        o = self.o
+        state = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "step": 0}
+        state = {name: value for name, value in state.items() if name in o["parts"]}
+        self.fabric.load(path, state, strict=o["strict"] and len(state) == 4)
+        self.steps = state.get("step", 0)
+
+
+class DeepSpeedScript(TorchScript):
+    """The plain loop with a DeepSpeed engine, ZeRO-1 on one rank; `train_batch` of the engine's own parts."""
+
+    def build(self) -> None:
+        import deepspeed
+
+        from benchmarks.planted_bugs.rig_deepspeed import prepare_environment
+
+        o = self.o
+        prepare_environment()
+        if not torch.distributed.is_initialized():
+            deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        self.rows_of_data = self.make_rows()
+        model = self.make_model()
+        optimizer = self.make_optimizer(model)
+        self.scheduler = self.make_scheduler(optimizer)
+        config = {
+            "train_micro_batch_size_per_gpu": o["batch"], "gradient_accumulation_steps": o["accumulation"],
+            "zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+            "gradient_clipping": o["clip"] or 0.0, **o["config"],
+        }  # fmt: skip
+        self.model, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=self.scheduler, config=config)
+        self.optimizer = self.model.optimizer
+        if self.run is not None:
+            chronicle.guard(self.model, run_dir=self.run, same_data=o["promise"])
+
+    def micro_step(self, ids: torch.Tensor, labels: torch.Tensor, *, is_last: bool) -> None:
+        loss = self.loss(self.model(ids), labels)
+        self.model.backward(loss)
+        if is_last and (hook := self.hook_at.get(self.steps)) is not None:
+            hook(self)
+        self.model.step()
+        if is_last:
+            self.steps += 1
+            self.rows.append(float(loss.detach()))
+
+    def save(self) -> Path:
+        self.model.save_checkpoint(str(self.folder / "checkpoints"))
+        return self.folder / "checkpoints" / f"global_step{self.steps}"
+
+    def load(self, path: Path) -> None:
+        self.model.load_checkpoint(str(path.parent), tag=path.name, **self.o.get("load_options", {}))
+        self.steps = int(path.name.removeprefix("global_step"))
+
+    def finish(self) -> None:
+        """Complete the manifests, as the end of the process does."""
+        if self.run is not None:
+            self.model.chronicle.sealer.finish()
+
+
 FORMS: dict[str, type[Script]] = {
     "torch": TorchScript,
     "accelerate": AccelerateScript,
     "transformers": TransformersScript,
     "lightning": LightningScript,
+    "fabric": FabricScript,
+    "deepspeed": DeepSpeedScript,
 }

@@ -72,6 +72,7 @@ class DataWatch:
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
         self._said: set[str] = set()
+        self.strays = ""  # how this launch goes on with another batch, on some rank: `Astray`
         atexit.register(_finish, weakref.ref(self))
         self.failed: Callable[[str, str], None] = lambda where, error: None  # told of errors of the guard itself
         self.look_for_steps: Callable[[bool], None] = lambda surely: None  # whether steps are taken that no hook sees
@@ -99,6 +100,7 @@ class DataWatch:
         self._expected.clear()
         self._passes.clear()
         self._astray = self._in_pass = 0
+        self.strays = ""
 
     def _new_record(self) -> BatchRecord:
         paths, off = self._journal.paths, self._options.mode is Mode.OFF
@@ -153,10 +155,23 @@ class DataWatch:
                 self._breach("skipped", step, f"{what}: batches are skipped in every pass, not only in the resumed one")
         self._in_pass = place
 
-    def _breach(self, kind: str, step: int, text: str) -> None:
+    def warn(self, checks: Sequence[Check], step: int, *, fixed_order: bool) -> None:
+        """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line.
+
+        `fixed_order`: the order of every pass is known to depend on nothing but its number.
+        """
+        found = next((c for c in checks if c.name == NAME and c.outcome is Outcome.NOTED), None)
+        if found is None or not (self.strays == ASTRAY or (self.strays and fixed_order)):
+            return
+        where = "" if found.where.endswith("rank 0") else f" ({found.where})"
+        text = f"this launch goes on with other batches than followed this save{where}: {found.cause}"
+        way_out = 'same_data=True refuses this; where it is meant, accept "data: why"'
+        self._breach("not-as-recorded", step, text, f"warn: data-not-as-recorded since step {step}; {way_out}")
+
+    def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:
         if kind not in self._said:
             self._said.add(kind)
-            self._journal.say(f"data {kind}", f"data: {text}")
+            self._journal.say(f"data {kind}", line or f"data: {text}")
             event = Incident(kind=f"data-{kind}", tier="warn", text=text, onset_step=step)
             self._journal.write(event, step=step, title=f"data: {text}")
 
@@ -174,7 +189,9 @@ class DataWatch:
         if own is not None and own.error:
             self.failed(f"check of {NAME}", own.error)
         packed = None if own is None else [str(own.outcome), own.expected, own.found[:60], own.cause[:240], own.error[:120]]
-        reports = self._ranks.gather({"rank": self._ranks.rank, "data": packed, "record": fresh_id()})
+        report = {"rank": self._ranks.rank, "data": packed, "record": fresh_id()}
+        reports = self._ranks.gather({**report, "strays": self.strays} if self.strays else report)
+        self.strays = max(str(report.get("strays") or "") for report in reports)
         self._record_id = str(reports[0]["record"])
         return [(int(report["rank"]), _unpack(report["data"], int(report["rank"]))) for report in reports if report.get("data")]
 
@@ -222,6 +239,7 @@ class DataWatch:
             if before is None:
                 return not_compared(NAME, "M4", f"the record of the first pass is not in `{paths.batches_dir}`")
             self._full = max(before.pass_lengths(), default=0)
+            self.strays = how_astray(before, self._first)
             return compare_first_batch(before, self._first, exactly=self._options.same_data, continues=self.continues)
         before = read_first_pass(paths.batches_dir, position, rank)
         if before is not None:
@@ -295,6 +313,20 @@ def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continu
     num_left = nearest - position
     left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
     return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
+
+
+ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # the worse is the larger
+
+
+def how_astray(before: FirstPass, first: int) -> str:
+    """How sure it is that another batch was not meant; "" for a pass that is begun again, as scripts do on purpose."""
+    if before.position >= len(before.entries):
+        return ""
+    same = before.find(first)
+    if not same:  # a new pass may well come in a new order
+        return AT_NEW_PASS if before.begins_pass(before.position) else ASTRAY
+    nearest = min(same, key=lambda index: (abs(index - before.position), index))
+    return ASTRAY if nearest > before.position or not (nearest == 0 or before.begins_pass(nearest)) else ""
 
 
 def _stopped_at_save(before: FirstPass, first: int, same: tuple[int, ...], *, exactly: bool, continues: bool) -> Check:

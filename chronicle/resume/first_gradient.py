@@ -14,6 +14,10 @@ It is compared only where it must be equal:
 
 Anything else is no finding. A launch that ended at its save has left no such gradient, and nothing is compared then. Different
 kernels, hardware and orders of summation change the last digits: only a difference that is larger than those is refused.
+
+What happens inside the step itself is seen right after it: where the gradient was equal, or cannot be reached (a DeepSpeed
+engine), and the LR was the same, the weights must move alike. So the first update is kept beside the gradient. A resume that
+moves its weights otherwise is told so: a hook that changes weights or LR inside the step, an optimizer of another make.
 """
 
 import json
@@ -38,24 +42,38 @@ NUM_KEPT = 64  # files of one launch and rank
 NUM_RANKS = 8
 NUM_BATCHES = 64  # micro-batches of one step that are compared
 QUIET = 1e-4  # of the largest: a tensor with so small a gradient is rounding alone
+LOUD = 1e-2  # of the largest: a tensor that is compared by itself
+ALONE = 0.2  # relative difference of one such tensor, float32 on a CPU
 # Relative difference of the median tensor: above the first it is said, above the second it is refused.
-EXACT = (0.01, 0.05)  # float32 on a CPU, measured below 1e-4 for fused, compiled, checkpointed and other attention
+EXACT = (0.005, 0.02)  # float32 on a CPU, measured below 1e-4 for fused, compiled, checkpointed and other attention
 ROUGH = (0.1, 0.3)  # half precision, or an accelerator with its own reduced products
+
+Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
 
 
 class FirstGradient:
     """Keeps and compares first gradients of one rank. `directory` None: nothing is done."""
 
-    def __init__(self, directory: Path | None, rank: int, num_ranks: Callable[[], int] = lambda: 1) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        rank: int,
+        num_ranks: Callable[[], int] = lambda: 1,
+        models: Callable[[], Sequence[Any]] = tuple,
+    ) -> None:
         self._directory = directory if rank < NUM_RANKS else None
-        self._num_ranks = num_ranks
+        self._num_ranks, self._models = num_ranks, models
+        self.moved_otherwise: Callable[[str], None] = lambda words: None  # told of a first update that is another one
+        self._moving: _Moving | None = None  # the step whose update is awaited
         self._rank = rank
         self._batches: list[str] = []  # since the last step
         self._seen = 0
+        self._autocast = False  # whether a micro-batch of this step entered under it
         self._state = ""  # identity of the state whose next gradient is to be kept
         self._at_save: Mapping[str, str] = {}
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
+        self._expected: Mapping[str, Any] | None = None  # the record whose update this step should repeat
         self._kept: list[Path] = []
 
     # ---- what happens -------------------------------------------------------------------------------------------
@@ -72,12 +90,15 @@ class FirstGradient:
 
     def loaded(self) -> None:
         """Another state is in memory: the next step is a first one."""
-        self._state, self._wanted = "", True
+        self._state, self._wanted, self._moving = "", True, None
         self._batches, self._seen, self._entered = [], 0, {}
 
     def enters(self) -> None:
         """A micro-batch is about to enter the model."""
         self._seen += 1
+        self._autocast = (self._autocast and self._seen > 1) or _autocast()
+        if self._moving is not None and not self._moving.over:
+            self._step_is_over(self._moving)
         if self._seen == 1 and (self._state or self._wanted) and self._directory is not None:
             try:
                 self._entered = rng_digests()
@@ -89,16 +110,52 @@ class FirstGradient:
         if (self._state or self._wanted) and len(self._batches) < NUM_BATCHES:
             self._batches.append(f"{digest:016x}")
 
-    def stepping(self, place: int, optimizer: Any) -> None:
+    def stepping(self, place: int, optimizer: Any, lrs: Sequence[Any] = ()) -> None:
         """The guarded optimizer at this place is about to step: keep its gradient if it is the first since a save."""
-        if self._state and self._entered and place >= 0 and self._directory is not None:
-            self._keep(place, optimizer)
+        if self._moving is not None and self._moving.place == place:
+            moving, self._moving = self._moving, None
+            self._moved(moving)
+        if self._state and self._entered and self._directory is not None:
+            self._keep(place, optimizer, list(lrs))
+        elif self._expected is not None and self._moving is None:
+            self._moving = _Moving(place, self._expected, _params(optimizer, self._models()), list(lrs))
+        self._expected = None
         self._state, self._wanted = "", False
         self._batches, self._seen, self._entered = [], 0, {}
 
+    # ---- the update -----------------------------------------------------------------------------------------------
+
+    def _step_is_over(self, moving: "_Moving") -> None:
+        """The batch after the step enters: what the optimizer drew at random, if anything, has moved the generators."""
+        try:
+            moving.over = True
+            moving.still = rng_digests() == moving.generators
+        except RuntimeError:
+            moving.still = False
+
+    def _moved(self, moving: "_Moving") -> None:
+        """The next step begins: keep how far the weights moved, or compare it with what was kept."""
+        if not moving.still:
+            return
+        rows = moving.update()
+        if moving.path is not None:
+            moving.record.update(update=_short(rows), lrs=moving.lrs)
+            moving.path.write_text(json.dumps(moving.record, separators=(",", ":")) + "\n", encoding="utf-8")
+            return
+        kept = moving.record.get("update")
+        if not kept or moving.record.get("lrs") != moving.lrs:
+            return
+        apart = difference(kept, rows)
+        if apart is not None and apart > EXACT[1]:
+            words = (
+                f"the first step moved the weights otherwise than after the save ({apart:.0%} apart in the median parameter)"
+            )
+            equal = "batch, LR and gradient are equal" if moving.record["rows"] else "batch and LR are equal"
+            self.moved_otherwise(f"{words}, although {equal}: the loss, or something inside the step is another")
+
     # ---- keep -----------------------------------------------------------------------------------------------------
 
-    def _keep(self, place: int, optimizer: Any) -> None:
+    def _keep(self, place: int, optimizer: Any, lrs: list[Any]) -> None:
         now = rng_digests()
         record = self._describe(place, optimizer, still=now == dict(self._at_save))
         if record is None or self._directory is None:
@@ -106,6 +163,8 @@ class FirstGradient:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{self._state}.{self._rank}"
         path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
+        if record["exact"]:
+            self._moving = _Moving(place, record, _params(optimizer, self._models()), lrs, path)
         self._kept.append(path)
         if len(self._kept) > NUM_KEPT:
             self._kept.pop(0).unlink(missing_ok=True)
@@ -116,21 +175,23 @@ class FirstGradient:
             return None
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
-        params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        chosen = params[:: max(1, math.ceil(len(params) / NUM_TENSORS))]
-        gradients = [None if p.grad is None or p.grad.is_sparse else p.grad for p in chosen]
-        rows = Snapshot(gradients).rows()
-        if not any(row is not None and row.any() for row in rows):
-            return None
+        chosen = _params(optimizer, self._models())
+        rows = []
+        if place >= 0:  # the gradients of an engine cannot be reached
+            rows = Snapshot([None if p.grad is None or p.grad.is_sparse else p.grad for p in chosen]).rows()
+            if not any(row is not None and row.any() for row in rows):
+                return None
         return {
             "v": VERSION,
             "optimizer": place,
             "ranks": self._num_ranks(),
             "batches": list(self._batches),
             "entered": dict(self._entered),
+            "seed": _seed(),
             "still": still,
-            "exact": all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen) and not _autocast(),
-            "rows": [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows],
+            "exact": all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
+            and not self._autocast,
+            "rows": _short(rows),
         }
 
     def keep_size(self, state: str, name: str, value: int) -> None:
@@ -153,6 +214,13 @@ class FirstGradient:
 
     # ---- compare ----------------------------------------------------------------------------------------------------
 
+    def seeded_alike(self, expected: Expectation | None) -> bool:
+        """Whether torch was seeded as when this state was saved; unknown is False. A script without a seed draws others."""
+        if expected is None or expected.memory is None or self._directory is None:
+            return False
+        kept = _read(self._directory / f"{expected.memory.identity.get('id') or ''}.{self._rank}")
+        return kept is not None and kept.get("seed") == _seed()
+
     def settle_sizes(self, checks: Sequence[Check], expected: Expectation | None) -> list[Check]:
         """The checks of a first step; a batch that is as large as those after the save were is the run's own plan."""
         state = "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
@@ -167,26 +235,76 @@ class FirstGradient:
 
     def compare(self, expected: Expectation | None, place: int, optimizer: Any) -> Iterator[Check]:
         """The gradient of the first step after a load against the one that was kept; nothing where it may differ."""
-        if not self._wanted or place < 0 or expected is None or expected.memory is None or self._directory is None:
+        if not self._wanted or expected is None or expected.memory is None or self._directory is None:
             return
         state = str(expected.memory.identity.get("id") or "")
         kept = _read(self._directory / f"{state}.{self._rank}") if state else None
         own = None if kept is None else self._describe(place, optimizer, still=False)
         if kept is None or own is None or not _comparable(kept, own):
             return
-        apart = difference(kept["rows"], own["rows"])
+        exact = bool(kept["exact"] and own["exact"])
+        self._expected = kept if exact and not expected.accepted and expected.contract is None else None
+        if place >= 0:
+            num, may = len(own["batches"]), expected.accepts(NAME)
+            yield from self._judge(kept["rows"], own["rows"], optimizer, exact, num_batches=num, may=may)
+
+    def _judge(self, kept: Rows, own: Rows, optimizer: Any, exact: bool, *, num_batches: int, may: bool) -> Iterator[Check]:
+        apart = difference(kept, own)
         if apart is None:
             return
-        said, refused = EXACT if kept["exact"] and own["exact"] else ROUGH
-        where = f"{len(own['rows'])} parameters, {len(own['batches'])} micro-batches equal to those of the first pass"
-        words = {"expected": "as after the save", "found": f"{apart:.0%} apart in the median parameter", "where": where}
+        said, refused = EXACT if exact else ROUGH
+        found = f"{apart:.0%} apart in the median parameter"
+        odd = odd_tensors(kept, own)
+        if odd and apart <= refused:
+            names = _names(_params(optimizer, self._models()), self._models())
+            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            found = f"another one in {names[odd[0]]}{more} of {len(own)} parameters"
+        where = f"{len(own)} parameters, {num_batches} micro-batches equal to those of the first pass"
+        words = {"expected": "as after the save", "found": found, "where": where}
         cause = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
-        if apart > refused and not expected.accepts(NAME):
+        if not may and (apart > refused or (odd and exact)):
+            self._expected = None
             yield compared(NAME, "M6", False, **words, cause=f'{cause}; if that is intended, accept "{NAME}: why"')
-        elif apart > said:
+        elif apart > said or odd:
+            self._expected = None
             yield noted(NAME, "M6", **words, cause=f"{words['found']}: {cause}, or the arithmetic is less exact")
         else:
             yield compared(NAME, "M6", True, expected=words["expected"], found="equal")
+
+
+class _Moving:
+    """A step whose update is awaited: samples of the weights before it."""
+
+    def __init__(
+        self, place: int, record: Mapping[str, Any], params: Sequence[Any], lrs: list[Any], path: Path | None = None
+    ) -> None:
+        self.place, self.record, self.lrs, self.path = place, dict(record), lrs, path
+        self._params, self._before = params, Snapshot(params)
+        self.generators = rng_digests()
+        self.over = self.still = False
+
+    def update(self) -> list[Any]:
+        """How far each sample has moved, one array per tensor."""
+        pairs = zip(self._before.rows(), Snapshot(self._params).rows(), strict=True)
+        return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
+
+
+def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
+    """The parameters whose gradient and update are sampled; of an engine (None) those of the models."""
+    if optimizer is None:
+        every = [p for model in models for p in model.parameters() if p.requires_grad]
+    else:
+        every = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return every[:: max(1, math.ceil(len(every) / NUM_TENSORS))]
+
+
+def _names(params: Sequence[Any], models: Sequence[Any]) -> list[str]:
+    known = {id(p): name for model in models for name, p in model.named_parameters()}
+    return [f"`{known[id(p)]}`" if id(p) in known else f"a parameter of shape {tuple(p.shape)}" for p in params]
+
+
+def _short(rows: Sequence[Any]) -> list[list[float] | None]:
+    return [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows]
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
@@ -204,26 +322,48 @@ def _comparable(kept: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     return bool(kept["still"] or (own["ranks"] == 1 and kept["entered"] == own["entered"] and kept["entered"]))
 
 
-def difference(one: Sequence[Sequence[float] | None], other: Sequence[Sequence[float] | None]) -> float | None:
+def difference(one: Rows, other: Rows) -> float | None:
     """Relative difference of the median tensor, 0 for equal, at most 2; None where the samples are not of the same tensors."""
-    if [None if row is None else len(row) for row in one] != [None if row is None else len(row) for row in other]:
+    sizes = _sizes_of(one, other)
+    largest = max((size for size, _ in sizes), default=0.0)
+    if not sizes or not math.isfinite(largest) or largest == 0.0:
         return None
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    sizes = [max(_size(a), _size(b)) for a, b in pairs]
-    largest = max(sizes, default=0.0)
-    if not math.isfinite(largest) or largest == 0.0:
-        return None
-    parts = sorted(
-        _size([x - y for x, y in zip(a, b, strict=True)]) / size
-        for (a, b), size in zip(pairs, sizes, strict=True)
-        if size > QUIET * largest
-    )
+    parts = sorted(apart / size for size, apart in sizes if size > QUIET * largest)
     return parts[len(parts) // 2] if parts else None
+
+
+def odd_tensors(one: Rows, other: Rows) -> list[int]:
+    """Places of tensors that are not small and far apart by themselves; a gradient that is gone is one, or one that came."""
+    sizes = _sizes_of(one, other)
+    largest = max((size for size, _ in sizes), default=0.0)
+    if not math.isfinite(largest) or largest == 0.0:
+        return []
+    return [i for i, (size, apart) in enumerate(sizes) if size > LOUD * largest and apart > ALONE * size]
+
+
+def _sizes_of(one: Rows, other: Rows) -> list[tuple[float, float]]:
+    """(larger size, size of the difference) per tensor; no gradient counts as zero. Empty where they are other tensors."""
+    if len(one) != len(other) or any(
+        a is not None and b is not None and len(a) != len(b) for a, b in zip(one, other, strict=True)
+    ):
+        return []
+    found = []
+    for a, b in zip(one, other, strict=True):
+        a, b = [0.0] * len(b or ()) if a is None else a, [0.0] * len(a or ()) if b is None else b
+        found.append((max(_size(a), _size(b)), _size([x - y for x, y in zip(a, b, strict=True)])))
+    return found
 
 
 def _size(values: Sequence[float]) -> float:
     """Root of the mean square."""
     return math.sqrt(sum(value * value for value in values) / max(1, len(values)))
+
+
+def _seed() -> str:
+    """The seed of torch's generator, in words: a script that never sets one has another in every launch."""
+    import torch
+
+    return f"{torch.initial_seed():x}"
 
 
 def _autocast() -> bool:

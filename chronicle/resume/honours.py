@@ -24,7 +24,7 @@ from chronicle.resume.learning_rate import WarmUp, can_warm_up
 from chronicle.resume.memory import Carried, Memory
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
-__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "move_batches", "reads_from", "take_out"]
+__all__ = ["Honours", "MovedBatches", "can_move", "can_reshuffle", "has_fixed_order", "move_batches", "reads_from", "take_out"]
 
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
 ADVANCES_ITSELF = "SeedableRandomSampler"  # Accelerate's: at the end of a pass it moves to the next epoch
@@ -247,6 +247,15 @@ def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
     if name == "SequentialSampler":
         return not reshuffle
     return name in BY_EPOCH and not getattr(sampler, "replacement", False)
+
+
+def has_fixed_order(live: LiveState) -> bool:
+    """Whether a loader of this launch orders every pass by its number alone, or by a generator of its own."""
+    for loader in (live.feed, live.reading, *live.loaders):
+        sampler = getattr(_base(loader), "sampler", None)
+        if loader is not None and (can_move(loader) or getattr(sampler, "generator", None) is not None):
+            return True
+    return False
 
 
 def can_reshuffle(loader: Any, step: int | None, accumulation: int) -> bool:

@@ -32,13 +32,13 @@ from chronicle.resume.contract import (
 )
 from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
-from chronicle.resume.envelope.breach import NOT_FINITE
+from chronicle.resume.envelope.breach import NOT_FINITE, BreachKind
 from chronicle.resume.faults import Containment, Faults, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
 from chronicle.resume.first_step import check_first_step, leave_open, settle_checks
-from chronicle.resume.honours import Honours
+from chronicle.resume.honours import Honours, has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
@@ -101,7 +101,10 @@ class GuardSession:
         self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir
-        self.first_gradient = FirstGradient(gradients, self.ranks.rank, lambda: self.ranks.world_size)
+        self.first_gradient = FirstGradient(
+            gradients, self.ranks.rank, lambda: self.ranks.world_size, lambda: self._observe().models
+        )
+        self.first_gradient.moved_otherwise = self._moved_otherwise
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
@@ -473,7 +476,7 @@ class GuardSession:
         if not self.gradients_later:
             self._see_gradient(optimizer)
         self._modes = tuple(bool(model.training) for model in self._models) or None
-        lrs = tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
+        lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:
             self.loads.options_set.see_lrs(lrs)
         self._recent.append(lrs)
@@ -482,6 +485,9 @@ class GuardSession:
             self._trip(lrs)
         if self.start.resumed and self.watch_step is not None and (check := self.watch_step()) is not None:
             self._refuse_here(check)
+
+    def _lrs(self) -> LrRow:
+        return tuple(number(group.get("lr")) for known in self._known for group in known.param_groups)
 
     def gradient_ready(self, optimizer: Any) -> None:
         """For adapters whose steps run the backward pass inside: the gradient of the step that has begun is complete."""
@@ -494,6 +500,7 @@ class GuardSession:
                 if check.outcome is Outcome.NOTED:
                     self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
             self._see_gradient(optimizer)
+            self._see_lr_inside(self._lrs())
         if refused is not None:
             self._refuse_here(refused)
 
@@ -507,10 +514,23 @@ class GuardSession:
         trained = self._trained(lambda: self.trained.record(live))
         return replace(found, step=step, training=modes, topology=topology, trained=trained)
 
+    def _see_lr_inside(self, lrs: LrRow) -> None:
+        """The step has begun with the LR of its schedule, as all steps so far; a hook inside the step may set another one."""
+        begun = self._recent[-1] if self._recent else lrs
+        if lrs != begun and self._witness.source == "scheduler" and self.honours.used_lr is None:
+            differ = next((a, b) for a, b in zip(begun, lrs, strict=True) if a != b)
+            words = f"the step began with {differ[0]}, as scheduled, and a hook inside it set {differ[1]}"
+            self.envelope.log.tell(Breach(kind=BreachKind.LR, step=self.step, words=words, seen=self.step))
+
     def _see_gradient(self, optimizer: Any) -> None:
         if self.first_gradient.is_awaited:
             self.batches.settle()
-        self.first_gradient.stepping(self._place_of(optimizer), optimizer)
+        self.first_gradient.stepping(self._place_of(optimizer), optimizer, self._lrs())
+
+    def _moved_otherwise(self, words: str) -> None:
+        step = self.start.start_step
+        first = None if step is None else step + 1
+        self.envelope.log.tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self.step))
 
     def _compare_gradient(self, optimizer: Any) -> Iterator[Check]:
         if not self._goes_on_everywhere:
@@ -575,6 +595,9 @@ class GuardSession:
         if all(check.ok for check in checks):
             with self.contained("verdict"):
                 self.verdicts.conclude(checks, moment)
+                if self.first_gradient.seeded_alike(self.start.expectation) and not self.start.again:
+                    fixed = has_fixed_order(self._observe())
+                    self.data.warn(checks, (self.start.start_step or 0) + 1, fixed_order=fixed)
         self.data.begin()
         with self.contained("pulse"):
             self.pulse = self.pulse or PulseWriter(self.ranks.rank, self._environ)
@@ -615,7 +638,7 @@ class GuardSession:
             self.sequel.frozen_now(found.frozen)
         settled = leave_open(found_checks) if settled is None else settled
         yield from settled
-        if optimizer is not None and not self.gradients_later:
+        if not self.gradients_later:
             yield from self._compare_gradient(optimizer)
         if expected is not None:
             yield from check_revisions(expected.revisions, self.first_batch.says.revisions)

@@ -1,6 +1,7 @@
 """What the real frameworks do with the data at a resume, and what the guard says about it."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def two_epochs(run_dir: Path, checkpoint: Path, *, save_at: int, shuffle: bool =
                 accelerator.chronicle.sealer.finish()
 
 
-def test_accelerate_in_a_later_epoch_repeats_and_is_not_called_verified(tmp_path: Path) -> None:
+def test_accelerate_in_a_later_epoch_repeats_and_is_not_called_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir, checkpoint = tmp_path / "run", tmp_path / "ck" / "step-11"
     two_epochs(run_dir, checkpoint, save_at=11)
     accelerator, model, optimizer, loader = accelerated(run_dir)
@@ -77,6 +80,49 @@ def test_accelerate_in_a_later_epoch_repeats_and_is_not_called_verified(tmp_path
         step(accelerator, model, optimizer, batch)
     assert said(run_dir) == "the batch of step 4 of the first pass comes again: 8 batches repeat"
     assert verdict(run_dir)["verified"] is False
+    assert warned(run_dir) == [12]
+    assert "chronicle guard: warn: data-not-as-recorded since step 12; same_data=True refuses" in capsys.readouterr().err
+
+
+def warned(run_dir: Path) -> list[Any]:
+    """The steps from which on the run is warned of other data."""
+    found = [entry.data for entry in read_journal(RunPaths(run_dir)).of_kind("incident")]
+    return [data["onset_step"] for data in found if data["kind"] == "data-not-as-recorded" and data["tier"] == "warn"]
+
+
+def test_another_file_is_warned_of_where_the_order_is_fixed_or_the_pass_goes_on(tmp_path: Path) -> None:
+    """A shuffle that is drawn anew at a new pass, and a script without a seed, are only said."""
+
+    def launch(*, seed: int | None, shift: float, generator: bool, first: int, last: int) -> None:
+        torch.seed() if seed is None else torch.manual_seed(seed)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+        rows = TensorDataset(torch.arange(16.0).unsqueeze(1) + shift)
+        options = {"generator": torch.Generator().manual_seed(1)} if generator else {}
+        loader = DataLoader(rows, batch_size=2, shuffle=True, **options)
+        chronicle.attach(tmp_path / "run", model, optimizer, data=loader)
+        if first:
+            state = torch.load(tmp_path / "state.pt", weights_only=True)
+            model.load_state_dict(state["model"]), optimizer.load_state_dict(state["optimizer"])
+        batches = [(epoch, index) for epoch in range(2) for index in range(8)]
+        passes = [iter(loader), iter(loader)] if not first else [iter(loader)] * 2
+        for done, (epoch, _) in enumerate(batches[first:last], first + 1):
+            model(next(passes[epoch])[0]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not first and done == save_at:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+
+    for save_at, seed, generator, expected in (
+        (5, 0, False, [6]),
+        (5, None, False, []),
+        (8, 0, False, []),
+        (8, 0, True, [9]),
+    ):
+        launch(seed=seed, shift=0.0, generator=generator, first=0, last=12)
+        launch(seed=seed, shift=100.0, generator=generator, first=save_at, last=save_at + 2)
+        assert warned(tmp_path / "run") == expected, (save_at, seed, generator)
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_batches_skipped_in_every_epoch_are_an_incident(tmp_path: Path) -> None:

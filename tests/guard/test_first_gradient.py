@@ -197,3 +197,92 @@ def test_difference_of_the_median_tensor_ignores_rounding() -> None:
     assert difference(one, [[1.0], [0.0, 0.0], [4.0, 4.0]]) is None
     scaled = difference(one, [[value / 2 for value in row] for row in one])
     assert scaled is not None and abs(scaled - 0.5) < 1e-6
+
+
+# ---- single tensors, and what happens inside the step -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda model: model[0].weight.register_hook(lambda gradient: 0.1 * gradient),
+        lambda model: model[3].bias.register_hook(torch.zeros_like),
+        lambda model: model[0].weight.register_hook(torch.neg),
+    ],
+    ids=["a tenth", "zero", "the other sign"],
+)
+def test_gradient_of_one_layer_alone_is_refused_and_named(
+    tmp_path: Path, run_dir: Path, plant: Callable[[Any], object]
+) -> None:
+    """The median of all tensors does not show it."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    plant(again.model)
+    with pytest.raises(ResumeRefused) as refusal:
+        again.train(1)
+    (check,) = refusal.value.checks
+    assert check.name == NAME and ("weight`" in check.found or "bias`" in check.found)
+
+
+def test_gradient_that_is_gone_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    """Half of the model is cut off: there is no sample to compare, which is the difference."""
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    again.model[1].register_forward_hook(lambda module, args, out: out.detach())
+    with pytest.raises(ResumeRefused) as refusal:
+        again.train(1)
+    assert [check.name for check in refusal.value.checks] == [NAME]
+
+
+def moved_otherwise(run_dir: Path) -> list[str]:
+    entries = read_journal(RunPaths(run_dir)).of_kind("incident")
+    return [str(one.data["text"]) for one in entries if one.data["kind"] == "update-not-as-recorded"]
+
+
+def test_equal_first_update_is_nothing_to_say(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    Loop(run_dir).load(tmp_path / "step.pt").train(3)
+    assert told(run_dir) == "equal" and not moved_otherwise(run_dir)
+
+
+def test_weights_that_a_hook_changes_inside_the_step_are_told(tmp_path: Path, run_dir: Path) -> None:
+    """The gradient is equal; what the step makes of it is not."""
+
+    def shrink(optimizer: Any, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            for param in optimizer.param_groups[0]["params"]:
+                param.mul_(0.9)
+
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    again.optimizer.register_step_post_hook(shrink)
+    again.train(3)
+    assert told(run_dir) == "equal"
+    (text,) = moved_otherwise(run_dir)
+    assert text.startswith("the first step moved the weights otherwise than after the save")
+
+
+def test_update_of_another_lr_that_was_accepted_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    interrupted(run_dir, tmp_path / "step.pt")
+    again = Loop(run_dir, accept_change={"lr": "smaller from here on"}).load(tmp_path / "step.pt")
+    again.optimizer.param_groups[0]["lr"] = 1e-3
+    again.train(3)
+    assert not moved_otherwise(run_dir)
+
+
+def test_random_step_is_not_compared(tmp_path: Path, run_dir: Path) -> None:
+    """An optimizer that draws noise inside its step moves the generator."""
+
+    def noise(optimizer: Any, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            for param in optimizer.param_groups[0]["params"]:
+                param.add_(torch.randn_like(param), alpha=0.1)
+
+    first = Loop(run_dir)
+    first.optimizer.register_step_post_hook(noise)
+    first.train(6).save(tmp_path / "step.pt")
+    first.train(3)
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    again.optimizer.register_step_post_hook(noise)
+    again.train(3)
+    assert not moved_otherwise(run_dir)

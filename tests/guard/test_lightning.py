@@ -255,3 +255,23 @@ def test_checkpoint_whose_description_failed_resumes_unverified(
     last = verdicts(run_dir)[-1]
     assert (last["verdict"], last["verified"]) == ("unverified", False)
     assert "the guard failed" in last["not_compared"][0]["why"]
+
+
+class SetsLr(pl.Callback):
+    """A hook inside the step that sets another LR at one step."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step == self.at:
+            optimizer.param_groups[0]["lr"] = 0.1
+
+
+@pytest.mark.parametrize("at", [5, None])
+def test_lr_that_a_hook_sets_inside_a_step_is_told(tmp_path: Path, run_dir: Path, at: int | None) -> None:
+    """The scheduler sets its own one again after the step, so that neither the next step nor a log shows it."""
+    fit(tmp_path, run_dir, max_steps=8, callback=[SetsLr(at), ChronicleCallback(run_dir)])
+    found = [entry.data for entry in read_journal(RunPaths(run_dir)).of_kind("incident")]
+    told = [(data["kind"], data["onset_step"]) for data in found]
+    assert told == ([] if at is None else [("lr-not-the-schedulers", at + 1)])

@@ -35,7 +35,7 @@ class Case:
 
     `bare(folder)` plays it without chronicle and asserts what goes wrong. `guarded(folder)` plays it with chronicle and
     returns everything that was said; `says` are patterns that must be found in it. `waits_for` says why a case does not
-    hold yet.
+    hold yet. `needs`: a library that is no requirement of the tests; the case is skipped without it.
     """
 
     row: int
@@ -47,6 +47,7 @@ class Case:
     bare: Callable[[Path], None]
     guarded: Callable[[Path], str]
     waits_for: str = ""
+    needs: str = ""
 
 
 def heard(launch: Callable[[], object], run_dir: Path | None = None) -> str:

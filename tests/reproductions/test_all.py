@@ -5,6 +5,7 @@ A case that waits for something is expected to fail, strictly: the day it is ans
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -21,6 +22,14 @@ NAMES = [name for name in FILES if name not in HELPERS]
 def load(name: str) -> Any:
     """The case of a file."""
     return importlib.import_module(f"tests.reproductions.{name}").CASE
+
+
+def load_or_skip(name: str) -> Any:
+    """The case; skipped where a library is missing that the tests do not require."""
+    case = load(name)
+    if case.needs and importlib.util.find_spec(case.needs) is None:
+        pytest.skip(f"{case.needs} is not installed")
+    return case
 
 
 def waits_for(name: str) -> str:
@@ -42,7 +51,7 @@ def marked(name: str, *, answered: bool) -> pytest.param:
 @pytest.mark.parametrize("name", [marked(name, answered=False) for name in NAMES])
 def test_it_happens_without_chronicle(name: str, tmp_path: Path) -> None:
     """Otherwise the answer would be worth nothing. `bare` asserts what goes wrong, in its own source."""
-    case = load(name)
+    case = load_or_skip(name)
     assert "assert" in inspect.getsource(case.bare), "a case must say what goes wrong"
     case.bare(tmp_path)
 
@@ -50,7 +59,7 @@ def test_it_happens_without_chronicle(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [marked(name, answered=True) for name in NAMES])
 def test_chronicle_answers_it(name: str, tmp_path: Path) -> None:
     """What is said holds every pattern of the case."""
-    case = load(name)
+    case = load_or_skip(name)
     said = case.guarded(tmp_path)
     missing = [pattern for pattern in case.says if not re.search(pattern, said)]
     assert not missing, f"{missing} not in:\n{said[:2000]}"

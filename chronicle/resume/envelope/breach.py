@@ -22,6 +22,7 @@ class BreachKind(StrEnum):
     ACCUMULATION = "accumulation-not-done"
     CLIPPING = "clipping-not-done"
     LR = "lr-not-the-schedulers"
+    UPDATE = "update-not-as-recorded"
     UNTIED = "weights-not-tied"
     MODE = "mode-changed"
     DTYPE = "dtype-changed"

@@ -31,6 +31,7 @@ __all__ = ["Envelope"]
 
 SHARE = 0.005  # of the time may be spent on looks
 MOST_STEPS = 50  # without a look
+STILL_LOOKS = (2, 6)  # steps without any movement of the one element that is read, after which all is looked at
 Share = Callable[[str, str, Callable[[Sequence[RankDigest]], None]], None]
 
 
@@ -90,6 +91,8 @@ class Envelope:
         self._paces: weakref.WeakKeyDictionary[Any, _Pace] = weakref.WeakKeyDictionary()
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
         self._pulse: Any = None  # one element of a weight on the CPU, read before every step
+        self._pulse_of: weakref.ref[Any] | None = None  # its optimizer
+        self._pulse_value, self._unmoved = 0.0, 0  # what it was, and for how many steps
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
         self._probes: list[ForwardProbe] = []
         self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
@@ -118,8 +121,10 @@ class Envelope:
             with self._flying():
                 self._look_at_structure(self._begin(), self._step())
         if pace is not None and pace.steps < pace.wait and not self._promises.armed and not compare and self._beats():
-            pace.steps += 1
-            return
+            if not self._stands_still(key):
+                pace.steps += 1
+                return
+            pace.wait = pace.steps  # look now: nothing may be moving any more
         with self._flying():
             if compare:
                 self._compare_now()
@@ -190,7 +195,7 @@ class Envelope:
         if pace.looks == 0 and not is_engine:
             self._look_for_orphans(key, live, step)
         self._motion.open(key, groups, self._names, step)
-        self._feel_pulse(groups)
+        self._feel_pulse(key, groups)
         if not is_engine and (pace.looks == 0 or key in self._rearm):
             self._rearm.discard(key)
             self._promises.arm(key, [p for group in groups for p in group["params"]])
@@ -262,8 +267,11 @@ class Envelope:
         if words:
             self.log.tell(Breach(kind=BreachKind.ORPHANS, step=step, words=words, seen=step))
 
-    def _feel_pulse(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    def _feel_pulse(self, key: Any, groups: Sequence[Mapping[str, Any]]) -> None:
         held = [p for group in groups for p in group["params"] if p.requires_grad and p.grad is not None and p.numel()]
+        if not held and self._pulse is not None:
+            return  # a step without any gradient: the element is that of before
+        self._pulse_of = weakref.ref(key)
         last = held[-1] if held else None
         part = part_of(last, 1) if last is not None and last.device.type == "cpu" else None
         self._pulse = part if part is not None and BreachKind.POISONED not in self.log.told else None
@@ -276,6 +284,15 @@ class Envelope:
         found = self._plan.look(optimizer, [bound.scheduler for bound in live.schedulers], step)
         if found is not None:
             self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
+
+    def _stands_still(self, key: Any) -> bool:
+        """Whether the one element has not moved for some steps of its optimizer: asked for two looks, and then no more."""
+        if self._pulse is None or self._pulse_of is None or self._pulse_of() is not key:
+            return False
+        value = self._pulse.item()
+        self._unmoved = self._unmoved + 1 if value == self._pulse_value else 0
+        self._pulse_value = value
+        return self._unmoved in STILL_LOOKS
 
     def _beats(self) -> bool:
         """Whether the one element that is read before every step is a number: NaN spreads to all weights in a step."""
