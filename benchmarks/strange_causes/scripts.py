@@ -307,6 +307,13 @@ class TorchScript(Script):
             torch.set_rng_state(state["rng"])
 
 
+    def finish(self) -> None:
+        """Write what is in memory, as the end of the process does."""
+        if self.run is not None:
+            guard = getattr(self, "guard", None) or self.fabric.chronicle.guard
+            guard.session.data.finish()
+
+
 class AccelerateScript(Script):
     """Accelerate, one process, as in its examples."""
 
@@ -378,6 +385,7 @@ class AccelerateScript(Script):
         """Complete the manifests, as the end of the process does."""
         if self.run is not None:
             self.accelerator.chronicle.sealer.finish()
+            self.accelerator.chronicle.data.finish()
 
 
 class TransformersScript(Script):
@@ -592,6 +600,7 @@ class DeepSpeedScript(TorchScript):
         """Complete the manifests, as the end of the process does."""
         if self.run is not None:
             self.model.chronicle.sealer.finish()
+            self.model.chronicle.data.finish()
 
 
 FORMS: dict[str, type[Script]] = {

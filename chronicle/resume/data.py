@@ -166,7 +166,8 @@ class DataWatch:
         where = "" if found.where.endswith("rank 0") else f" ({found.where})"
         text = f"this launch goes on with other batches than followed this save{where}: {found.cause}"
         way_out = 'same_data=True refuses this; where it is meant, accept "data: why"'
-        self._breach("not-as-recorded", step, text, f"warn: data-not-as-recorded since step {step}; {way_out}")
+        line = f"warn: data-not-as-recorded since step {step}: other batches than followed the save; {way_out}"
+        self._breach("not-as-recorded", step, text, line)
 
     def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:
         if kind not in self._said:

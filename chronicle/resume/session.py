@@ -152,6 +152,7 @@ class GuardSession:
         self._counted: Any = None  # the optimizer whose steps are counted
         self._recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)
         self._witness = LrWitness()
+        self._foreseen: tuple[int, ...] = ()  # ids of the schedulers by which the LRs were forecast
         self._tripwire: LrTripwire | None = None
 
     @property
@@ -223,6 +224,7 @@ class GuardSession:
             self._look_for_steps()
         self.honours.restore_lrs()
         live = self._live()
+        self._foresee(live)
         memory = fingerprint_memory(live, lr_source=self._witness.source, recent_lrs=tuple(self._recent))
         if memory.next_lrs is not None:
             self._witness = self._witness.predict(memory.next_lrs)
@@ -245,6 +247,12 @@ class GuardSession:
         found = self.honours.add_to(replace(found, seen_frozen=self.sequel.frozen_now(memory.frozen)), live)
         self._described = (self._steps_here, found)
         return found
+
+    def _foresee(self, live: LiveState) -> None:
+        """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
+        schedulers = tuple(id(bound.scheduler) for bound in live.schedulers)
+        if schedulers and not self._foreseen:
+            self._foreseen, self._witness = schedulers, LrWitness()
 
     def _trained(self, work: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The record of what is trained; nothing when it fails, which is recorded."""
@@ -612,6 +620,7 @@ class GuardSession:
         if optimizer is not None and not any(drives(optimizer, known) for known in self._known):
             self._others.add(type(optimizer).__name__)
         self._ever_stepped = True
+        self._foresee(live)
         found = fingerprint_memory(live)
         expected = self.start.expectation.memory if self.start.expectation else None
         saved = expected.trained if expected else None
