@@ -380,7 +380,7 @@ def _lr_sentence(plan: Plan, guarded: bool) -> str:
     if not plan.classes and plan.config_edits:
         classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
     known = guarded or not plan.classes  # a guard checks it before the first step
-    loaded = "" if known else ", if the next launch loads it (no guard has seen one do so)"
+    loaded = "" if known else ", if the launch loads it and the optimizer (no guard saw it)"
     return f"× {ratio:.10g} from the first step on, proved for {classes}{loaded}"
 
 

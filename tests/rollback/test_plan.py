@@ -298,7 +298,7 @@ rollback of run tr to step 500
   pointer     latest: opt_step-1000 → opt_step-500
   abandon     2 later checkpoints, moved to abandoned/, not deleted:
                 opt_step-750  opt_step-1000
-  LR          × 0.5 from the first step on, proved for ExponentialLR, if the next launch loads it (no guard has seen one do so)
+  LR          × 0.5 from the first step on, proved for ExponentialLR, if the launch loads it and the optimizer (no guard saw it)
               next steps (computed from the checkpoint):
                 +1   0.45  0.225
                 +2   0.405  0.2025
