@@ -496,7 +496,7 @@ class Launch:
         """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
         for beat in self._peer_beats() if self._request.node is not None else ():
             state = (beat.progress or {}).get("state")
-            if state not in ("looked at", "stands here", "stands"):
+            if state not in ("stands here", "stands"):
                 return f"node {beat.host}: {state or 'not known'}"
         return ""
 

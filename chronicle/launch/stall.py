@@ -142,7 +142,9 @@ class StallWatch:
         if self._told is not None or now < self._next_look:
             return False
         if self._look is None:
-            self._look, self.state = _Look(now, self._seen_signs[2]), "looked at"
+            self._look = _Look(now, self._seen_signs[2])
+            if self.state != "stands here":  # other nodes count on that word until another look says otherwise
+                self.state = "looked at"
         return self._look_on(now, self._look, silent)
 
     def _take_signs(self, now: float) -> None:

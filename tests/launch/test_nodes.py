@@ -33,8 +33,8 @@ def nodes(driver):
         pytest.skip("namespaces for hosts of their own cannot be made here: unshare wants root")
     started = []
 
-    def start(node, seconds, code):
-        trainer = [sys.executable, "-c", TRAINER, str(node), str(seconds), str(code)]
+    def start(node, seconds, code, trainer=None):
+        trainer = trainer or [sys.executable, "-c", TRAINER, str(node), str(seconds), str(code)]
         words = driver.chronicle("run", "--run", "demo", "--node", "--", *trainer)
         environ = driver.environ | {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NODEID": str(node)}
         host = ["sh", "-c", 'hostname "$0" && exec "$@"', f"node-{node}"]
@@ -87,3 +87,38 @@ def test_a_node_that_dies_is_named_by_ps_sweep_and_status(nodes, driver):
     assert "launch 1 on `node-1`: no recent sign of life, heartbeat 6" in driver.call("ps").stderr
     driver.start([sys.executable, "-c", "pass"])
     assert driver.wait() == 0
+
+
+STANDS = """
+import json, pathlib, random, sys, time
+node, how = int(sys.argv[1]), sys.argv[2]
+def works(until):
+    while time.time() < until:
+        json.dumps([random.random() for _ in range(300)])
+        sorted(str(random.random()) for _ in range(300))
+def waits():
+    while not pathlib.Path("done").exists():
+        time.sleep(0.5)
+for step in range(1, 110):
+    if step == 90 and node == 1 and how == "works":
+        works(time.time() + 45)
+        pathlib.Path("done").touch()
+    elif step == 90 and (node == 0 or how == "hangs"):
+        waits()
+    if node == 0: print(f"step {step} loss 2.0", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["works", "hangs"])
+def test_a_node_that_waits_for_another_that_works_is_no_stall_and_two_that_stand_are(nodes, driver, how):
+    script = driver.directory / "stands.py"
+    script.write_text(STANDS)
+    both = [nodes(number, 0.0, 0, trainer=[sys.executable, str(script), str(number), how]) for number in (0, 1)]
+    if how == "works":
+        assert [one.wait(200) for one in both] == [0, 0]
+        assert driver.entries("incident") == []
+    else:
+        driver.until(lambda: len(driver.entries("incident")) == 2, "both nodes to say so", seconds=180)
+        assert {tuple(one.data["hosts"]) for one in driver.entries("incident")} == {("node-0",), ("node-1",)}
