@@ -151,13 +151,18 @@ def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, object]]]
 
 def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | None) -> tuple[str, dict[str, object]]:
     from chronicle.integrations.importing import read_source, write_import
+    from chronicle.metrics.readers import UnknownLog
 
     if format_name == "mlflow":
         if uri is None:
             raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
         return _import_mlflow(paths, source, uri)
     path = Path(source)
-    found = read_source(path, format_name)
+    try:
+        found = read_source(path, format_name)
+    except UnknownLog as problem:
+        way_out = "`chronicle spikes FILE` reads logs of any names that you give it"
+        raise UsageProblem(problem.message, way_out) from None
     done = write_import(paths, found, path if path.exists() else source)
     return _told(source, found.format, done.entry_id, done.entries, done.launches, done.points)
 
