@@ -111,7 +111,7 @@ def run_launcher(
     policy = None if restarts is None and sbatch is None else _policy(restarts, crashes, restart_pause)
     if sbatch is not None and policy is not None:
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
-        return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags))
+        return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
     request = LaunchRequest(
         command=command,
         paths=settings.paths,
@@ -226,7 +226,13 @@ def _say(line: str) -> None:
 
 
 def _batch_script(
-    settings: Settings, command: tuple[str, ...], grace: float, nodes: int, policy: "Policy", flags: tuple[str, ...]
+    settings: Settings,
+    command: tuple[str, ...],
+    grace: float,
+    nodes: int,
+    policy: "Policy",
+    flags: tuple[str, ...],
+    on_stall: str,
 ) -> str:
     from chronicle.journal import read_journal
     from chronicle.launch.admission import find_excluded
@@ -235,7 +241,9 @@ def _batch_script(
     excluded = tuple(find_excluded(read_journal(settings.paths).entries))
     counts = ("--restarts", f"{policy.restarts}", "--crashes", f"{policy.crashes}")
     again = (*flags, *counts, "--restart-pause", f"{policy.pause_seconds:g}")
-    return format_sbatch(settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded, again=again)
+    return format_sbatch(
+        settings.run, command, grace_seconds=grace, nodes=nodes, excluded=excluded, again=again, on_stall=on_stall
+    )
 
 
 def _check_before(

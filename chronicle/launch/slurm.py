@@ -277,7 +277,7 @@ while true; do
   # One supervisor per node; torchrun starts the ranks of its node. A node that has ended does not end the others:
   # they may be saving, and a supervisor whose peer failed ends its own part a minute later.
   srun --kill-on-bad-exit=0 --wait=0 --unbuffered \\
-    chronicle run --run {run}{node_flag} --grace {grace:.0f} {again} -- {command}
+    chronicle run --run {run}{node_flag} --grace {grace:.0f} {on_stall}{again} -- {command}
   code=$?
   # By the cause of the end and by progress: 0 start again here, 75 requeue this job, else stop.
   chronicle again --run {run} {again}
@@ -305,8 +305,9 @@ def format_sbatch(
     again: Sequence[str],
     nodes: int = 1,
     excluded: Sequence[str] = (),
+    on_stall: str = "report",
 ) -> str:
-    """Return a batch script for this run; `again`: the options of the restart policy.
+    """Return a batch script for this run; `again`: the options of the restart policy, `on_stall` as in `chronicle run`.
 
     SLURM sends its warning `grace + 30` seconds before the time limit.
     """
@@ -319,4 +320,5 @@ def format_sbatch(
         node_flag=" --node" if nodes > 1 else "",
         command=" ".join(map(_quote, command)),
         again=shlex.join(again),
+        on_stall="" if on_stall == "report" else f"--on-stall {on_stall} ",
     )

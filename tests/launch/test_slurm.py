@@ -204,6 +204,9 @@ def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
     assert "#SBATCH --signal=USR1@150" in script
     assert "#SBATCH --exclude=n1,n2" in script
     assert "chronicle run --run 'tr 190' --node --grace 120 --restarts 5 -- torchrun 'a b.py'" in script
+    stops = format_sbatch("tr", ["train"], grace_seconds=120, again=("--restarts", "5"), on_stall="stop")
+    assert "chronicle run --run tr --grace 120 --on-stall stop --restarts 5 -- train" in stops
+    assert "chronicle again --run tr --restarts 5\n" in stops
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
