@@ -169,3 +169,11 @@ def test_tensor_lr_stays_the_same_tensor() -> None:
     assert seen == [[0.125, 0.125]] and warm_up.used == 0.125
     assert all(group["lr"] is tensor for group, tensor in zip(optimizer.param_groups, held, strict=True))
     assert [float(tensor) for tensor in held] == [0.5, 0.5] and float(weights[1].detach()) == -0.125
+
+
+def test_reshuffled_batches_are_never_in_the_order_they_had() -> None:
+    for number in range(50):
+        moved = MovedBatches(None, seed=f"rollback {number}")
+        order = moved._shuffled(["a", "b", "c"])
+        assert order != ["a", "b", "c"] and sorted(order) == ["a", "b", "c"]
+    assert MovedBatches(None, seed="x")._shuffled(["a"]) == ["a"]
