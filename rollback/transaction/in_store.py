@@ -162,14 +162,19 @@ def apply_in_store(
     intent = record(Verb.ROLLBACK.intent, data)
     try:
         bucket.refuse_unconditional(change.folder)
-        digests = _copy(change, bucket)
-        data["store"]["files"] = digests
-        _put_pointer(bucket, change.pointer, change.after, change.etag)
+        data["store"]["files"] = _copy(change, bucket)
     except (OSError, RollbackError, StoreFailed, Superseded, KeyboardInterrupt) as problem:
-        if isinstance(problem, StoppedPartWay):
-            raise
         _revert(intent, data, bucket, record, problem)
         raise _refusal(problem, change.pointer) from problem
+    try:
+        _put_pointer(bucket, change.pointer, change.after, change.etag)
+    except Superseded as problem:
+        _revert(intent, data, bucket, record, problem)
+        raise _refusal(problem, change.pointer) from problem
+    except StoppedPartWay:
+        raise
+    except BaseException as problem:  # the put may have arrived: what it names must stay
+        raise _not_known(change.pointer, problem) from problem
     return _finish(intent, data, record)
 
 
@@ -246,8 +251,12 @@ def _put_pointer(bucket: Bucket, pointer: str, content: bytes, etag: str | None)
             return
         if isinstance(problem, Superseded):
             raise problem
-    raise StoppedPartWay(
-        f"whether `{pointer}` was put is not known: {problem}",
+    raise _not_known(pointer, problem)
+
+
+def _not_known(pointer: str, problem: BaseException | None) -> StoppedPartWay:
+    return StoppedPartWay(
+        f"whether `{pointer}` was put is not known: {problem or 'it was interrupted'}",
         remedy="when the store answers again, `chronicle recover` finishes or reverts it",
     )
 
