@@ -40,6 +40,7 @@ from bit_transformer.training.setup import (
 from bit_transformer.training.state import StepResult, StepTally
 from chronicle import guard
 from chronicle.errors import ChronicleError
+from chronicle.launch.ranks import leave_group
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return getattr(problem, "exit_code", 1)
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave_group()
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.envelope.flights import Flight, network
+from chronicle.launch.ranks import leave_group
 from chronicle.resume.envelope import Breach, BreachKind
 
 STEPS = 6
@@ -57,7 +58,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         (directory / "told.json").write_text(json.dumps(told))
     dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 def _train(directory: Path, cause: str, rank: int) -> list[Any]:

@@ -12,6 +12,7 @@ import torch.distributed
 
 from benchmarks.planted_bugs.catalogue import causes, healthy_causes
 from benchmarks.planted_bugs.play import play
+from chronicle.launch.ranks import leave_group
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         if rank == 0:
             print("RESULT " + result.to_line(), flush=True)
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from chronicle.launch.ranks import leave_group
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("model.d_model=32", "num_layers=1", "d_ff=32", "window_bytes=8", "batch_size=8", "warmup_steps=3",
         "decay_steps=4", "raise_step=none", "raise_factor=1.0", "eval_windows=8", "checkpoint_every=1000",
@@ -82,7 +84,7 @@ def _work(jobs: list[dict[str, Any]]) -> int:
                 return getattr(problem, "exit_code", 1)
     finally:
         if dist.is_initialized():  # as the trainer does: ranks that just leave may abort while gloo's threads still run
-            dist.destroy_process_group()
+            leave_group()
     return 0
 
 

@@ -15,6 +15,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
 
+from chronicle.launch.ranks import leave_group
+
 
 class Counter:
     """A registered object that is no scheduler."""
@@ -77,4 +79,4 @@ def main(out: Path, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
-        torch.distributed.destroy_process_group()
+        leave_group()

@@ -13,6 +13,8 @@ from pathlib import Path
 from deepspeed_run import config_of, deepspeed, loss_of, model_and_optimizer
 from deepspeed_run import torch as _torch
 
+from chronicle.launch.ranks import leave_group
+
 NUM_STEPS, NUM_AFTER = 10, 8
 
 PARAMS: dict[str, dict[str, object]] = {
@@ -61,4 +63,4 @@ if __name__ == "__main__":
         _torch.manual_seed(0)
         train(Path(sys.argv[1]) / name, resume=bool(given.get("resume")))
     if _torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
-        _torch.distributed.destroy_process_group()
+        leave_group()

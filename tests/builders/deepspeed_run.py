@@ -18,6 +18,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch
 
+from chronicle.launch.ranks import leave_group
+
 # The shared-memory collectives would be compiled for minutes on first use; gloo does without them.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -128,4 +130,4 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[2])
     (under_accelerate if given.get("accelerate") else raw)(Path(sys.argv[1]), given)
     if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
-        torch.distributed.destroy_process_group()
+        leave_group()

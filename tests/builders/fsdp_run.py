@@ -20,6 +20,8 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate import state as accelerate_state
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, save_fsdp_model, save_fsdp_optimizer
 
+from chronicle.launch.ranks import leave_group
+
 
 def admit_cpu() -> None:
     """Let Accelerate use FSDP with gloo ranks: it decides by `distributed_type`, set where the plugin is looked at."""
@@ -114,4 +116,4 @@ def main(out: Path, options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
-        torch.distributed.destroy_process_group()
+        leave_group()

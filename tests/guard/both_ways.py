@@ -13,6 +13,7 @@ import torch.distributed
 
 from benchmarks.planted_bugs.plan import Plan, Row
 from benchmarks.planted_bugs.play import RIGS
+from chronicle.launch.ranks import leave_group
 
 Losses = list[tuple[int, float, float]]  # step, LR, loss
 
@@ -51,7 +52,7 @@ def main() -> None:
     told = {"rank": torch.distributed.get_rank(), "steps": len(guarded), "equal": guarded == bare}
     os.write(1, (json.dumps(told) + "\n").encode())  # one write: ranks share this pipe
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import chronicle
+from chronicle.launch.ranks import leave_group
 from tests.guard.training import small_model
 
 RUN_DIR, CHECKPOINT = Path(sys.argv[1]), Path(sys.argv[2])
@@ -102,7 +103,7 @@ def main() -> None:
             told = {"refused": refusal.code}
         line = json.dumps({"rank": torch.distributed.get_rank(), "act": name, "told": told}) + "\n"
         os.write(1, line.encode())
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs
 from torch.utils.data import DataLoader, TensorDataset
 
 import chronicle
+from chronicle.launch.ranks import leave_group
 
 LR, GAMMA, BATCHES = 0.5, 0.9, 8
 Told = list[tuple[float, list[int]]]  # LR used, samples read
@@ -152,4 +153,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     if torch.distributed.is_initialized():  # ranks that just leave may abort while gloo's threads still run
-        torch.distributed.destroy_process_group()
+        leave_group()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 
 from chronicle import ResumeRefused
+from chronicle.launch.ranks import leave_group
 from rollback.checkpoint.manifest import read_manifest, write_manifest
 from tests.guard.training import Launch, start
 
@@ -98,4 +99,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    torch.distributed.destroy_process_group()  # ranks that just leave may abort while gloo's threads still run
+    leave_group()

@@ -184,3 +184,18 @@ def test_a_report_is_gathered_only_when_gloo_holds_its_tensors_no_more(monkeypat
     report = {"rank": 0, "failed": [["weights", "M1", "a", "b", "", ""]]}
     assert verdict.Ranks().gather(report) == [report, report]
     assert held == []
+
+
+def test_a_rank_leaves_when_no_other_thread_of_it_runs() -> None:
+    script = (
+        "import threading, time, torch.distributed as dist\n"
+        "from chronicle.launch.ranks import leave_group\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "end = time.monotonic() + 0.5\n"
+        "def work():\n    while time.monotonic() < end: pass\n"
+        "thread = threading.Thread(target=work, daemon=True); thread.start()\n"
+        "leave_group(30.0)\n"
+        "assert not thread.is_alive() and not dist.is_initialized()\n"
+        "leave_group()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=True)

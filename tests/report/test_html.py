@@ -136,7 +136,9 @@ def test_the_page_draws_every_plot_without_a_word_on_the_console(rich_page: Path
 
 @needs_browser
 def test_keys_and_buttons_change_axis_and_theme(tmp_path: Path) -> None:
-    script = """<script>setTimeout(() => {
+    script = """<script>const waits = setInterval(() => {
+      if (!document.getElementById("plot-lineage").data) return;  // drawn when the browser makes its first frame
+      clearInterval(waits);
       const key = (k) => document.dispatchEvent(new KeyboardEvent("keydown", { key: k, bubbles: true }));
       const plot = document.getElementById("plot-lineage"), seen = [];
       const end = () => Math.max(...plot.data.flatMap((t) => t.x || []).filter((x) => x !== null));
@@ -145,7 +147,7 @@ def test_keys_and_buttons_change_axis_and_theme(tmp_path: Path) -> None:
       key("1"); key("t"); seen.push(root.theme); key("t"); seen.push(root.theme);
       const lost = [...document.querySelectorAll(reach)].filter((e) => e.tabIndex < 0);
       document.body.dataset.seen = JSON.stringify([...seen, lost.length]);
-    }, 3000)</script>"""
+    }, 100)</script>"""
     page = page_of(rich_run(tmp_path), tmp_path / "keys.html", script)
     seen = visit(page, tmp_path / "profile")
     assert seen.console == []
