@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,14 @@ from chronicle.errors import ChronicleError
 from chronicle.journal.events import Incident, JournalEvent, LaunchSettings, Note
 from chronicle.journal.writer import JournalWriter
 from chronicle.launch.ranks import rank_of
-from chronicle.metrics.log import MetricsWriter
+from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.paths import RunPaths
+from chronicle.story.launch_settings import described, plain_settings
 
-__all__ = ["Recording", "looks_secret", "plain_settings", "start"]
+__all__ = ["Recording", "start"]
 
 TIERS = ("notice", "warn", "propose")
 MAX_CONFIG_BYTES = 65_536
-HIDDEN = "(hidden: it looks like a secret)"
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_SECRET = {"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token", "auth"}
-_SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
-_SECRET_TEXT = re.compile(
-    r"\b(?:hf_|sk-|ghp_|github_pat_|xox[abp]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}|://[^/\s:@]+:[^/\s@]+@"
-)
 
 
 class Recording:
@@ -68,11 +60,11 @@ class Recording:
             if self._metrics is None:
                 self._metrics = MetricsWriter(self._metrics_path)
             self._metrics.write(step, {**values, **more} if values else more)
-        except (TypeError, ValueError, RuntimeError):
-            self._log_numbers(step, {**(values or {}), **more})
         except OSError as problem:
             self._is_log_over = True
             self._say("log", f"the per-step log stops here ({problem}); training continues")
+        except Exception:  # noqa: BLE001 whatever an object of a stranger raises
+            self._log_numbers(step, values, more)
 
     def config(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record settings of this launch; later calls add to them. Values: whatever JSON holds, anything else as its `repr`.
@@ -108,7 +100,7 @@ class Recording:
         if self._paths is None:
             self._hint()
             return
-        title, _, body = str(text).strip().partition("\n")
+        title, _, body = _text(text).strip().partition("\n")
         self._write(Note(text=body.strip(), tags=tuple(tags)), title=title, step=step)
 
     def alert(self, text: str, *, tier: str = "warn", step: int | None = None) -> None:
@@ -121,7 +113,7 @@ class Recording:
                 f"tier {tier}", f"the tier of an alert is `{tier}`: expected {', '.join(TIERS)}; `warn` is recorded"
             )
             tier = "warn"
-        title, _, body = str(text).strip().partition("\n")
+        title, _, body = _text(text).strip().partition("\n")
         event = Incident(text=body.strip(), kind="alert", tier=tier, status="open", onset_step=step, tags=("alert",))
         self._write(event, title=title, step=step)
 
@@ -132,20 +124,22 @@ class Recording:
                 opened.close()
         self._metrics = self._journal = None
 
-    def _log_numbers(self, step: Any, values: Mapping[str, Any]) -> None:
+    def _log_numbers(self, step: Any, values: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
         """The slow path: some name or value, or the step, is not what it should be."""
-        whole = _number(step)
-        if whole is None or whole != int(whole):
-            self._say(
-                "step",
-                f"log: the step is {step!r}: expected a whole number of optimizer steps; such lines are left out",
-            )
+        try:
+            given = {str(name): number_of(value) for name, value in [*(values or {}).items(), *more.items()]}
+        except Exception as problem:  # noqa: BLE001 whatever an object of a stranger raises
+            self._say("log values", f"log: a line is left out ({type(problem).__name__}: {problem})")
             return
-        kept = {str(name): _number(value) for name, value in values.items() if name not in ("step", "t")}
-        left_out = [name for name in values if kept.get(str(name)) is None]
+        whole = number_of(step)
+        if whole is None or not whole.is_integer():
+            said = f"log: the step is {described(step)}: expected a whole number of optimizer steps"
+            self._say("step", f"{said}; such lines are left out")
+            return
+        numbers = {name: number for name, number in given.items() if number is not None and name not in ("step", "t")}
+        left_out = [name for name in given if name not in numbers]
         if left_out:
             self._say("log values", f"log: no numbers, left out: {', '.join(f'`{name}`' for name in left_out[:5])}")
-        numbers = {name: number for name, number in kept.items() if number is not None}
         if numbers and self._metrics is not None:
             try:
                 self._metrics.write(int(whole), numbers)
@@ -171,48 +165,9 @@ class Recording:
             print(f"chronicle: {text}", file=sys.stderr, flush=True)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, str | bytes | bool) or value is None:
-        return None
+def _text(value: Any) -> str:
     try:
-        return float(value)
-    except Exception:  # noqa: BLE001 whatever an object of a stranger raises
-        return None
-
-
-# ---- settings --------------------------------------------------------------------------------------------------------
-
-
-def plain_settings(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """The settings as JSON values: secrets hidden, tuples and sets as lists, other objects as 200 letters of their repr."""
-    return {str(name): _plain(str(name), value, 0) for name, value in values.items()}
-
-
-def _plain(name: str, value: Any, depth: int) -> Any:
-    if isinstance(value, bool | int | None) or (isinstance(value, float) and value - value == 0):
-        return value
-    if isinstance(value, Mapping) and depth < 20:
-        return {str(key): _plain(str(key), one, depth + 1) for key, one in value.items()}
-    if looks_secret(name) and value not in ("", ()):
-        return HIDDEN
-    if isinstance(value, list | tuple | set | frozenset) and depth < 20:
-        one_by_one = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        return [_plain(name, one, depth + 1) for one in one_by_one]
-    text = (
-        value if isinstance(value, str) else str(value) if isinstance(value, os.PathLike | float) else _described(value)
-    )
-    return HIDDEN if _SECRET_TEXT.search(text) else text
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a setting of this name may hold a password or key: `hf_token` and `apiKey` do, `max_tokens` does not."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
-
-
-def _described(value: Any) -> str:
-    try:
-        return repr(value)[:200]
+        return str(value)
     except Exception:  # noqa: BLE001 whatever an object of a stranger raises
         return type(value).__name__
 

@@ -19,7 +19,7 @@ from chronicle.cli.options import (
 )
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
-from chronicle.story.plain import format_size
+from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import read_state, refuse_strays
 from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, OtherVersion, read_manifest, write_manifest
@@ -121,15 +121,9 @@ def _optimizer_lines(optimizer: Mapping[str, Any]) -> Iterator[str]:
     groups = optimizer["groups"]
     columns = [field for field in GROUP_FIELDS if any(group.get(field) is not None for group in groups)]
     rows = [["group", *columns]] + [[str(i), *(_values(g.get(c)) for c in columns)] for i, g in enumerate(groups[:16])]
-    yield from (_labelled("", line) for line in _table(rows))
+    yield from (_labelled("", line) for line in align_columns(rows))
     if len(groups) > 16:
         yield _labelled("", f"… {len(groups)} groups")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _file(state: Mapping[str, Any]) -> str:

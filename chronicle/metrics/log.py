@@ -87,6 +87,16 @@ class MetricsWriter:
         return self._keys[name]
 
 
+def number_of(value: Any) -> float | None:
+    """A number, or a tensor of one element, as float; None for texts, truth values and what cannot be converted."""
+    if isinstance(value, str | bytes | bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 whatever an object of a stranger raises
+        return None
+
+
 def _format_non_finite(number: float) -> str:
     if math.isnan(number):
         return '"NaN"'

@@ -15,7 +15,7 @@ from typing import Any
 from chronicle.report.lineage_picture import INK, PALETTE, RC
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
-from chronicle.story.plain import format_number, plain
+from chronicle.story.plain import align_columns, format_number, plain
 from chronicle.story.series import ChannelCurve, robust_range, smooth, thin
 from rollback.channels import Role, role_of
 
@@ -139,11 +139,11 @@ def tell(comparison: Comparison) -> str:
     rows.append((f"{comparison.channel}, best", *(_point(one.best) for one in members)))
     for step, values in comparison.at:
         rows.append((f"  at step {step}", *(format_number(value) if value is not None else "-" for value in values)))
-    said = [_aligned(rows), ""]
+    said = [*align_columns(rows), ""]
     if comparison.differing:
         total = len(comparison.differing) + comparison.num_equal
         said.append(f"settings that differ ({len(comparison.differing)} of {total}):")
-        said.append(_aligned([(f"  {plain(name)}", *map(_setting, values)) for name, values in comparison.differing]))
+        said += align_columns([(f"  {plain(name)}", *map(_setting, values)) for name, values in comparison.differing])
     elif comparison.num_equal:
         said.append(f"all {comparison.num_equal} recorded settings are equal")
     else:
@@ -162,13 +162,6 @@ def _point(point: tuple[int, float] | None) -> str:
 def _setting(value: Any) -> str:
     text = "not recorded" if value is None else plain(str(value))
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ Sources, the later ones count: arguments of the recorded command (`--lr 3e-4`, `
 is called `lr`, as most scripts call it in their settings. Values are compared as values: `3e-4` and `0.0003` are equal.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from chronicle.journal import Entry
 from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
 
-__all__ = ["ChangedSetting", "changes_between", "settings_of"]
+__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "looks_secret", "plain_settings", "settings_of"]
 
 CODE = ("code.commit", "code.changes", "code.python")
 LAUNCHER = {
@@ -24,6 +27,15 @@ LAUNCHER = {
     "master_addr",
     "master_port",
 }
+
+
+HIDDEN = "(hidden: it looks like a secret)"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SECRET = {"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token", "auth"}
+_SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|sk-|ghp_|github_pat_|xox[abp]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}|://[^/\s:@]+:[^/\s@]+@"
+)
 
 
 class ChangedSetting(NamedTuple):
@@ -44,7 +56,7 @@ def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry, start in events_of(entries, LaunchStart):
         if entry.launch == launch and not found:
-            found.update(_arguments(start.argv))
+            found.update(plain_settings(_arguments(start.argv)))
             known = {
                 "code.commit": start.git_commit,
                 "code.changes": start.git_dirty_digest,
@@ -133,3 +145,41 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# ---- as JSON, without secrets ------------------------------------------------------------------------------------
+
+
+def plain_settings(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The settings as JSON values: secrets hidden, tuples and sets as lists, other objects as 200 letters of their repr."""
+    return {str(name): _plain(str(name), value, 0) for name, value in values.items()}
+
+
+def _plain(name: str, value: Any, depth: int) -> Any:
+    if isinstance(value, bool | int | None) or (isinstance(value, float) and value - value == 0):
+        return value
+    if isinstance(value, Mapping) and depth < 20:
+        return {str(key): _plain(str(key), one, depth + 1) for key, one in value.items()}
+    if looks_secret(name) and value not in ("", ()):
+        return HIDDEN
+    if isinstance(value, list | tuple | set | frozenset) and depth < 20:
+        one_by_one = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [_plain(name, one, depth + 1) for one in one_by_one]
+    text = (
+        value if isinstance(value, str) else str(value) if isinstance(value, os.PathLike | float) else described(value)
+    )
+    return HIDDEN if _SECRET_TEXT.search(text) else text
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a setting of this name may hold a password or key: `hf_token` and `apiKey` do, `max_tokens` does not."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
+
+
+def described(value: Any) -> str:
+    """The first 200 letters of an object's repr, or the name of its class where that fails."""
+    try:
+        return repr(value)[:200]
+    except Exception:  # noqa: BLE001 whatever an object of a stranger raises
+        return type(value).__name__

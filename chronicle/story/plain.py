@@ -6,9 +6,11 @@ Control characters and marks that change the direction of writing are shown as e
 import math
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 __all__ = [
+    "align_columns",
     "format_age",
     "format_factor",
     "format_number",
@@ -49,6 +51,12 @@ def format_number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.4g}"
+
+
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def format_size(size_bytes: int) -> str:

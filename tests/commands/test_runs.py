@@ -12,7 +12,7 @@ from chronicle.journal.events import LaunchEnd, LaunchSettings, LaunchStart, Not
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.story.launch_settings import changes_between, settings_of
+from chronicle.story.launch_settings import HIDDEN, changes_between, settings_of
 from tests.builders.story_runs import toy_run
 from tests.commands.cli import Cli
 
@@ -203,3 +203,12 @@ def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronic
     row = next(line for line in chronicle("status").out.splitlines() if line.startswith("changed"))
     told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle diff --launch 1 2`"
     assert row.split(None, 1)[1] == told
+
+
+def test_secrets_on_a_command_line_are_not_shown(tmp_path: Path, chronicle: Cli) -> None:
+    paths = RunPaths(tmp_path / "logs" / "a")
+    with JournalWriter(paths) as writer:
+        argv = ("train.py", "--hub-token", "hf_abc", "--url=https://me:word@host", "--max-tokens", "512")
+        writer.write(LaunchStart(argv=argv, host="node1"), launch=1, title="launch 1")
+    settings = chronicle("runs", "--json").json[0]["settings"]
+    assert (settings["hub_token"], settings["url"], settings["max_tokens"]) == (HIDDEN, HIDDEN, "512")

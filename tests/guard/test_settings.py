@@ -10,6 +10,7 @@ import chronicle
 from chronicle import recording
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
+from chronicle.story.launch_settings import HIDDEN
 from tests.guard.training import start
 
 
@@ -33,7 +34,7 @@ def test_what_accelerate_gives_to_its_trackers(launch: RunPaths) -> None:
     run = start(launch.run_dir)
     run.accelerator.init_trackers("project", {"lr": 1e-2, "hub_token": "hf_secret"})
     run.train(1)
-    assert settings(launch) == {"init_trackers": {"lr": 1e-2, "hub_token": recording.HIDDEN}}
+    assert settings(launch) == {"init_trackers": {"lr": 1e-2, "hub_token": HIDDEN}}
 
 
 def test_arguments_and_model_of_the_hf_trainer(launch: RunPaths, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import torch
 from chronicle.journal import read_journal
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
-from chronicle.recording import HIDDEN, Recording, looks_secret, plain_settings
+from chronicle.recording import Recording
+from chronicle.story.launch_settings import HIDDEN, looks_secret, plain_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,6 +125,25 @@ def test_what_is_no_number_is_left_out_and_said_once(tmp_path: Path, capsys: pyt
         "many": [1, 2],
         "deep": {"a": {"b": "nan"}},
     }
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "said"),
+    [
+        (1, {"strange": Strange()}, "no numbers, left out: `strange`"),
+        (1, Unlistable(), "a line is left out (KeyError"),
+        (math.inf, {"loss": 1.0}, "the step is inf: expected a whole number"),
+        (Strange(), {"loss": 1.0}, "the step is Strange: expected a whole number"),
+    ],
+)
+def test_whatever_is_handed_over_nothing_is_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: Any, values: Any, said: str
+) -> None:
+    run = Recording(environment(tmp_path))
+    run.log(step, values)
+    assert said in capsys.readouterr().err and logged(tmp_path) == []
+    run.note(Strange(), step=1)  # type: ignore[arg-type]
+    assert [entry.title for entry in entries(tmp_path, "note")] == ["Strange"]
 
 
 def test_a_log_that_cannot_be_written_ends_and_training_goes_on(

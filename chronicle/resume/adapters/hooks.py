@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import MetricsWriter
+from chronicle.metrics.log import MetricsWriter, number_of
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
 from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
@@ -128,7 +128,7 @@ class StepLog:
             last_resort(self._say_end, problem)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
+        numbers = {str(name): number for name, value in values.items() if (number := number_of(value)) is not None}
         numbers.pop("step", None)
         numbers.pop("t", None)
         if self._path is None or not numbers:
@@ -145,12 +145,3 @@ class StepLog:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
