@@ -17,8 +17,8 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 
+from chronicle.credentials import redact_command
 from chronicle.launch.processes import list_processes, read_command, read_environment
-from chronicle.launch.provenance import redact_command
 
 __all__ = [
     "DirectoryScan",

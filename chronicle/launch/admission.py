@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from chronicle.credentials import redact_command
 from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter
 from chronicle.journal.events import Hardware, LaunchEnd, LaunchStart, events_of, find_open_transaction
@@ -34,7 +35,7 @@ from chronicle.launch.processes import (
     read_environment,
     read_process,
 )
-from chronicle.launch.provenance import host_name, redact_command
+from chronicle.launch.provenance import host_name
 from chronicle.launch.slurm import JobStart, NodeWord, ask_job, ask_node, ask_past_state, is_over, start_of
 from chronicle.paths import RunPaths, list_launch_numbers
 from rollback.disk.lock import Locked, hold_lock

@@ -1,6 +1,6 @@
 """Describe what a launch is started from: command, code, environment and machine. Credentials are replaced by `***`.
 
-Environment variables pass an allow-list; values of options that look like credentials are replaced. The environment
+Environment variables pass an allow-list; `chronicle/credentials.py` says what is a credential. The environment
 digest covers names and versions of the packages beside the launcher's executable, read from directory names without
 importing them. Unknown values are None.
 """
@@ -19,19 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chronicle.credentials import holds_secret, looks_secret, redact_command
 from chronicle.launch.processes import read_boot_id, read_process
 
-__all__ = ["describe_launch", "host_name", "redact", "redact_command"]
+__all__ = ["describe_launch", "host_name"]
 
 GIT_SECONDS = 10.0
 SOURCE_SUFFIXES = (".py", ".pyx", ".sh", ".sbatch", ".toml", ".yaml", ".yml", ".cu", ".cpp", ".c", ".h")
 MOST_SOURCES = 2000
 LARGEST_SOURCE_BYTES = 1 << 20
-SECRET_NAME = re.compile(r"(token|secret|passw(or)?d|passwd|credential|api[-_]?key|access[-_]?key)", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16}"
-                          r"|glpat-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}|nvapi-[A-Za-z0-9_-]{20,})\b")  # fmt: skip
-URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
-BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 ALLOWED_VARIABLES = re.compile(
     r"(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|OMP_NUM_THREADS|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|NNODES|NODE_RANK"
     r"|NCCL_[A-Z0-9_]+|TORCH_[A-Z0-9_]+|TORCHELASTIC_[A-Z0-9_]+|PYTORCH_[A-Z0-9_]+|ACCELERATE_[A-Z0-9_]+|DS_ACCELERATOR"
@@ -65,33 +61,11 @@ def describe_launch(command: Sequence[str], cwd: Path, environ: Mapping[str, str
     }
 
 
-def redact_command(command: Sequence[str]) -> list[str]:
-    """Return the command with values of credential-like options and tokens of known formats replaced by `***`."""
-    out: list[str] = []
-    hide_next = False
-    for word in command:
-        name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
-            out.append("***")
-        elif equals and SECRET_NAME.search(name):
-            out.append(f"{name}=***")
-        else:
-            out.append(redact(word))
-        hide_next = word.startswith("-") and not equals and SECRET_NAME.search(word) is not None
-    return out
-
-
-def redact(text: str) -> str:
-    """Return the text without tokens of known formats, passwords in URLs and authorization headers."""
-    text = URL_PASSWORD.sub(r"\1:***@", SECRET_VALUE.sub("***", text))
-    return BEARER.sub(r"\1 ***", text)
-
-
 def _may_record(key: str, value: str) -> bool:
     return (
         ALLOWED_VARIABLES.fullmatch(key) is not None
-        and SECRET_NAME.search(key) is None
-        and redact(value) == value
+        and not looks_secret(key)
+        and not holds_secret(value)
     )
 
 

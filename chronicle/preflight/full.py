@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chronicle.credentials import redact_command
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
-from chronicle.launch.provenance import describe_launch, redact_command
+from chronicle.launch.provenance import describe_launch
 from chronicle.preflight.facts import Baseline, TrainerFacts, declare_plan
 from chronicle.preflight.results import CheckAnswer, CheckResult, CheckVerdict, PreflightFailed
 from chronicle.settings import Settings

@@ -6,15 +6,14 @@ is called `lr`, as most scripts call it in their settings. Values are compared a
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
+from chronicle.credentials import MASK, holds_secret, looks_secret
 from chronicle.journal import Entry
 from chronicle.journal.events import LaunchSettings, LaunchStart, events_of
 
-__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "looks_secret", "plain_settings", "settings_of"]
+__all__ = ["HIDDEN", "ChangedSetting", "changes_between", "described", "plain_settings", "settings_of"]
 
 CODE = ("code.commit", "code.changes", "code.python")
 LAUNCHER = {
@@ -30,12 +29,6 @@ LAUNCHER = {
 
 
 HIDDEN = "(hidden: it looks like a secret)"
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_SECRET = {"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token", "auth"}
-_SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
-_SECRET_TEXT = re.compile(
-    r"\b(?:hf_|sk-|ghp_|github_pat_|xox[abp]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}|://[^/\s:@]+:[^/\s@]+@"
-)
 
 
 class ChangedSetting(NamedTuple):
@@ -168,13 +161,7 @@ def _plain(name: str, value: Any, depth: int) -> Any:
     text = (
         value if isinstance(value, str) else str(value) if isinstance(value, os.PathLike | float) else described(value)
     )
-    return HIDDEN if _SECRET_TEXT.search(text) else text
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a setting of this name may hold a password or key: `hf_token` and `apiKey` do, `max_tokens` does not."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
+    return HIDDEN if holds_secret(text) or text == MASK else text
 
 
 def described(value: Any) -> str:

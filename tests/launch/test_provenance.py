@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from chronicle.launch.provenance import describe_launch, redact_command
+from chronicle.credentials import hidden_arguments, redact_command
+from chronicle.launch.provenance import describe_launch
 
 SECRET = "hf_" + "A1b2C3d4" * 4
 PASSWORDS = ("s3cr3t-word", "pa55-in-url", "abcdef0123456789")
@@ -38,10 +39,26 @@ def test_fake_secrets_in_environment_and_command_reach_no_file_of_the_run(driver
         (["x", "--token", "--steps", "3"], ["x", "--token", "--steps", "3"]),
         (["x", "s3://bucket/a:b", "http://h:80/x"], ["x", "s3://bucket/a:b", "http://h:80/x"]),
         (["x", "glpat-" + "a" * 20], ["x", "***"]),
+        (["x", "--auth", "abc", "--passphrase=abc", "-v"], ["x", "--auth", "***", "--passphrase=***", "-v"]),
+        (["x", "--hftoken", "abc", "wandb.key=1", "db-pass=abc"], ["x", "--hftoken", "***", "wandb.key=1", "db-pass=***"]),
+        (["x", "s3://me:abc@h/p", "https://h/x?api_key=abc&n=1"], ["x", "s3://me:***@h/p", "https://h/x?api_key=***&n=1"]),
+        (["x", '{"api_key": "abc", "lr": 1}'], ["x", '{"api_key": "***", "lr": 1}']),
+        (["sh", "-c", "HF_TOKEN=abc python t.py --lr 1"], ["sh", "-c", "HF_TOKEN=*** python t.py --lr 1"]),
+        # names that only sound like it are what a launch is started again with
+        (["x", "--tokenizer", "gpt2", "--max-tokens", "512"], ["x", "--tokenizer", "gpt2", "--max-tokens", "512"]),
+        (["x", "--tokenizer_path=a", "tokens=8"], ["x", "--tokenizer_path=a", "tokens=8"]),
+        (["x", "--pad-token", "<pad>", "--eos_token=</s>"], ["x", "--pad-token", "<pad>", "--eos_token=</s>"]),
+        (["x", "--token", "-1", "--author", "me"], ["x", "--token", "***", "--author", "me"]),
     ],
 )
 def test_values_of_credential_options_and_known_shapes_are_replaced(words, expected):
     assert redact_command(words) == expected
+
+
+def test_a_recorded_command_says_which_of_its_arguments_are_hidden():
+    words = ["python", "t.py", "--lr", "1", "--hub-token", "abc", "--api-key=abc", "s3://me:abc@h/p"]
+    assert hidden_arguments(redact_command(words)) == ("--hub-token", "--api-key", "s3://me:***@h/p")
+    assert hidden_arguments(["python", "t.py", "--lr", "1"]) == ()
 
 
 def test_the_code_digest_sees_edits_and_code_that_git_does_not_know_yet(tmp_path):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from chronicle.credentials import looks_secret
 from chronicle.journal import read_journal
 from chronicle.metrics import read_metrics
 from chronicle.paths import RunPaths
 from chronicle.recording import Recording
-from chronicle.story.launch_settings import HIDDEN, looks_secret, plain_settings
+from chronicle.story.launch_settings import HIDDEN, plain_settings
 
 ROOT = Path(__file__).parents[2]
 

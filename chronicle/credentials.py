@@ -1,0 +1,109 @@
+"""What looks like a password or key, by its name or by its form; and commands and texts without them.
+
+The one rule for everything that is recorded: the command of a launch, its settings, what `ps` shows of other processes. A
+name is read word by word, so that `hf_token` and `apiKey` are secrets, and `max_tokens` and `tokenizer` are not. What is hidden
+in a command reads `***`; the names of its arguments stay, so that a person knows what to give again (`hidden_arguments`).
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+__all__ = ["MASK", "hidden_arguments", "holds_secret", "looks_secret", "redact", "redact_command"]
+
+MASK = "***"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_ENDS = ("secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "apikey", "token")
+_NAMES = {"auth", "bearer", "pwd"}
+_PAIRS = {
+    *(("api", "key"), ("api", "keys"), ("access", "key"), ("private", "key"), ("secret", "key"), ("license", "key")),
+    *(("db", "pass"), ("user", "pass"), ("smtp", "pass")),
+}
+# what says that a `token` is a piece of text: `pad_token`, `token_id`, `mask_token`, `bos-token`
+_ABOUT_TEXT = {
+    *("pad", "bos", "eos", "unk", "sep", "cls", "mask", "image", "special", "end", "start", "stop", "id", "ids", "type"),
+    *("types", "length", "limit", "budget", "dropout", "count", "level", "classes", "embedding", "weight"),
+}
+_FORMS = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{12,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{12,}|github_pat_[A-Za-z0-9_]{12,}"
+    r"|AKIA[A-Z0-9]{12,}|glpat-[A-Za-z0-9_-]{12,}|xox[abprs]-[A-Za-z0-9-]{10,}|nvapi-[A-Za-z0-9_-]{12,}"
+    r"|wandb_v1_[A-Za-z0-9_-]{12,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+)
+_URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
+_URL_FIELD = re.compile(r"([?&;])([\w.-]+)=([^\s&;#]+)")
+_BEARER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_FIELD = re.compile(r"""(["']?)([A-Za-z_][\w.-]*)\1(\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s,;&"'{}\[\]]+)""")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether something of this name may be a password or key: `hf_token` and `apiKey` may, `max_tokens` may not."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    about_text = bool(_ABOUT_TEXT & set(words))
+    for word in words:
+        end = next((end for end in _ENDS if word.endswith(end)), None)
+        if word in _NAMES or (end and not (end == "token" and (about_text or word[: -len(end)] in _ABOUT_TEXT))):
+            return True
+    return words == ["pass"] or any(pair in _PAIRS for pair in pairwise(words))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a token of a known form, a password in a URL or a header of authorization stands in this text."""
+    return redact(text) != text
+
+
+def redact(text: str) -> str:
+    """The text without tokens of known forms, passwords in URLs and their queries, and headers of authorization."""
+    text = _URL_PASSWORD.sub(rf"\1:{MASK}@", _FORMS.sub(MASK, text))
+    if "://" in text:
+        text = _URL_FIELD.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if looks_secret(m[2]) else m[0], text)
+    return _BEARER.sub(rf"\1 {MASK}", text)
+
+
+def redact_command(command: Sequence[str]) -> list[str]:
+    """The command, word for word as long, with the values of secret options and what has the form of a secret as `***`."""
+    out: list[str] = []
+    for before, word in pairwise(["", *command]):
+        is_code = before in ("-c", "-lc")  # of a shell or of Python: a value ends where the next word begins
+        if looks_secret(before) and before.startswith("-") and "=" not in before and not _is_option(word):
+            out.append(MASK)
+        elif (name := _assigned(word)) and looks_secret(name) and not is_code:
+            out.append(f"{name}={MASK}")
+        else:
+            out.append(redact(_FIELD.sub(_hide_field, word) if is_code or _is_text(word) else word))
+    return out
+
+
+def hidden_arguments(command: Sequence[str]) -> tuple[str, ...]:
+    """Of a recorded command, the arguments that were hidden: the option's name, or the word where it has none.
+
+    Whoever starts a recorded command again must ask for these: `***` is not what the launch was given.
+    """
+    found = []
+    for before, word in pairwise(["", *command]):
+        if MASK not in word:
+            continue
+        name, equals, _ = word.partition("=")
+        found.append(before if word == MASK and before.startswith("-") else name if equals else word)
+    return tuple(dict.fromkeys(found))
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("--") or re.fullmatch(r"-[A-Za-z]", word) is not None
+
+
+def _assigned(word: str) -> str:
+    """`--api-key` of `--api-key=abc`; empty where nothing is assigned."""
+    name, _, value = word.partition("=")
+    return name if value and re.fullmatch(r"[-+]*\w[\w./-]*", name) else ""
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word holds fields of its own: JSON, a list of settings, a line of a shell."""
+    return any(sign in word for sign in " {,;\n") and len(word) < 100_000
+
+
+def _hide_field(match: re.Match[str]) -> str:
+    if not looks_secret(match[2]):
+        return match[0]
+    quote = match[4][0] if match[4][0] in "\"'" else ""
+    return f"{match[1]}{match[2]}{match[1]}{match[3]}{quote}{MASK}{quote}"
