@@ -7,7 +7,6 @@ part of every test run, the whole of it is `slow` and prints a table (`pytest -m
 """
 
 import importlib.util
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,7 @@ MORE: list[Cell] = [("ddp", "bf16", 1, "reversible"), ("ddp", "no", 1, "growth")
 ZERO = ("zero1", "zero2", "zero3")
 KINDS = ("single", "ddp", "fsdp2", *ZERO)
 VARIANTS: list[tuple[str, int, str]] = list(product(("no", "bf16"), (1, 4), ("ramp", "act")))
-needs_zero = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None or not (shutil.which("c++") or shutil.which("g++")),
-    reason="DeepSpeed is not installed, or there is no C++ compiler: it builds shm_comm on a CPU")
+needs_zero = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def _name(cell: Cell) -> str:
@@ -195,11 +192,16 @@ def test_growth_really_happened(single: Path) -> None:
 @needs_zero
 @pytest.mark.slow
 @pytest.mark.sample
-@pytest.mark.timeout(900)  # the first start here may build DeepSpeed's shm_comm, which takes minutes
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("cell", ZERO_SAMPLE, ids=_name)
-def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell) -> None:
-    """The parts of every rank are those of the run that never stopped."""
+def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of every rank are those of the run that never stopped; nothing is built, and no killed build is waited for."""
+    lock = tmp_path / "extensions/deepspeed_shm_comm/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()  # what a killed build leaves: torch would wait for its end
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     _train(tmp_path, [cell], 2)
+    assert [path for path in (tmp_path / "extensions").rglob("*") if path.is_file()] == [lock]
     assert _equal_states(tmp_path / _name(cell)) >= 4
     assert _equal_logs(tmp_path / _name(cell)) == WHOLE
 
