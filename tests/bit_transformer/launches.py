@@ -41,10 +41,17 @@ def run_jobs(jobs: Iterable[Mapping[str, Any]], *, num_processes: int = 1, check
     command += [__file__, json.dumps(list(jobs))]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("CHRONICLE_")}
     environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # ACCELERATE_USE_CPU would turn DeepSpeed off
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_seconds, check=False)
-    if check and done.returncode:
-        raise AssertionError(f"trainer ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
-    return done
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=timeout_seconds)
+    except BaseException:
+        process.terminate()  # torchrun ends its ranks then; a KILL would leave them
+        out, err = process.communicate(timeout=60)
+        print(f"ended after {timeout_seconds} s or at a request:\n{out[-3000:]}\n{err[-6000:]}", file=sys.stderr)
+        raise
+    if check and process.returncode:
+        raise AssertionError(f"trainer ended with {process.returncode}:\n{out[-3000:]}\n{err[-6000:]}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def _train(root: Path, cells: list[Cell], num_processes: int) -> Path:
         first += [job(directory / "straight", *settings), job(directory / "halves", *settings, stop_at=HALF)]
         second += [job(directory / "halves", *settings, launch="again")]
     for jobs in (first, second):
-        run_jobs(jobs, num_processes=num_processes, timeout_seconds=1200)
+        run_jobs(jobs, num_processes=num_processes, timeout_seconds=240 if len(cells) == 1 else 1200)
     return root
 
 
@@ -192,7 +192,7 @@ def test_growth_really_happened(single: Path) -> None:
 @needs_zero
 @pytest.mark.slow
 @pytest.mark.sample
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("cell", ZERO_SAMPLE, ids=_name)
 def test_restart_under_zero_changes_no_bit(tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts of every rank are those of the run that never stopped; nothing is built, and no killed build is waited for."""
