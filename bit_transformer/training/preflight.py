@@ -108,7 +108,7 @@ def _with_room(ranks: Sequence[RankFacts], room: Room) -> tuple[RankFacts, ...]:
 
 
 def _record_evidence(run: TrainingRun) -> None:
-    """Record what this rank measured of itself, for `chronicle claim`. Every rank writes its own record."""
+    """Record what this rank measured of itself, for `chronicle audit --claim`. Every rank writes its own record."""
     evidence = open_evidence(rank=run.accelerator.process_index)
     evidence.process(
         world_size=run.topology.torch_world_size, device=describe_device(run.accelerator.device),

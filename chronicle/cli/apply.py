@@ -1,4 +1,4 @@
-"""`chronicle apply`: apply a plan that `chronicle rollback --plan-out` wrote.
+"""`chronicle rollback --plan`: apply a plan that `chronicle rollback --plan-out` wrote.
 
 Only the request of the written file is used. The plan is made again from the disk and applied if both plans do the same.
 So an outdated plan is refused, and a forged one can do nothing that a request cannot.
@@ -54,7 +54,7 @@ def apply_written_plan(
     Refused when something that the plan was made from has changed since. A plan that is already applied is not
     applied again.
 
-    Example: chronicle apply plan.json --yes
+    Example: chronicle rollback --plan plan.json --yes
     """
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)

@@ -49,6 +49,10 @@ SKEW_SECONDS = 60
 
 def audit(
     full: Annotated[bool, typer.Option("--full", help="Read also every byte of the checkpoints.")] = False,
+    sentence: Annotated[
+        str | None,
+        typer.Option("--claim", help="Check this sentence about the run against recorded evidence instead.", metavar="TEXT"),
+    ] = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -59,7 +63,11 @@ def audit(
     It checks journal chains, clocks, per-step logs, attachments, sealed logs, manifests and claims.
 
     Example: chronicle audit --json
+
+    One sentence: chronicle audit --claim "trained 1.21B on 4 GPUs on WikiText-103"
     """
+    if sentence is not None:
+        return claim(sentence, run, logs, json)
     settings = need_run(settings_with_checkpoints(run, logs, checkpoints))
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
     journal = read_journal(settings.paths)
@@ -170,7 +178,7 @@ def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths
         yield _warn("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
 
 
-# --- chronicle claim
+# --- chronicle audit --claim
 
 LONGEST_SENTENCE = 4000
 
@@ -186,7 +194,7 @@ def claim(
     Each statement is SUPPORTED, CONTRADICTED or UNSUPPORTED. The answer is recorded in the journal. Exit code 5 unless
     the whole sentence is supported.
 
-    Example: chronicle claim "trained 1.21B on 4 GPUs on WikiText-103"
+    Example: chronicle audit --claim "trained 1.21B on 4 GPUs on WikiText-103"
     """
     if len(sentence) > LONGEST_SENTENCE:
         raise UsageProblem(

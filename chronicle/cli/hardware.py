@@ -1,4 +1,4 @@
-"""`chronicle hardware` records hardware events; `chronicle exclude-node` excludes a node from later launches."""
+"""`chronicle hardware` records hardware events; `chronicle hardware --exclude` excludes a node from later launches."""
 
 import shutil
 import subprocess
@@ -31,16 +31,30 @@ def hardware(
         list[Path] | None, typer.Argument(help="Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].")
     ] = None,
     year: Annotated[int | None, typer.Option(help="Year of lines without one [the run's].")] = None,
+    exclude: Annotated[
+        str | None, typer.Option("--exclude", help="Exclude this node from later launches.", metavar="NODE")
+    ] = None,
+    readmit: Annotated[str | None, typer.Option("--readmit", help="Use this node again.", metavar="NODE")] = None,
+    excluded: Annotated[
+        bool, typer.Option("--excluded", help="List the excluded nodes in the form of SLURM's --exclude.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for the journal.", metavar="TEXT")] = "",
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Record hardware events from kernel logs and nvidia-smi.
+    """Record hardware events; exclude a node, or readmit it.
 
-    New events are recorded at the step at which they happened.
+    The events are read from kernel logs and nvidia-smi; new ones are recorded at the step at which they happened.
 
     Example: chronicle hardware /var/log/kern.log
+
+    A node that later launches leave out: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
     """
+    if sum([bool(files), exclude is not None, readmit is not None, excluded]) > 1:
+        raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
+    if exclude is not None or readmit is not None or excluded:
+        return exclude_node(exclude or readmit, reason, readmit is not None, run, logs, json)
     paths = settings_from(run, logs).paths
     used_year = year or guess_year(paths, datetime.now(UTC))
     events = _read_files(files, used_year) if files else _read_machine(used_year)
@@ -63,7 +77,7 @@ def _record(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tup
     launch, step = place if place is not None else (None, None)
     entry = writer.write(Hardware.from_json(event.to_json()), step=step, launch=launch, title=event.title)
     where = "outside all launches" if place is None else f"launch {launch}, step {step}"
-    hint = f"\n      hint: chronicle exclude-node {event.host}" if event.serious and event.host else ""
+    hint = f"\n      hint: chronicle hardware --exclude {event.host}" if event.serious and event.host else ""
     return f"{entry.id}  {event.title} · {where}{hint}", {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
 
 
@@ -99,7 +113,7 @@ def _read_machine(year: int) -> list[HardwareEvent]:
     return events
 
 
-# --- chronicle exclude-node
+# --- chronicle hardware --exclude
 
 
 def exclude_node(
@@ -114,14 +128,14 @@ def exclude_node(
 
     Without a node, the excluded nodes are printed in the form of SLURM's --exclude.
 
-    Example: chronicle exclude-node ip-26-0-147-135 --reason "Xid 64"
+    Example: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
     """
     paths = settings_from(run, logs).paths
     excluded = find_excluded(read_journal(paths).entries)
     if host is None:
         return CommandResult(text=",".join(excluded), data={"excluded": excluded})
     if readmit and host not in excluded:
-        raise UsageProblem(f"`{host}` is not excluded", "`chronicle exclude-node` lists the excluded nodes")
+        raise UsageProblem(f"`{host}` is not excluded", "`chronicle hardware --excluded` lists the excluded nodes")
     data: dict[str, Any] = {"action": READMIT if readmit else EXCLUDE, "host": host, "reason": reason}
     words = f"{'readmitted' if readmit else 'excluded'} {host}" + (f": {reason}" if reason else "")
     with JournalWriter(paths) as writer:

@@ -1,4 +1,4 @@
-"""`chronicle keep` sets checkpoints aside for which a byte budget has no room; `chronicle prune` deletes what was set aside.
+"""`chronicle keep` sets checkpoints aside for which a byte budget has no room; `--prune` deletes what was set aside.
 
 `keep` chooses by `rollback.plan.retention`: what stays is what a rollback would most likely need. It renames the others to
 `<checkpoints>/../abandoned/<id>/`, where no loader looks, and `keep --restore` brings them back. `prune` deletes abandoned
@@ -68,6 +68,9 @@ def keep(
     restore_id: Annotated[
         str | None, typer.Option("--restore", help="Move back what an earlier `keep` set aside.", metavar="ID")
     ] = None,
+    prune_: Annotated[
+        bool, typer.Option("--prune", help="Delete what rollbacks and `keep` moved aside and no undo needs.")
+    ] = False,
     force: ForceOption = None,
     yes: YesOption = False,
     run: RunOption = None,
@@ -78,10 +81,14 @@ def keep(
     """Keep within a budget the checkpoints a rollback may need.
 
     Without --budget it shows what each budget would cost: the steps that a rollback would lose. The others are moved out of the
-    checkpoints directory; `keep --restore` moves them back, `prune` deletes them. The run may be running.
+    checkpoints directory; `keep --restore` moves them back, `keep --prune` deletes them. The run may be running.
 
     Example: chronicle keep --budget 2TB
     """
+    if prune_ and (budget is not None or restore_id is not None):
+        raise UsageProblem("--prune with --budget or --restore: one of them at a time")
+    if prune_:
+        return prune(force, yes, run, logs, checkpoints, json)
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.refuse_stores()
     if restore_id is not None:
@@ -126,7 +133,7 @@ def keep(
             entry = opened.writer.write(event, title=f"{len(moves)} checkpoints set aside, {format_size(plan.removed_bytes)}")
             where = set_aside_dir(root, entry.id)
             apply_moves(root, where, moves)
-    talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle prune` deletes them",)
+    talk = (f"undo it with `chronicle keep --restore {entry.id}`; `chronicle keep --prune` deletes them",)
     data = data | {"changed": True, "id": entry.id, "directory": str(where)}
     return CommandResult(text=f"{text}\n\ndone: moved to {where}", data=data, talk=talk)
 
@@ -278,7 +285,7 @@ def prune(
     It keeps the checkpoints that the undo of the last rollback needs, and enough others
     that two verified ones remain.
 
-    Example: chronicle prune
+    Example: chronicle keep --prune
     """
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.refuse_stores()

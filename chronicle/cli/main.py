@@ -29,65 +29,72 @@ __all__ = ["main"]
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Record a run": {
+    "Record": {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
-        "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
         "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
         "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
     },
-    "See many runs": {
-        "runs": ("chronicle.cli.runs:runs", "List the runs of a directory with state, step and last values."),
-        "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
-    },
-    "See a run": {
+    "Look": {
         "status": ("chronicle.cli.status:show_status", "Show where the run is, what is open and what to do next."),
         "log": ("chronicle.cli.log:log", "List the journal, newest entry first, or draw it as a graph."),
         "show": ("chronicle.cli.log:show", "Show one journal entry and the entries it is linked to."),
-        "costs": ("chronicle.cli.costs:costs", "Show goodput, lost steps and lost hours by cause."),
         "spikes": ("chronicle.cli.spikes:spikes", "List spikes and divergences in training logs."),
-        "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
-        "render": ("chronicle.cli.report:render", "Write the story of the run as Markdown, with one picture."),
-        "report": ("chronicle.cli.report:write_report", "Write the run as one HTML page that works offline."),
-        "serve": ("chronicle.cli.report:serve", "Serve the run's page on 127.0.0.1 until Ctrl-C."),
-        "export": ("chronicle.cli.exchange:export", "Export the metrics of the lineage, each step once."),
-    },
-    "Look at checkpoints": {
-        "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
-        "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
-        "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
-        "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
-        "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
-        "keep": ("chronicle.cli.keep:keep", "Keep within a budget the checkpoints a rollback may need."),
-        "prune": ("chronicle.cli.keep:prune", "Delete abandoned checkpoints that no undo needs."),
+        "costs": ("chronicle.cli.costs:costs", "Show goodput, lost steps and lost hours by cause."),
+        "runs": ("chronicle.cli.runs:runs", "List the runs of a directory with state, step and last values."),
+        "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
     },
     "Go back": {
-        "propose": ("chronicle.cli.spikes:propose_rollback", "Propose a checkpoint to go back to, with reasons."),
         "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
-        "apply": ("chronicle.cli.apply:apply_written_plan", "Apply a plan that `chronicle rollback --plan-out` wrote."),
         "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, byte for byte."),
         "recover": ("chronicle.cli.undo:recover_transaction", "Finish or revert an interrupted rollback or undo."),
     },
     "Check": {
+        "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
+        "diff": ("chronicle.cli.inspect:diff", "Show the numbers that differ between two checkpoints."),
+        "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
-        "claim": ("chronicle.cli.audit:claim", "Check a sentence about the run against recorded evidence."),
-        "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     },
-    "Processes and nodes": {
-        "ps": ("chronicle.cli.processes:ps", "List the living processes of a run."),
-        "sweep": ("chronicle.cli.processes:sweep", "End orphaned processes of earlier launches."),
-        "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events from kernel logs and nvidia-smi."),
-        "exclude-node": ("chronicle.cli.hardware:exclude_node", "Exclude a node from later launches, or readmit it."),
+    "Operate": {
+        "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
+        "ps": ("chronicle.cli.processes:ps", "List the living processes of a run, or end its orphans."),
+        "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
+        "keep": ("chronicle.cli.keep:keep", "Keep within a budget the checkpoints a rollback may need."),
     },
-    "Data, settings, other tools": {
-        "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
-        "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
-        "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
+    "Tell": {
+        "report": ("chronicle.cli.report:write_report", "Write the run as one HTML page, or its story as Markdown."),
+        "serve": ("chronicle.cli.report:serve", "Serve the run's page on 127.0.0.1 until Ctrl-C."),
+        "export": ("chronicle.cli.exchange:export", "Export the metrics of the lineage, each step once."),
     },
 }
-VERBS: Mapping[str, str] = {verb: target for group in GROUPS.values() for verb, (target, _) in group.items()}
+# Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
+ADVANCED: Mapping[str, tuple[str, str]] = {
+    "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
+    "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
+    "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
+    "latest": ("chronicle.cli.latest:latest", "Show the newest whole checkpoint (exit 1 if there is none)."),
+    "manifest": ("chronicle.cli.inspect:manifest", "Write the manifest of a checkpoint: names, sizes, digests."),
+    "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
+    "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
+}
+# old verb -> (module and function, what to type today). They keep working.
+FOLDED: Mapping[str, tuple[str, str]] = {
+    "apply": ("chronicle.cli.apply:apply_written_plan", "rollback --plan FILE"),
+    "claim": ("chronicle.cli.audit:claim", "audit --claim TEXT"),
+    "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
+    "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
+    "prune": ("chronicle.cli.keep:prune", "keep --prune"),
+    "render": ("chronicle.cli.report:render", "report --markdown"),
+    "sweep": ("chronicle.cli.processes:sweep", "ps --sweep"),
+}
+SHOWN: Mapping[str, str] = {verb: target for group in GROUPS.values() for verb, (target, _) in group.items()}
+VERBS: Mapping[str, str] = {
+    **SHOWN,
+    **{verb: target for verb, (target, _) in ADVANCED.items()},
+    **{verb: target for verb, (target, _) in FOLDED.items()},
+}
 # optional package -> the extra that installs it
 EXTRAS: Mapping[str, str] = {
     "numpy": "train",
@@ -108,23 +115,35 @@ ENTRY_POINTS = "chronicle.commands"  # commands of other packages; `experiments`
 class VerbGroup(TyperGroup):
     """The group of all commands; each is imported when it is called."""
 
+    def __init__(self, *arguments: Any, everything: bool = False, **named: Any) -> None:
+        """`everything`: the help shows the advanced verbs with their summaries, and what became of the old ones."""
+        super().__init__(*arguments, **named)
+        self.everything = everything
+
     def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs of the table in its order, then those of other packages."""
-        return [*VERBS, *sorted(_plugins())]
+        """The verbs of the tables in their order, then those of other packages; old names are not listed."""
+        return [*SHOWN, *ADVANCED, *sorted(_plugins())]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their summaries, one section per group of `GROUPS`."""
         for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{verb:<12}", summary) for verb, (_, summary) in commands.items()])
-        if _plugins():
-            with formatter.section("Of other packages"):
-                formatter.write_dl([(f"{verb:<12}", PLUGINS.get(verb, "")) for verb in sorted(_plugins())])
+        advanced = {verb: summary for verb, (_, summary) in ADVANCED.items()}
+        advanced |= {verb: PLUGINS.get(verb, "") for verb in _plugins()}
+        if self.everything:
+            with formatter.section("Advanced"):
+                formatter.write_dl([(f"{verb:<12}", summary) for verb, summary in sorted(advanced.items())])
+            with formatter.section("Old names, which keep working"):
+                formatter.write_dl([(f"{verb:<12}", f"chronicle {words}") for verb, (_, words) in FOLDED.items()])
+            return
+        with formatter.section("Advanced (`chronicle help all` says what they do)"):
+            formatter.write_text(", ".join(sorted(advanced)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the first argument names; an unknown name is answered with the nearest ones."""
         if args and args[0] not in VERBS and not args[0].startswith("-") and args[0] not in _plugins():
-            near = difflib.get_close_matches(args[0], VERBS, n=2)
+            near = difflib.get_close_matches(args[0], [*SHOWN, *ADVANCED], n=2)
             hint = f"did you mean {' or '.join(f'`chronicle {verb}`' for verb in near)}?" if near else "see `chronicle --help`"
             raise UsageProblem(f"no command `{args[0]}`", hint)
         return super().resolve_command(ctx, args)
@@ -186,8 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and print its result; returns the exit code."""
+    everything = False
     if argv and argv[0] == "help":
-        argv = [*argv[1:2], "--help"]
+        everything = list(argv[1:2]) == ["all"]
+        argv = ["--help"] if everything else [*argv[1:2], "--help"]
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
 
@@ -196,7 +217,8 @@ def run(argv: Sequence[str]) -> int:
     if os.environ.get("_CHRONICLE_COMPLETE"):  # the shell asks for completions
         import_module("chronicle.cli.completion").enable()
     try:
-        outcome = _group().main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
+        group = _group(everything=everything)
+        outcome = group.main(args=list(argv) or ["--help"], prog_name="chronicle", standalone_mode=False)
         if (stores := _stores()) is not None:
             stores.refuse_changed()
     except RunCopied as problem:
@@ -225,8 +247,9 @@ def _declare(problem: RunCopied) -> bool:
     return run(["init", *declared, "--run", name, "--logs", logs]) == ExitCode.DONE
 
 
-def _group() -> VerbGroup:
+def _group(*, everything: bool = False) -> VerbGroup:
     return VerbGroup(
+        everything=everything,
         name="chronicle",
         help="Flight recorder and time machine for large training runs.",
         no_args_is_help=True,

@@ -1,8 +1,10 @@
-"""`chronicle ps` lists the processes of a run; `chronicle sweep` ends its orphans."""
+"""`chronicle ps` lists the processes of a run; with `--sweep` it ends its orphans."""
 
 import sys
 import time
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, YesOption, settings_from
 from chronicle.errors import UsageProblem
@@ -28,20 +30,29 @@ __all__ = [
     "sweep",
 ]
 
-def ps(run: RunOption = None, logs: LogsOption = None, json: JsonOption = False) -> CommandResult:
-    """List the living processes of a run.
+def ps(
+    sweep_: Annotated[bool, typer.Option("--sweep", help="End the orphans of earlier launches.")] = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> CommandResult:
+    """List the living processes of a run, or end its orphans.
 
-    It lists the supervisor, the processes of the launches, and orphans of earlier launches.
+    It lists the supervisor, the processes of the launches, and orphans of earlier launches. `--sweep` ends only processes
+    of this run, user and boot, identified by token or record, never by name.
 
-    Example: chronicle ps --run demo
+    Example: chronicle ps --sweep --yes
     """
+    if sweep_:
+        return sweep(run, logs, yes, json)
     paths = settings_from(run, logs).paths
     launches = list_launches(read_journal(paths).entries)
     alive = find_alive(paths, launches)
     elsewhere = describe_elsewhere(paths, launches, time.time())
     talk = [f"not visible from `{host_name()}`: {line['text']}" for line in elsewhere]
     if any(one.role is ProcessRole.ORPHAN for one in alive):
-        talk.append("hint: `chronicle sweep --yes` ends the orphans")
+        talk.append("hint: `chronicle ps --sweep --yes` ends the orphans")
     text = "\n".join(map(format_found, alive)) or f"no living process of run `{paths.run}` on `{host_name()}`"
     data = {"run": paths.run, "processes": [one.to_json() for one in alive], "elsewhere": elsewhere}
     return CommandResult(text=text, data=data, talk=tuple(talk))
@@ -69,7 +80,7 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
     return lines
 
 
-# --- chronicle sweep
+# --- chronicle ps --sweep
 
 
 def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False, json: JsonOption = False) -> CommandResult:
@@ -77,7 +88,7 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
 
     It ends only processes of this run, user and boot, identified by token or record, never by name.
 
-    Example: chronicle sweep --run demo --yes
+    Example: chronicle ps --sweep --run demo --yes
     """
     paths = settings_from(run, logs).paths
     journal = read_journal(paths)
@@ -91,7 +102,7 @@ def sweep(run: RunOption = None, logs: LogsOption = None, yes: YesOption = False
         return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
     lines = [format_found(one) for one in orphans]
     if not yes and not _confirmed(lines):
-        hint = f"chronicle sweep --run {paths.run} --yes"
+        hint = f"chronicle ps --sweep --run {paths.run} --yes"
         raise UsageProblem(f"{len(orphans)} orphans, none ended:\n" + "\n".join(lines), hint)
     report = end_orphans(paths, launches)
     left = [process.pid for process in report.left]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from chronicle.cli.main import VERBS, VerbGroup
+from chronicle.cli.main import FOLDED, VERBS, VerbGroup
 from chronicle.cli.options import ExitCode
 
 __all__ = ["render_reference"]
@@ -41,6 +41,8 @@ def render_reference() -> str:
         command = group.get_command(None, verb)
         if command is not None:
             lines += _command(f"chronicle {verb}", command)
+    lines += ["## Old names\n", "They keep working and are no longer listed by `chronicle --help`.\n", "| | |\n|---|---|"]
+    lines += [f"| `chronicle {verb}` | `chronicle {words}` |" for verb, (_, words) in FOLDED.items()]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

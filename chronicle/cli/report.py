@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
-from chronicle.errors import ChronicleError
+from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
 from chronicle.report.html import plotly_script, render_html
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
@@ -26,14 +26,25 @@ __all__ = [
 
 def write_report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Of the Markdown: write nothing; exit 5 when it is outdated.")] = False,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the Markdown's picture (needs matplotlib).")] = True,
     run: RunOption = None,
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Write the run as one HTML page that works offline.
+    """Write the run as one HTML page, or its story as Markdown.
+
+    The page works offline. The Markdown and its picture lie beside the journal.
 
     Example: chronicle report -o tr-190.html
     """
+    if markdown and out is not None:
+        raise UsageProblem("--markdown with --out: CHRONICLE.md is written into the run's own directory")
+    if markdown or check:
+        return render(check, plots, run, logs, json)
     settings = need_run(settings_from(run, logs))
     paths, script = settings.paths, plotly_script()
     story = read_story(paths, signs_of_life=False)
@@ -46,7 +57,7 @@ def write_report(
     return CommandResult(text=str(target), data=data)
 
 
-# --- chronicle render
+# --- chronicle report --markdown
 
 
 def render(
@@ -58,7 +69,7 @@ def render(
 ) -> CommandResult:
     """Write the story of the run as Markdown, with one picture.
 
-    Example: chronicle render --check
+    Example: chronicle report --markdown --check
     """
     settings = need_run(settings_from(run, logs))
     paths = settings.paths
@@ -79,7 +90,7 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
     except OSError:
         found = None
     state = "missing" if found is None else "current" if found == text else "stale"
-    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": write it with `chronicle render`")
+    words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": write it with `chronicle report --markdown`")
     code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
     return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
 

@@ -1,6 +1,6 @@
 """`chronicle rollback`: finds and verifies the checkpoint, shows the plan, asks, applies, and records it.
 
-Below the command is how a plan is made from what is on disk; `chronicle apply` makes its plan in the same way.
+Below the command is how a plan is made from what is on disk; `chronicle rollback --plan` makes its plan in the same way.
 """
 
 import json as jsonlib
@@ -108,7 +108,14 @@ def rollback(
         ),
     ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")] = False,
-    plan_out: Annotated[Path | None, typer.Option("--plan-out", help="Write the plan for `chronicle apply`.")] = None,
+    plan_out: Annotated[Path | None, typer.Option("--plan-out", help="Write the plan into a file.")] = None,
+    plan_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            help="Apply the plan that --plan-out wrote; refused when what it was made from has changed.", metavar="FILE",
+        ),
+    ] = None,
     deepspeed_config: Annotated[
         Path | None,
         typer.Option(
@@ -138,6 +145,14 @@ def rollback(
 
     The checkpoint of another launch: chronicle rollback --to 30500@8 --dry-run
     """
+    if plan_in is not None:
+        asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
+        switches = (keep_later, warmup, skip_batches, reshuffle, accept_unproved, dry_run)
+        if any(one is not None for one in asked) or any(switches):
+            raise UsageProblem("--plan with other changes: the file already says what is done")
+        from chronicle.cli.apply import apply_written_plan  # it makes its plan by `make_plan` below
+
+        return apply_written_plan(plan_in, force, yes, run, logs, checkpoints, json)
     if to is None:
         raise _without_target(settings_from(run, logs, checkpoints))
     step, launch, abandoned_by, path = _target(to)
@@ -183,7 +198,7 @@ def _without_target(settings: Settings) -> UsageProblem:
 
     proposal = open_proposal(read_journal(settings.paths).entries) if settings.paths.journal_dir.is_dir() else None
     if proposal is None or not proposal.command:
-        hint = "name the step, as in `chronicle rollback --to 30500`; `chronicle propose` looks for a checkpoint"
+        hint = "name the step, as in `chronicle rollback --to 30500`; `chronicle spikes` looks for a checkpoint"
         return UsageProblem("no step to go back to: --to is missing, and no proposal is open", hint)
     text = f"no step to go back to: --to is missing; the open proposal names step {proposal.target_step}"
     return UsageProblem(text, f"to take it: `{proposal.command}`")
@@ -203,7 +218,7 @@ def _in_store(
 
 def _shown(plan: Plan, written: Path | None, *, guarded: bool) -> CommandResult:
     talk = (
-        "nothing was changed" if written is None else f"plan written to {written}; apply it with `chronicle apply`"
+        "nothing was changed" if written is None else f"plan written to {written}; apply it with `chronicle rollback --plan`"
     )
     data = plan.to_json() | {"digest": plan.digest, "guarded": guarded}
     return CommandResult(text=format_plan(plan, guarded=guarded), data=data, talk=(talk,))

@@ -1,4 +1,4 @@
-"""`chronicle spikes` lists divergences in training logs; `chronicle propose` proposes a rollback for an open one."""
+"""`chronicle spikes` lists divergences in training logs, and the rollback that an open one calls for."""
 
 import math
 from collections.abc import Sequence
@@ -155,9 +155,7 @@ def describe_scan(scan: Scan) -> str:
         lines += ["  " + sparkline([value for _, value in scan.spark]), "  " + marks(scan)]
     lines += [f"  {describe_event(event)}" for event in scan.events]
     if scan.proposal is not None:
-        lines += [f"  proposal: {reason}" for reason in scan.proposal.reasons]
-        if scan.proposal.command is not None:
-            lines.append(f"  {scan.proposal.command}")
+        lines += [f"  {line}" for line in describe_proposal(scan.proposal).splitlines()]
     return "\n".join(lines)
 
 
@@ -184,7 +182,7 @@ def marks(scan: Scan) -> str:
     return "".join(out).rstrip()
 
 
-# --- chronicle propose
+# --- chronicle propose, an old name: what `chronicle spikes` says last
 
 
 def propose_rollback(
@@ -211,7 +209,7 @@ def propose_rollback(
 
 def describe_proposal(proposal: Proposal) -> str:
     """The proposal as text: reasons, target, cost, alternatives, budgets, command."""
-    lines = [f"why: {reason}" for reason in proposal.reasons]
+    lines = [f"proposal: {reason}" for reason in proposal.reasons]
     if proposal.target_step is not None:
         lines.append(f"to: {_place(proposal.target_step, proposal.cost_steps, proposal.cost_hours)}")
     lines += [f"or: {_place(other.step, other.cost_steps, other.cost_hours)}" for other in proposal.alternatives]

@@ -459,7 +459,7 @@ class EvidenceSealed(JournalEvent, kind=EntryKind.EVIDENCE_SEALED):
 
 
 class Swept(JournalEvent, kind=EntryKind.SWEEP):
-    """Orphans of earlier launches were ended (`chronicle sweep`)."""
+    """Orphans of earlier launches were ended (`chronicle ps --sweep`)."""
 
     orphans: tuple[Mapping[str, Any], ...]
     killed: Any

@@ -303,7 +303,7 @@ def ensure_node_in_use(journal: Journal, *, force: str | None = None) -> None:
     if force is None and host_name() in excluded:
         raise LaunchRefused(
             f"this node, `{host_name()}`, is excluded from run `{journal.run}`: {excluded[host_name()]}",
-            f"start on another node, or `chronicle exclude-node {host_name()} --readmit`",
+            f"start on another node, or `chronicle hardware --exclude {host_name()} --readmit`",
         )
 
 
@@ -363,7 +363,7 @@ def _refuse_alive_here(run: str, alive: Sequence[LiveProcess]) -> None:
     if any(one.role is ProcessRole.SUPERVISOR for one in alive):
         hint = "wait for it, or end it: `kill " + str(alive[0].process.pid) + "`"
     else:
-        hint = "`chronicle ps` shows them, `chronicle sweep --yes` ends the orphans"
+        hint = "`chronicle ps` shows them, `chronicle ps --sweep --yes` ends the orphans"
     raise LaunchRefused(f"processes of run `{run}` are alive here: {listed}{more}", hint)
 
 

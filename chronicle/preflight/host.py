@@ -83,7 +83,7 @@ def check_orphans(host: Host) -> CheckResult:
         return answer.passed("none here", "token and recorded processes in /proc")
     listed = ", ".join(f"{one.process.pid} (launch {one.launch})" for one in alive[:6])
     text = f"{len(alive)} alive: {listed}"
-    return answer.failed(text, "token and recorded processes in /proc", "`chronicle sweep --yes` ends orphans")
+    return answer.failed(text, "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
 
 
 def check_gpus_free(host: Host) -> CheckResult:

@@ -700,7 +700,7 @@ class GuardSession:
             known = [self.start.start_step or 0]
         sound = known[-1] if known else None
         if sound is None:
-            return f"no sound checkpoint of this launch is known; type: chronicle propose --run {run}"
+            return f"no sound checkpoint of this launch is known; type: chronicle spikes --run {run}"
         return f"to roll back, type: chronicle rollback --to {sound} --run {run}"
 
     def _trip(self, lrs: LrRow) -> None:

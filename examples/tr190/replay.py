@@ -78,7 +78,7 @@ class Replay:
         self.close_incidents()
         self.command("chronicle log --graph")
         self.command("chronicle status")
-        self.command("chronicle render")
+        self.command("chronicle report --markdown")
         if shutil.which("chronicle", path=self.environment["PATH"]):
             self.command("chronicle report", ok=(0, 1))
 

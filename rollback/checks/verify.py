@@ -200,7 +200,7 @@ def check_sound(manifest: Manifest) -> list[Finding]:
     if not words:
         return []
     message = f"spoilt when it was saved: {words}"
-    remedy = "go back to an earlier checkpoint: `chronicle propose` names one"
+    remedy = "go back to an earlier checkpoint: `chronicle spikes` names one"
     return [Finding(check="F11", severity=Severity.ERROR, path="chronicle-manifest.json", message=message, remedy=remedy)]
 
 

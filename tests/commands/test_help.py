@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from chronicle.cli.main import GROUPS, VERBS, VerbGroup, run
+from chronicle.cli.main import ADVANCED, FOLDED, GROUPS, SHOWN, VERBS, VerbGroup, run
+from chronicle.cli.reference import render_reference
 
 
 def shown(*words: str) -> str:
@@ -31,8 +32,31 @@ def test_the_list_of_commands_is_grouped_in_whole_sentences_of_80_columns() -> N
             assert f"  {verb:<12}  {summary}\n" in text
 
 
+def test_a_command_line_one_can_hold_in_mind() -> None:
+    """About 25 verbs with their summaries; the rarely typed ones are only named, old names are not."""
+    text = shown("--help")
+    assert 20 <= len(SHOWN) <= 28
+    named = text.partition("Advanced")[2]
+    assert all(verb in named for verb in ADVANCED)
+    assert not any(f" {verb} " in text for verb in FOLDED if verb not in ("apply", "claim"))
+
+
+def test_help_all_says_what_each_verb_does_and_what_became_of_the_old_ones() -> None:
+    text = shown("help", "all")
+    assert all(f"  {verb:<12}  {summary}\n" in text for verb, (_, summary) in ADVANCED.items())
+    assert all(f"  {verb:<12}  chronicle {words}\n" in text for verb, (_, words) in FOLDED.items())
+
+
+def test_what_an_old_name_stands_for_is_in_the_help_of_the_verb_named() -> None:
+    for verb, (_, words) in FOLDED.items():
+        today, *options = words.split()
+        assert f"\n## chronicle {verb}\n" not in render_reference()
+        assert shown(verb, "--help").startswith("Usage: chronicle")
+        assert all(word in shown(today, "--help") for word in options if word.startswith("--")), words
+
+
 def test_the_summary_of_each_command_is_the_first_line_of_its_help() -> None:
-    for commands in GROUPS.values():
+    for commands in (*GROUPS.values(), ADVANCED):
         for verb, (target, summary) in commands.items():
             module, _, name = target.partition(":")
             found = getattr(import_module(module), name)
@@ -41,8 +65,8 @@ def test_the_summary_of_each_command_is_the_first_line_of_its_help() -> None:
 
 
 def test_each_command_is_in_one_group() -> None:
-    assert len(VERBS) == sum(map(len, GROUPS.values()))
-    assert set(VERBS) <= set(VerbGroup(name="chronicle").list_commands(None))
+    assert len(VERBS) == sum(map(len, GROUPS.values())) + len(ADVANCED) + len(FOLDED)
+    assert set(VERBS) - set(FOLDED) <= set(VerbGroup(name="chronicle").list_commands(None))
 
 
 def test_the_list_of_commands_imports_none_of_them() -> None:

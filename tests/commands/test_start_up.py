@@ -29,7 +29,7 @@ sys.stderr.write("\\n" + json.dumps([code, sorted({{name.split(".")[0] for name 
         ["audit"],
         ["close", "00000006", "--outcome", "worked"],
         ["config", "show"],
-        ["render", "--check"],
+        ["report", "--markdown", "--check"],
         ["--version"],
     ],
     ids=" ".join,

@@ -110,7 +110,7 @@ def test_a_rollback_behind_an_incident_answers_it_until_it_is_undone(tmp_path: P
     assert chronicle("status", "--json").json["open_incidents"] == []
     again = run.add("incident", launch=2, step=8, title="the same again", data={"kind": "divergence", "tier": "propose"})
     assert [x["id"] for x in chronicle("status", "--json").json["open_incidents"]] == [again.id]
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     assert "answered by the rollback to 5" in run.paths.chronicle_md.read_text()
     run.add("undo.receipt", refs=(receipt.id,))
     assert incident in [x["id"] for x in chronicle("status", "--json").json["open_incidents"]]
@@ -125,7 +125,7 @@ def test_a_rollback_that_stops_short_of_the_onset_answers_nothing(tmp_path: Path
 def test_an_answered_incident_can_still_be_closed(tmp_path: Path, chronicle: Cli) -> None:
     run = toy_run(tmp_path)
     assert chronicle("close", "00000006", "it was the data", "--outcome", "worked").code == 0
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     text = run.paths.chronicle_md.read_text()
     assert "it was the data" in text and "answered by" not in text
 
@@ -240,7 +240,7 @@ def test_a_rollback_stands_by_the_launch_that_trained_after_it_not_by_one_that_w
     run.end(3, 120)
     lines = chronicle("log", "--graph").out.splitlines()
     assert [line[:4].rstrip() for line in lines] == ["*", "R", "| x", "| g", "|/", "| x", "|/", "*"]
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     assert "none; it would have resumed at step 50" in run.paths.chronicle_md.read_text()
 
 
@@ -269,7 +269,7 @@ def test_what_the_detector_and_a_proposal_said_is_told_in_sentences(tmp_path: Pa
     proposal = {"target_step": 200, "command": command, "cost_steps": 134, "reasons": ["the *lr* rose"]}
     proposal["alternatives"] = [{"step": 150, "launch": 1, "cost_steps": 184}]
     run.add("proposal", launch=1, step=200, title="back to 200", data=proposal)
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     page = run.paths.chronicle_md.read_text()
     seen = "level-shift on loss, grad_norm, onset at step 302 (at the earliest 299), alarm at 303, peak +0.5213 (17.98 σ)"
     assert f"**Measured.** {seen} at 306" in page and "onset_row" not in page
@@ -321,26 +321,26 @@ def test_show_of_no_such_entry_is_one_sentence(tmp_path: Path, chronicle: Cli) -
 
 def test_render_is_deterministic_and_check_finds_a_stale_file(tmp_path: Path, chronicle: Cli) -> None:
     run = toy_run(tmp_path)
-    assert chronicle("render", "--check").code == 5
-    assert chronicle("render", "--no-plots").code == 0
+    assert chronicle("report", "--markdown", "--check").code == 5
+    assert chronicle("report", "--markdown", "--no-plots").code == 0
     first = run.paths.chronicle_md.read_bytes()
-    assert chronicle("render", "--check").code == 0
+    assert chronicle("report", "--markdown", "--check").code == 0
     run.paths.chronicle_md.unlink()
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     assert run.paths.chronicle_md.read_bytes() == first
     run.add("note", title="one more")
-    assert chronicle("render", "--check").code == 5
+    assert chronicle("report", "--markdown", "--check").code == 5
 
 
 def test_a_beating_heart_does_not_make_the_rendered_page_stale(tmp_path: Path, chronicle: Cli) -> None:
     run = toy_run(tmp_path)
     run.start(3, 8)
-    chronicle("render", "--no-plots")
+    chronicle("report", "--markdown", "--no-plots")
     run.paths.heartbeats_dir.mkdir()
     beat = '{"v":1,"host":"h","launch":3,"pid":1,"start_ticks":1,"boot_id":"","uid":0,"t":9e9,"processes":[]}'
     (run.paths.heartbeats_dir / "h.json").write_text(beat)
     assert "running" in chronicle("status").out
-    assert chronicle("render", "--check").code == 0
+    assert chronicle("report", "--markdown", "--check").code == 0
 
 
 def test_status_of_the_abandoned_launch_alone_never_counts_a_torn_metrics_line(tmp_path: Path, chronicle: Cli) -> None:

@@ -34,7 +34,7 @@ def findings(capsys):
 
 
 def test_a_claim_that_evidence_no_longer_supports_is_found_by_audit(paths, capsys):
-    assert chronicle(["claim", "100 parameters", "--run", "demo"]) == 0
+    assert chronicle(["audit", "--claim", "100 parameters", "--run", "demo"]) == 0
     assert [one for one in findings(capsys)[1] if one[0] == "claim"] == []
     record(paths, 50)
     code, found = findings(capsys)
@@ -64,7 +64,7 @@ def test_note_warns_about_a_number_and_is_written_all_the_same(paths, capsys):
 def test_the_end_of_a_chain_is_held_by_who_saw_it(paths, capsys, how):
     """A chain shows edits in its middle; its last lines, and whole files, only another writer can vouch for."""
     (file,) = paths.journal_dir.iterdir()
-    assert chronicle(["claim", "100 parameters", "--run", "demo"]) == 0
+    assert chronicle(["audit", "--claim", "100 parameters", "--run", "demo"]) == 0
     assert [one for one in findings(capsys)[1] if one[0] == "chain-cut"] == []
     if how == "gone":
         file.unlink()

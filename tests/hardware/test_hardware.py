@@ -96,17 +96,18 @@ def test_event_is_entered_once_at_the_step_that_was_running(demo, tmp_path, caps
 
 def test_excluded_node_refuses_a_launch_until_it_is_readmitted(demo, capsys):
     """Seed 003, exp3: "Getting Xid 64 again - the bad node wasn't removed from the pool"."""
-    assert chronicle(["exclude-node", host_name(), "--reason", "Xid 64", "--run", "demo"]) == 0
+    assert chronicle(["hardware", "--exclude", host_name(), "--reason", "Xid 64", "--run", "demo"]) == 0
     assert chronicle(["exclude-node", "n2", "--run", "demo"]) == 0
     capsys.readouterr()
-    assert chronicle(["exclude-node", "--run", "demo"]) == 0
+    assert chronicle(["hardware", "--excluded", "--run", "demo"]) == 0
     assert capsys.readouterr().out == f"{host_name()},n2\n"
     with pytest.raises(LaunchRefused, match="Xid 64"):
         ensure_node_in_use(read_journal(demo))
     ensure_startable(demo, read_journal(demo), now=0.0)  # what rollbacks ask: they may be made on any node
-    assert chronicle(["exclude-node", host_name(), "--readmit", "--run", "demo"]) == 0
+    assert chronicle(["hardware", "--readmit", host_name(), "--run", "demo"]) == 0
     ensure_node_in_use(read_journal(demo))
-    assert chronicle(["exclude-node", "n9", "--readmit", "--run", "demo"]) == 2
+    assert chronicle(["hardware", "--readmit", "n9", "--run", "demo"]) == 2
+    assert chronicle(["hardware", "--exclude", "n9", "--readmit", "n9", "--run", "demo"]) == 2
 
 
 def test_a_note_about_hardware_excludes_nobody(demo):

@@ -80,7 +80,7 @@ def test_trainer_that_forks_away_is_swept_after_its_supervisor_was_killed(driver
     driver.wait()
     shown = driver.call("ps").stdout
     assert shown.count("orphan") == len(driver.left())
-    assert driver.call("sweep").returncode == 2
+    assert driver.call("ps", "--sweep").returncode == 2
     assert driver.left() != []
-    assert driver.call("sweep", "--yes").returncode == 0
+    assert driver.call("ps", "--sweep", "--yes").returncode == 0
     assert driver.left() == []

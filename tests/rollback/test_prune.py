@@ -43,7 +43,7 @@ def abandoned(top: Path) -> list[str]:
 
 def test_what_the_last_undo_needs_is_kept(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert "nothing to prune" in capsys.readouterr().out
     assert abandoned(top) == ["opt_step-20"]
     assert chronicle(top, "undo", "--yes") == 0
@@ -52,7 +52,7 @@ def test_what_the_last_undo_needs_is_kept(top: Path, capsys: pytest.CaptureFixtu
 def test_earlier_rollbacks_lose_what_they_moved_away(top: Path) -> None:
     assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
     assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert abandoned(top) == ["opt_step-15"]
     assert sorted(p.name for p in top.iterdir()) == ["abandoned", "checkpoints", "logs"]
     entry = next(read_journal(RunPaths(top / "logs" / "r")).of_kind("prune"))
@@ -62,7 +62,7 @@ def test_earlier_rollbacks_lose_what_they_moved_away(top: Path) -> None:
 def test_undo_of_a_pruned_rollback_is_refused_before_anything_changed(top: Path) -> None:
     assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
     assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert chronicle(top, "undo", "--yes") == 0
     before = picture(top / "checkpoints")
     assert chronicle(top, "undo", "--yes") == 3
@@ -73,7 +73,7 @@ def test_undo_of_a_pruned_rollback_is_refused_before_anything_changed(top: Path)
 def test_without_yes_nothing_is_deleted(top: Path) -> None:
     assert chronicle(top, "rollback", "--to", "15", "--yes") == 0
     assert chronicle(top, "rollback", "--to", "10", "--yes") == 0
-    assert chronicle(top, "prune") == 2
+    assert chronicle(top, "keep", "--prune") == 2
     assert abandoned(top) == ["opt_step-15", "opt_step-20"]
 
 
@@ -82,10 +82,10 @@ def test_originals_of_an_undone_rollback_are_removed_and_others_stay(top: Path) 
     assert chronicle(top, "undo", "--yes") == 0
     objects = top / "logs" / "r" / "objects"
     assert len(list(objects.glob("*/*"))) == 2
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert list(objects.glob("*/*")) == []
     assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--yes") == 0
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert len(list(objects.glob("*/*"))) == 2
 
 
@@ -131,7 +131,7 @@ def test_what_was_set_aside_is_deleted_by_prune_only(top: Path, capsys: pytest.C
     assert chronicle(top, "keep", "--budget", "1", "--yes") == 0
     assert "more than the budget: what stays may not go" in capsys.readouterr().out
     assert names(top) == ["opt_step-15", "opt_step-20"]
-    assert chronicle(top, "prune", "--yes") == 0
+    assert chronicle(top, "keep", "--prune", "--yes") == 0
     assert abandoned(top) == [] and names(top) == ["opt_step-15", "opt_step-20"]
 
 

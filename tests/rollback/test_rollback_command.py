@@ -72,24 +72,33 @@ def test_written_plan_is_applied_as_shown(top: Path) -> None:
     assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
     digest = json.loads(plan.read_text())["digest"]
     assert not (top / "logs").exists()
-    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert chronicle(top, "rollback", "--plan", str(plan), "--yes") == 0
     receipts = list(read_journal(RunPaths(top / "logs" / "r")).of_kind("rollback.receipt"))
     assert [entry.data["plan"] for entry in receipts] == [digest]
     assert sorted(p.name for p in (top / "checkpoints").iterdir()) == ["opt_step-10"]
+
+
+def test_a_plan_beside_other_changes_is_refused(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file already says what is done: a factor beside it would be one that nobody applies."""
+    plan = top / "plan.json"
+    assert chronicle(top, "rollback", "--to", "10", "--plan-out", str(plan)) == 0
+    for more in (["--lr-scale", "0.5"], ["--to", "10"], ["--keep-later"], ["--warmup", "3"], ["--dry-run"]):
+        assert chronicle(top, "rollback", "--plan", str(plan), *more, "--yes") == 2, more
+    assert not (top / "logs").exists() and "already says what is done" in capsys.readouterr().err
 
 
 def test_a_plan_is_carried_out_once_and_again_only_after_an_undo(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Typed twice at 3 a.m.: the second time says so, changes nothing and is no error."""
     plan = top / "plan.json"
     assert chronicle(top, "rollback", "--to", "10", "--lr-scale", "0.5", "--plan-out", str(plan)) == 0
-    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert chronicle(top, "rollback", "--plan", str(plan), "--yes") == 0
     after = picture(top / "checkpoints")
     capsys.readouterr()
-    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert chronicle(top, "rollback", "--plan", str(plan), "--yes") == 0
     assert "already applied" in capsys.readouterr().out
     assert picture(top / "checkpoints") == after
     assert chronicle(top, "undo", "--yes") == 0
-    assert chronicle(top, "apply", str(plan), "--yes") == 0
+    assert chronicle(top, "rollback", "--plan", str(plan), "--yes") == 0
     assert "already" not in capsys.readouterr().out.rpartition("undo")[2]
     receipts = list(read_journal(RunPaths(top / "logs" / "r")).of_kind("rollback.receipt"))
     assert len(receipts) == 2
@@ -110,7 +119,7 @@ def test_apply_refuses_when_anything_changed_since_the_plan(
     else:
         plan.write_text(plan.read_text().replace('"keep_later": false', '"keep_later": true'))
     before = picture(top / "checkpoints")
-    assert chronicle(top, "apply", str(plan), "--yes") == 3
+    assert chronicle(top, "rollback", "--plan", str(plan), "--yes") == 3
     assert "since" in (said := capsys.readouterr().err) or "changed after it was planned" in said
     assert picture(top / "checkpoints") == before
 
