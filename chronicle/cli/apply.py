@@ -6,24 +6,12 @@ So an outdated plan is refused, and a forged one can do nothing that a request c
 
 import json as jsonlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from chronicle.cli.options import (
-    CheckpointsOption,
-    CommandResult,
-    ForceOption,
-    JsonOption,
-    LogsOption,
-    RunOption,
-    YesOption,
-    settings_from,
-)
-from chronicle.cli.rollback import make_plan
+from chronicle.cli.options import CommandResult, settings_from
 from chronicle.cli.transaction import apply_and_report, open_run, read_sound_journal
 from chronicle.errors import ChronicleError
 from chronicle.journal import Entry
@@ -35,27 +23,22 @@ from rollback.errors import PlanRefused
 from rollback.plan.plan import COMMENTS, VERSION, Plan, plan_digest
 from rollback.plan.request import RollbackRequest
 
-__all__ = ["apply_written_plan"]
+__all__ = ["apply_file"]
 
 MAX_PLAN_BYTES = 256 * 2**20  # a plan for 512 ranks with a hundred groups each has about 50 MB
 
 
-def apply_written_plan(
-    file: Annotated[Path, typer.Argument(help="File with the plan.", metavar="FILE")],
-    force: ForceOption = None,
-    yes: YesOption = False,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    checkpoints: CheckpointsOption = None,
-    json: JsonOption = False,
+def apply_file(
+    file: Path,
+    make_plan: Callable[..., Plan],
+    *,
+    force: str | None,
+    yes: bool,
+    run: str | None,
+    logs: Path | None,
+    checkpoints: Path | None,
 ) -> CommandResult:
-    """Apply a plan that `chronicle rollback --plan-out` wrote.
-
-    Refused when something that the plan was made from has changed since. A plan that is already applied is not
-    applied again.
-
-    Example: chronicle rollback --plan plan.json --yes
-    """
+    """Apply the plan in `file`: it is made again by `make_plan` and must do the same. Applied already, it is not applied again."""
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)
     done = _last_change(settings.paths, force)

@@ -81,7 +81,7 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
 }
 # old verb -> (module and function, what to type today). They keep working.
 FOLDED: Mapping[str, tuple[str, str]] = {
-    "apply": ("chronicle.cli.apply:apply_written_plan", "rollback --plan FILE"),
+    "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
     "claim": ("chronicle.cli.audit:claim", "audit --claim TEXT"),
     "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
     "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),

@@ -59,6 +59,7 @@ from rollback.plan.request import HONOURED, Cost, RollbackRequest
 from rollback.transaction.apply import plan_from_disk
 
 __all__ = [
+    "apply_written_plan",
     "make_plan",
     "rollback",
 ]
@@ -150,8 +151,6 @@ def rollback(
         switches = (keep_later, warmup, skip_batches, reshuffle, accept_unproved, dry_run)
         if any(one is not None for one in asked) or any(switches):
             raise UsageProblem("--plan with other changes: the file already says what is done")
-        from chronicle.cli.apply import apply_written_plan  # it makes its plan by `make_plan` below
-
         return apply_written_plan(plan_in, force, yes, run, logs, checkpoints, json)
     if to is None:
         raise _without_target(settings_from(run, logs, checkpoints))
@@ -189,6 +188,27 @@ def rollback(
         if only_look:
             return _shown(plan, plan_out, guarded=has_guard(plan, opened.journal))
         return apply_and_report(plan, opened, yes=yes)
+
+
+def apply_written_plan(
+    file: Annotated[Path, typer.Argument(help="File with the plan.", metavar="FILE")],
+    force: ForceOption = None,
+    yes: YesOption = False,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    checkpoints: CheckpointsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Apply a plan that `chronicle rollback --plan-out` wrote.
+
+    Refused when something that the plan was made from has changed since. A plan that is already applied is not
+    applied again. Today: `chronicle rollback --plan FILE`.
+
+    Example: chronicle apply plan.json --yes
+    """
+    from chronicle.cli.apply import apply_file  # only where a plan is read from a file
+
+    return apply_file(file, make_plan, force=force, yes=yes, run=run, logs=logs, checkpoints=checkpoints)
 
 
 def _without_target(settings: Settings) -> UsageProblem:
