@@ -38,7 +38,7 @@ def apply_file(
     logs: Path | None,
     checkpoints: Path | None,
 ) -> CommandResult:
-    """Apply the plan in `file`: it is made again by `make_plan` and must do the same. Applied already, it is not applied again."""
+    """Apply the plan in `file`: `make_plan` makes it again, and both must do the same. Once applied it is not applied again."""
     written = _read_plan(file)
     settings = _settings(written, run, logs, checkpoints)
     done = _last_change(settings.paths, force)
