@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
+from chronicle.launch.build_locks import find_build_locks
 from chronicle.launch.processes import read_command, read_environment, walk_children
 from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
 from chronicle.launch.ranks import rank_of
@@ -31,6 +32,7 @@ from chronicle.launch.rhythm import Rhythm, Silences, Stragglers
 from chronicle.launch.stacks import (
     IDLE_CPU,
     PATIENT_SECONDS,
+    WAITS_FOR_A_BUILD,
     Autopsy,
     ProcessReading,
     RankDoing,
@@ -389,6 +391,8 @@ class StallWatch:
         busy = self._devices()
         lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
         lines += [f"  {line}" for line in recorder]
+        if any(frame.path.endswith(WAITS_FOR_A_BUILD) for one in stands for frame in one.stack):
+            lines += [f"  {lock.text}" + (f" ({lock.remedy})" if lock.remedy else "") for lock in find_build_locks(os.environ)]
         if busy:
             lines.append("  GPUs: " + ", ".join(f"{name[:12]} {share:.0%} busy" for name, share in sorted(busy.items())))
         if evidence:

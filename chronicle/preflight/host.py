@@ -18,6 +18,7 @@ from pathlib import Path
 from chronicle.journal import Entry
 from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
 from chronicle.launch.admission import find_alive, list_launches
+from chronicle.launch.build_locks import find_build_locks
 from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
@@ -248,12 +249,16 @@ DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE
 
 
 def check_build_tools(command: Sequence[str], environ: Mapping[str, str]) -> CheckResult:
-    """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja. Unknown when the command does not name it.
+    """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja, and no lock of a killed build may lie in its way.
 
-    On a CPU DeepSpeed builds `shm_comm` at every first use (deepspeed/comm/torch.py). On a GPU what is built depends on the
-    configuration and on the installation, so there a missing tool is only a warning.
+    On a CPU DeepSpeed builds `shm_comm` at every first use (deepspeed/comm/torch.py); `bit_transformer` keeps it from that.
+    On a GPU what is built depends on the configuration and on the installation, so there a missing tool is only a warning.
+    Unknown when the command does not name DeepSpeed.
     """
     answer = CheckAnswer("PF29", "requested flags")
+    waited_for = [lock for lock in find_build_locks(environ) if lock.holder is None]
+    if waited_for:
+        return answer.warned(waited_for[0].text, "torch's directory of extensions", waited_for[0].remedy)
     named = next((word for word in command if DEEPSPEED.search(word)), None)
     if named is None:
         return answer.unknown("the command does not name DeepSpeed")
@@ -267,6 +272,8 @@ def check_build_tools(command: Sequence[str], environ: Mapping[str, str]) -> Che
     text = f"DeepSpeed builds parts of itself when it is first used, and {' and '.join(missing)} is not on the PATH"
     remedy = "install g++ and `pip install ninja`, and put both on the PATH (activate the environment)"
     on_cpu = environ.get("DS_ACCELERATOR") == "cpu" or shutil.which("nvidia-smi", path=path) is None
+    if on_cpu and "bit_transformer.train" in command:
+        return answer.passed("bit_transformer builds nothing on a CPU", read)
     return (answer.failed if on_cpu else answer.warned)(text, read, remedy)
 
 
