@@ -1,4 +1,4 @@
-"""`chronicle export`, `import` and `mlflow`: exchange a run's data with other tools."""
+"""`chronicle export` and `mlflow`: a run's data for other tools."""
 
 import io
 import shutil
@@ -18,7 +18,6 @@ __all__ = [
     "Format",
     "app",
     "export",
-    "import_",
 ]
 
 class Format(StrEnum):
@@ -95,94 +94,6 @@ def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
             raise ChronicleError(f"`{out}` exists and chronicle did not write it", "name another directory with -o")
         shutil.rmtree(out)  # event files of an earlier export: TensorBoard would read both
     return write_tensorboard(canonical_rows(paths, story.lineage, abandoned=True), story.lineage, out)
-
-
-# --- chronicle import
-
-
-def import_(
-    sources: Annotated[
-        list[str], typer.Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
-    ],
-    format_name: Annotated[
-        str | None,
-        typer.Option("--as", help="entries, chronicle, events, tensorboard, trainer-state, log or mlflow.", metavar="FORMAT"),
-    ] = None,
-    uri: Annotated[str | None, typer.Option(help="MLflow tracking store for --as mlflow.")] = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
-) -> CommandResult:
-    """Import an old run: TensorBoard, CSV, MLflow, logs, Markdown.
-
-    Sources: TensorBoard, W&B and other CSV, MLflow, trainer_state.json, logs, journal entries, a chronicles.md.
-
-    Example: chronicle import runs/tensorboard --run old-run && chronicle report --run old-run
-    """
-    settings = settings_from(run, logs)
-    lines, records = [], []
-    for source in sources:
-        text, record = _import(settings.paths, source, format_name, uri)
-        lines.append(text)
-        records.append(record)
-    found, events = _scan_imported(settings.paths)
-    lines += found
-    lines.append(f"show it with `chronicle log --graph --run {settings.run}` or `chronicle report --run {settings.run}`")
-    return CommandResult(text="\n".join(lines), data={"run": settings.run, "imports": records, "events": events})
-
-
-def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, object]]]:
-    """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan."""
-    from chronicle.metrics.readers import NothingToWatch
-    from chronicle.watch.scan import describe_event, scan_run
-    from rollback.detect import Tier
-
-    try:
-        scan = scan_run(paths, None)
-    except NothingToWatch as problem:
-        return [f"not scanned: {problem.message}"], []
-    if not scan.rows:
-        return [], []
-    loud = [event for event in scan.events if event.tier is not Tier.NOTICE]
-    quiet = len(scan.events) - len(loud)
-    lines = [f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")]
-    return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
-
-
-def _import(paths: RunPaths, source: str, format_name: str | None, uri: str | None) -> tuple[str, dict[str, object]]:
-    from chronicle.integrations.importing import read_source, write_import
-    from chronicle.metrics.readers import UnknownLog
-
-    if format_name == "mlflow":
-        if uri is None:
-            raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
-        return _import_mlflow(paths, source, uri)
-    path = Path(source)
-    try:
-        found = read_source(path, format_name)
-    except UnknownLog as problem:
-        way_out = "`chronicle spikes FILE` reads logs of any names that you give it"
-        raise UsageProblem(problem.message, way_out) from None
-    done = write_import(paths, found, path if path.exists() else source)
-    return _told(source, found.format, done.entry_id, done.entries, done.launches, done.points)
-
-
-def _import_mlflow(paths: RunPaths, run_id: str, uri: str) -> tuple[str, dict[str, object]]:
-    from chronicle.integrations.importing import write_import
-    from chronicle.integrations.mlflow import read_mlflow
-
-    done = write_import(paths, read_mlflow(uri, run_id), run_id)
-    return _told(run_id, "mlflow", done.entry_id, done.entries, done.launches, done.points)
-
-
-def _told(
-    source: str, name: str, entry: str | None, entries: int, launches: int, points: int
-) -> tuple[str, dict[str, object]]:
-    record: dict[str, object] = {"source": source, "format": name, "entry": entry}
-    record |= {"entries": entries, "launches": launches, "points": points}
-    if entry is None:
-        return f"{source}: imported before, nothing changed", record
-    return f"{source}: {entries} entries, {launches} launches, {points} points ({name})", record
 
 
 # --- chronicle mlflow

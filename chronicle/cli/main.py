@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
         "note": ("chronicle.cli.note:note", "Write a note into the journal."),
         "close": ("chronicle.cli.close:close", "Record the outcome of an incident, a rollback or a note."),
-        "import": ("chronicle.cli.exchange:import_", "Import an old run: TensorBoard, CSV, MLflow, logs, Markdown."),
+        "import": ("chronicle.cli.importing:import_", "Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs."),
     },
     "Look": {
         "status": ("chronicle.cli.status:show_status", "Show where the run is, what is open and what to do next."),

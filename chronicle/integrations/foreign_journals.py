@@ -44,10 +44,17 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedLaunch:
-    """Points of one launch, in the order in which they were logged."""
+    """Points of one launch, in the order in which they were logged, and what its tracker recorded beside them.
+
+    `settings_source` names who recorded the settings ("W&B"). `drafts` are entries of this launch (alerts).
+    """
 
     points: Sequence[Point]
     name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings_source: str = ""
+    drafts: tuple[Draft, ...] = ()
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

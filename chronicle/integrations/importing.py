@@ -23,7 +23,7 @@ from chronicle.integrations.foreign_journals import (
     read_events,
 )
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchStart, events_of
+from chronicle.journal.events import ImportedSource, LaunchEnd, LaunchSettings, LaunchStart, events_of
 from chronicle.metrics import Point
 from chronicle.metrics.mlflow_log import is_file_store_run
 from chronicle.metrics.readers import read_log
@@ -44,21 +44,33 @@ NON_FINITE_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What was written. `entry_id` is None when this source was imported before."""
+    """What was written. `entry_id` is None when this source was imported before; `has_changed`: it held other points then."""
 
     entry_id: str | None
     entries: int = 0
     launches: int = 0
     points: int = 0
+    has_changed: bool = False
 
 
-def write_import(paths: RunPaths, found: Import, source: Path | str) -> Imported:
-    """Append entries and launches. `source` is a path, or the name of something that is no file. Launch numbers continue."""
+def write_import(paths: RunPaths, found: Import, source: Path | str, identity: str = "") -> Imported:
+    """Append entries and launches. `source` is a path, or the name of something that is no file. Launch numbers continue.
+
+    `identity` is the run's id in a store of runs. Such a run is known by its id and its points, whatever else the store holds;
+    where it was imported before and has other points now, nothing is written: they would be launches that never were.
+    """
     journal = read_journal(paths)
-    digest = _digest(source) if isinstance(source, Path) else hashlib.sha256(source.encode()).hexdigest()
     name = source.name if isinstance(source, Path) else source
+    if identity:
+        name, digest = f"{name}#{identity}", _digest_of_points(found)
+        earlier_ids = {earlier.path for _, earlier in events_of(journal.entries, ImportedSource)}
+    else:
+        digest = _digest(source) if isinstance(source, Path) else hashlib.sha256(source.encode()).hexdigest()
+        earlier_ids = set()
     if any(earlier.sha256 == digest for _, earlier in events_of(journal.entries, ImportedSource)):
         return Imported(entry_id=None)
+    if name in earlier_ids:
+        return Imported(entry_id=None, has_changed=True)
     offset = max((e.launch for e in journal.entries if e.launch is not None), default=0)
     clock = _Clock(min((d.moment for d in found.drafts if d.moment is not None), default=_first_time(found.launches)))
     with JournalWriter(paths, clock=clock, host="import") as writer:
@@ -108,11 +120,18 @@ def _write_launch(paths: RunPaths, writer: JournalWriter, clock: _Clock, number:
     start = max(first.step - 1, -1)  # -1: its first step was 0
     name = f" ({launch.name})" if launch.name else ""
     writer.write(LaunchStart(imported=True, start_step=start), launch=number, title=f"launch {number}{name}")
+    if launch.settings:
+        said = LaunchSettings(values=launch.settings, source=launch.settings_source)
+        writer.write(said, launch=number, title=f"settings of {said.source}: {', '.join(launch.settings)}"[:200])
     _write_points(paths.metrics_path(number), launch.points)
+    for draft in launch.drafts:
+        clock.move_to(draft.moment)
+        writer.append(draft.kind, step=draft.step, launch=number, title=draft.title, data=draft.data)
     if last.time is not None:
         clock.move_to(_moment(last.time))
     last_step = max(p.step for p in launch.points)
-    writer.write(LaunchEnd(imported=True, last_step=last_step), launch=number, step=last_step)
+    end = LaunchEnd(imported=True, last_step=last_step, exit_code=launch.exit_code)
+    writer.write(end, launch=number, step=last_step)
 
 
 def _write_points(path: Path, points: Iterable[Point]) -> None:
@@ -134,6 +153,15 @@ def _lines(points: Iterable[Point]) -> Iterator[str]:
 
 def _numbers(values: Mapping[str, float]) -> dict[str, Any]:
     return {name: value if math.isfinite(value) else NON_FINITE_WORDS[repr(float(value))] for name, value in values.items()}
+
+
+def _digest_of_points(found: Import) -> str:
+    digest = hashlib.sha256()
+    for launch in found.launches:
+        digest.update(b"launch\n")
+        for line in _lines(launch.points):
+            digest.update(line.encode())
+    return digest.hexdigest()
 
 
 def _digest(source: Path) -> str:

@@ -64,6 +64,24 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
             row += 1
 
 
+def list_runs(path: Path) -> dict[str, str]:
+    """The runs of a SQLite store that are under no other run, and hold metrics or have runs under them that do: id -> name."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=LOCK_SECONDS)) as store:
+        try:
+            measured = {row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
+            nested = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
+            parent = dict(store.execute(nested).fetchall())
+            rows = store.execute(
+                "SELECT run_uuid, name FROM runs WHERE lifecycle_stage != 'deleted' ORDER BY start_time"
+            ).fetchall()
+        except sqlite3.DatabaseError as problem:
+            raise UsageProblem(
+                f"`{path}` is not an MLflow store: {problem}", "chronicle spikes mlflow.db#RUN"
+            ) from problem
+    outermost = {parent.get(one, one) for one in measured}
+    return {one: name or "" for one, name in rows if one in outermost}
+
+
 def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
     rows = store.execute("SELECT step, timestamp, key, value, is_nan FROM metrics WHERE run_uuid = ?", (run,))
     for step, stamp, key, value, is_nan in rows:

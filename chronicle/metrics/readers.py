@@ -32,11 +32,15 @@ from chronicle.metrics.records import (
     read_json_lines,
 )
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
+from chronicle.metrics.trackio_log import is_trackio_database, read_trackio
+from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
+from chronicle.metrics.wandb_log import read_wandb, wandb_files
 from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of, value_of
 from rollback.errors import one_line
 
 SHOWN_NAMES = 24  # names that a message lists
 SHOWN_LINES = 40  # lines in which they are sought
+BINARY = ("TensorBoard", "MLflow", "W&B", "trackio")  # forms that are no text
 FEW_POINTS = 8  # rows without a number may be the beginning of a log
 WORD_AND_NUMBER = re.compile(r"([^\W\d][\w./@%-]*)(?:\s*[:=]\s*|\s+)['\"]?[-+]?\.?\d")
 
@@ -112,7 +116,8 @@ def line_format(name: str, formats: Mapping[str, str]) -> re.Pattern[str]:
 def read_log(path: Path, reading: LogReading = PLAIN) -> Iterator[Point]:
     """Yield the points of a log in file order; raises UnknownLog when there is none, OSError when it cannot be read.
 
-    `path` may be a file, a directory of TensorBoard event files or of an MLflow run, or `mlflow.db#RUN`.
+    `path` may be a file, a directory of TensorBoard event files, of an MLflow run or of W&B's offline mode, `mlflow.db#RUN`
+    or `trackio.db#RUN`.
     """
     found = False
     seen: dict[str, None] = {}
@@ -125,15 +130,15 @@ def read_log(path: Path, reading: LogReading = PLAIN) -> Iterator[Point]:
 
 def unread_log(path: Path, reading: LogReading = PLAIN, seen: Iterable[str] = ()) -> UnknownLog:
     """The error of a log without a point: what it was taken for, the columns seen in it, and the way out."""
-    known = "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B exports"
+    known = "known: JSONL, CSV, trainer_state.json, printed lines, TensorBoard, MLflow, W&B, trackio"
     if path.is_dir():
         return UnknownLog(f"no point was read from the directory `{path}`: no event file or metric in it holds a number", known)
     form, head = form_of(path, reading), read_head(path)
     text = head.decode("utf-16" if head.startswith(UTF_16_MARKS) else "utf-8", errors="replace")
     if not text.strip():
         return UnknownLog(f"no point was read from `{path}`: the file is empty", known)
-    if form in ("TensorBoard", "MLflow") or "\0" in text:
-        what = f"read as {form}, and it holds no number" if form in ("TensorBoard", "MLflow") else "it is no text"
+    if form in BINARY or "\0" in text:
+        what = f"read as {form}, and it holds no number" if form in BINARY else "it is no text"
         return UnknownLog(f"no point was read from `{path}`: {what}", known)
     names = list(seen) or columns_in(form, text)
     first = next(line for line in text.splitlines() if line.strip()).strip()
@@ -167,7 +172,7 @@ def _is_empty_table(path: Path, reading: LogReading) -> bool:
 
 def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Point]:
     form = form_of(path, reading)
-    if reading.pattern is not None and form not in ("TensorBoard", "MLflow"):
+    if reading.pattern is not None and form not in BINARY:
         return _read_taught(path, reading.pattern)
     if form == "MLflow":
         name, _, run = str(path).partition("#")
@@ -176,6 +181,11 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
         return read_database(path, None) if path.exists() else read_database(Path(name), run)
     if form == "TensorBoard":
         return read_event_files(path)
+    if form == "W&B":
+        return read_wandb(path)
+    if form == "trackio":
+        name, _, run = str(path).partition("#")
+        return read_trackio(path) if path.exists() else read_trackio(Path(name), run)
     if form == "JSON":
         return read_document(path, reading.step)
     if form == "metrics.jsonl":
@@ -188,15 +198,17 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Po
 
 
 def form_of(path: Path, reading: LogReading = PLAIN) -> str:
-    """Return the form of a log: `TensorBoard`, `MLflow`, `JSON`, `metrics.jsonl`, `JSONL`, `table` or `printed lines`."""
-    _, _, run = str(path).partition("#")
+    """Return the form of a log: one of BINARY, `JSON`, `metrics.jsonl`, `JSONL`, `table` or `printed lines`."""
+    name, _, run = str(path).partition("#")
     if run and not path.exists():
-        return "MLflow"
+        return "trackio" if is_trackio_database(Path(name)) else "MLflow"
     if path.is_dir():
-        return "MLflow" if is_file_store_run(path) else "TensorBoard"
+        return "MLflow" if is_file_store_run(path) else "W&B" if wandb_files(path) else "TensorBoard"
     head = read_head(path)
     if head.startswith(SQLITE_HEAD):
-        return "MLflow"
+        return "trackio" if is_trackio_database(path) else "MLflow"
+    if head.startswith(WANDB_HEAD):
+        return "W&B"
     if is_event_file(path):
         return "TensorBoard"
     if _is_one_document(path, head):

@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chronicle.metrics.log import Point
+from chronicle.metrics.wire import BYTES, FIXED_32, FIXED_64, fields_of
 
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
 MAX_FRAME_BYTES = 1 << 28
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64 = 1, 2, 3, 9
 SESSION_START = 1
-
-Field = tuple[int, int, bytes | int]
 
 
 def is_event_file(path: Path) -> bool:
@@ -80,7 +78,7 @@ def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float], bool]]:
         when, step, started = 0.0, 0, False
         found: dict[str, float] = {}
         try:
-            for number, kind, value in _fields(frame):
+            for number, kind, value in fields_of(frame):
                 if number == 1 and kind == FIXED_64 and isinstance(value, bytes):
                     (when,) = struct.unpack("<d", value)
                 elif number == 2 and isinstance(value, int):
@@ -88,7 +86,7 @@ def _events(path: Path) -> Iterator[tuple[float, int, dict[str, float], bool]]:
                 elif number == 5 and isinstance(value, bytes):
                     found |= dict(_scalars(value))
                 elif number == 7 and isinstance(value, bytes):
-                    started = any(n == 1 and v == SESSION_START for n, _, v in _fields(value))
+                    started = any(n == 1 and v == SESSION_START for n, _, v in fields_of(value))
         except (IndexError, struct.error, ValueError):
             continue  # a damaged frame costs itself only
         if found or started:
@@ -111,46 +109,12 @@ def _frames(path: Path) -> Iterator[bytes]:
             yield data
 
 
-def _fields(data: bytes) -> Iterator[Field]:
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        elif kind in (FIXED_64, FIXED_32):
-            size = 8 if kind == FIXED_64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at + size > len(data):
-            raise ValueError("field runs past its message")
-        yield number, kind, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("varint too long")
-
-
 def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
-    for number, kind, value in _fields(summary):
+    for number, kind, value in fields_of(summary):
         if number != 1 or kind != BYTES or not isinstance(value, bytes):
             continue
         tag, scalar = "", None
-        for inner, inner_kind, content in _fields(value):
+        for inner, inner_kind, content in fields_of(value):
             if inner == 1 and isinstance(content, bytes):
                 tag = content.decode("utf-8", errors="replace")
             elif inner == 2 and inner_kind == FIXED_32 and isinstance(content, bytes):
@@ -164,7 +128,7 @@ def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:
 def _tensor_scalar(tensor: bytes) -> float | None:
     """Return the value of a rank-0 tensor, as TensorBoard 2 writes scalars; None for anything larger."""
     dtype, content, value = 0, b"", None
-    for number, kind, part in _fields(tensor):
+    for number, kind, part in fields_of(tensor):
         if number == 1 and isinstance(part, int):
             dtype = part
         elif number == 2 and isinstance(part, bytes) and part:

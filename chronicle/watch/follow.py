@@ -15,6 +15,7 @@ from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.mlflow_log import SQLITE_HEAD
 from chronicle.metrics.readers import PLAIN, AnyLine, Contents, LogReading, UnknownLog, form_of, read_log, unread_log
 from chronicle.metrics.tensorboard_log import is_event_file
+from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
 from chronicle.watch.restart import LogRestart
@@ -85,7 +86,7 @@ def grows_by_lines(path: Path) -> bool:
     head = read_head(path)
     document = path.suffix == ".json" and head.lstrip()[:1] in (b"{", b"[")
     packed = is_gzip(path) or head.startswith(UTF_16_MARKS)
-    return not (document or packed or head.startswith(SQLITE_HEAD) or is_event_file(path))
+    return not (document or packed or head.startswith((SQLITE_HEAD, WANDB_HEAD)) or is_event_file(path))
 
 
 def follow_run(paths: RunPaths, reading: LogReading = PLAIN) -> Follower:

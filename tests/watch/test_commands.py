@@ -298,7 +298,7 @@ def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch:
 
 
 def test_an_imported_run_is_scanned_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chronicle.cli.exchange import import_
+    from chronicle.cli.importing import import_
 
     monkeypatch.chdir(tmp_path)
     result = import_([str(write(tmp_path / "old.jsonl", DIVERGENCE))], run="old")

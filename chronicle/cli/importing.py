@@ -1,0 +1,211 @@
+"""`chronicle import`: old runs out of logs, journals and other trackers' stores; a store of several runs becomes several."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.errors import Refusal, UsageProblem
+from chronicle.paths import RunPaths
+
+if TYPE_CHECKING:
+    from chronicle.integrations.importing import Imported
+    from chronicle.integrations.trackers import Tracked
+
+__all__ = ["import_"]
+
+SHOWN_RUNS = 12
+
+
+def import_(
+    sources: Annotated[
+        list[str], typer.Argument(help="Files or directories in order of time, or an MLflow run id.", metavar="SOURCE…")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="wandb, trackio, mlflow, tensorboard, table, trainer-state, log, entries, chronicle or events.",
+            metavar="FORMAT",
+        ),
+    ] = None,
+    uri: Annotated[str | None, typer.Option(help="MLflow tracking server for --as mlflow.")] = None,
+    run: RunOption = None,
+    logs: LogsOption = None,
+    json: JsonOption = False,
+) -> CommandResult:
+    """Import old runs: W&B offline, trackio, TensorBoard, MLflow, CSV, logs, Markdown.
+
+    A store of several runs becomes several runs, called as they are called there; --run NAME goes before these names.
+    STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a chronicles.md.
+
+    Example: chronicle import wandb/ && chronicle runs
+    """
+    logs_dir = settings_from(run or "any", logs).logs_dir  # which run it is may stand in the source
+
+    def only_run() -> RunPaths:
+        return settings_from(run, logs).paths
+
+    lines: list[str] = []
+    records: list[dict[str, Any]] = []
+    written: dict[str, RunPaths] = {}
+    for source in sources:
+        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=run)
+        lines += text
+        records += found
+        written |= {place.run: place for place in places}
+    events: list[dict[str, Any]] = []
+    for place in written.values():
+        told, of_run = _scan_imported(place)
+        lines += [f"{place.run}: {line}" for line in told] if len(written) > 1 else told
+        events += [{"run": place.run, **event} for event in of_run] if len(written) > 1 else of_run
+    if len(written) > 1:
+        lines.append("show them with `chronicle runs`, one with `chronicle report --run NAME`")
+    else:
+        name = next(iter(written))
+        lines.append(f"show it with `chronicle log --graph --run {name}` or `chronicle report --run {name}`")
+    return CommandResult(text="\n".join(lines), data={"run": next(iter(written)), "imports": records, "events": events})
+
+
+def _import(
+    only_run: Callable[[], RunPaths],
+    logs: Path,
+    source: str,
+    format_name: str | None,
+    uri: str | None,
+    *,
+    prefix: str | None,
+) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
+    """Import one source; returns what is told of it, its records and the runs that were written to."""
+    from chronicle.integrations.importing import read_source, write_import
+    from chronicle.integrations.trackers import TRACKERS, read_tracked
+    from chronicle.metrics.readers import UnknownLog
+
+    path = Path(source)
+    if format_name == "mlflow" and (uri is not None or not Path(source.partition("#")[0]).exists()):
+        return _from_server(only_run, source, uri)
+    tracked = None
+    if Path(source.partition("#")[0]).exists() and (format_name is None or format_name in TRACKERS):
+        tracked = read_tracked(path, format_name)
+    if tracked:
+        return _import_tracked(only_run, logs, path, tracked, prefix)
+    try:
+        found = read_source(path, format_name)
+    except UnknownLog as problem:
+        way_out = "`chronicle spikes FILE` reads logs of any names that you give it"
+        raise UsageProblem(problem.message, way_out) from None
+    paths = only_run()
+    done = write_import(paths, found, path if path.exists() else source)
+    text, record = _told(source, found.format, done)
+    return [text], [record], [paths]
+
+
+def _import_tracked(
+    only_run: Callable[[], RunPaths], logs: Path, source: Path, tracked: "list[Tracked]", prefix: str | None
+) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
+    from chronicle.integrations.importing import write_import
+
+    store = source if source.exists() else Path(str(source).partition("#")[0])
+    alone = len(tracked) == 1 and (prefix is not None or not tracked[0].is_named)
+    places = [only_run()] if alone else _places(logs, tracked, store, prefix)
+    lines: list[str] = []
+    records: list[dict[str, Any]] = []
+    for one, place in zip(tracked, places, strict=True):
+        done = write_import(place, one.found, store, one.identity)
+        text, record = _told(str(source) if alone else f"{source} → run {place.run}", one.found.format, done)
+        told = [part for part in (one.doubt, one.left_out and f"not imported: {one.left_out}") if part]
+        lines += [text, *(f"  {part}" for part in told)] if len(lines) < 4 * SHOWN_RUNS else []
+        records.append({**record, "run": place.run, "identity": one.identity, "name": one.name, "said": told})
+    if len(tracked) > 1:
+        total = sum(int(record["points"]) for record in records)
+        lines.insert(0, f"{source}: {len(tracked)} runs, {total} points ({tracked[0].found.format})")
+    return lines, records, places
+
+
+def _places(logs: Path, tracked: "list[Tracked]", store: Path, prefix: str | None) -> list[RunPaths]:
+    """A run directory for each run of a store, by its name there; a name that is taken twice gets its id too.
+
+    A run that exists is written to only where it was imported from the same run before.
+    """
+    names = [_run_name(one.name, prefix) for one in tracked]
+    names = [
+        _run_name(f"{one.name}-{one.identity[:8]}", prefix) if names.count(name) > 1 else name
+        for one, name in zip(tracked, names, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        names = [f"{name[:90]}-{number}" for number, name in enumerate(names, start=1)]
+    places = [RunPaths(logs / name) for name in names]
+    taken = [place.run for place, one in zip(places, tracked, strict=True) if not _is_free(place, one, store)]
+    if taken:
+        listed = ", ".join(f"`{name}`" for name in taken[:8])
+        raise Refusal(
+            f"{listed} in `{logs}`: a run of this name exists and was not imported from here; nothing was imported",
+            "put a name before those of the store: --run NAME",
+        )
+    return places
+
+
+def _is_free(place: RunPaths, one: "Tracked", store: Path) -> bool:
+    from chronicle.journal import read_journal
+    from chronicle.journal.events import ImportedSource, events_of
+
+    if not place.journal_dir.is_dir():
+        return True
+    known = (event.path for _, event in events_of(read_journal(place).entries, ImportedSource))
+    if one.is_named:  # its id is its tracker's, wherever the store lies
+        return any(path.endswith(f"#{one.identity}") for path in known)
+    return f"{store.name}#{one.identity}" in known
+
+
+def _run_name(name: str, prefix: str | None) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{prefix}-{name}" if prefix else name).strip("-._")
+    return plain[:100] or "run"
+
+
+def _from_server(
+    only_run: Callable[[], RunPaths], run_id: str, uri: str | None
+) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
+    from chronicle.integrations.importing import write_import
+    from chronicle.integrations.mlflow import read_mlflow
+
+    if uri is None:
+        raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
+    paths = only_run()
+    text, record = _told(run_id, "mlflow", write_import(paths, read_mlflow(uri, run_id), run_id))
+    return [text], [record], [paths]
+
+
+def _scan_imported(paths: RunPaths) -> tuple[list[str], list[dict[str, Any]]]:
+    """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan."""
+    from chronicle.metrics.readers import NothingToWatch
+    from chronicle.watch.scan import describe_event, scan_run
+    from rollback.detect import Tier
+
+    try:
+        scan = scan_run(paths, None)
+    except NothingToWatch as problem:
+        return [f"not scanned: {problem.message}"], []
+    if not scan.rows:
+        return [], []
+    loud = [event for event in scan.events if event.tier is not Tier.NOTICE]
+    quiet = len(scan.events) - len(loud)
+    lines = [
+        f"scanned: {len(scan.events)} events" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")
+    ]
+    return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
+
+
+def _told(source: str, name: str, done: "Imported") -> tuple[str, dict[str, Any]]:
+    record: dict[str, Any] = {"source": source, "format": name, "entry": done.entry_id}
+    record |= {"entries": done.entries, "launches": done.launches, "points": done.points}
+    if done.has_changed:
+        text = (
+            "imported before, and it has other points now: nothing changed; import it anew as another run (--run NAME)"
+        )
+        return f"{source}: {text}", record
+    if done.entry_id is None:
+        return f"{source}: imported before, nothing changed", record
+    return f"{source}: {done.entries} entries, {done.launches} launches, {done.points} points ({name})", record
