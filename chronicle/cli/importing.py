@@ -37,7 +37,7 @@ def import_(
     logs: LogsOption = None,
     json: JsonOption = False,
 ) -> CommandResult:
-    """Import old runs: W&B offline, trackio, TensorBoard, MLflow, CSV, logs, Markdown.
+    """Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs.
 
     A store of several runs becomes several runs, called as they are called there; --run NAME goes before these names.
     STORE#RUN is one run of it. Also read: trainer_state.json, journal entries, a chronicles.md.
@@ -161,7 +161,8 @@ def _is_free(place: RunPaths, one: "Tracked", store: Path) -> bool:
 
 
 def _run_name(name: str, prefix: str | None) -> str:
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{prefix}-{name}" if prefix else name).strip("-._")
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-._")
+    plain = f"{prefix}-{plain}" if prefix else plain
     return plain[:100] or "run"
 
 

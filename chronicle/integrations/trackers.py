@@ -24,7 +24,7 @@ from chronicle.metrics.mlflow_log import is_file_store_run, list_runs, read_data
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
 from chronicle.metrics.trackio_log import TrackioRun, is_trackio_database, read_project
-from chronicle.metrics.wandb_log import WandbSession, is_wandb_file, read_sessions, wandb_files
+from chronicle.metrics.wandb_log import WandbSession, read_sessions, wandb_files
 from chronicle.story.launch_settings import plain_settings
 
 __all__ = ["TRACKERS", "Tracked", "read_tracked"]
@@ -257,7 +257,7 @@ def _draft(event: Incident | Note, title: str, seconds: float | None, step: int 
 
 Reader = Callable[[Path], Iterator[Tracked]]
 TRACKERS: Mapping[str, tuple[Callable[[Path], bool], Reader]] = {
-    "wandb": (lambda path: is_wandb_file(path) or (path.is_dir() and bool(wandb_files(path))), _wandb),
+    "wandb": (lambda path: bool(wandb_files(path)), _wandb),
     "trackio": (_is_trackio, _trackio),
     "mlflow": (_is_mlflow, _mlflow),
     "tensorboard": (_is_tensorboard, _tensorboard),

@@ -46,9 +46,8 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
         ]
         named = [(at, name) for at, name in enumerate(names) if at not in (run_at, step_at, time_at, *tags)]
         return _several(_by_row(body, run_at, step_at, time_at, named, tags))
-    panels = [
-        (at, *name.rsplit(BETWEEN, 1)) for at, name in enumerate(names) if BETWEEN in name and not name.endswith(BANDS)
-    ]
+    parts = [(at, name.rpartition(BETWEEN)) for at, name in enumerate(names) if not name.endswith(BANDS)]
+    panels = [(at, run, tag) for at, (run, between, tag) in parts if between]
     if len({run for _, run, _ in panels}) < 2:
         return None
     return _several(_by_column(body, step_at, time_at, panels))

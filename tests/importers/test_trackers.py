@@ -22,8 +22,8 @@ from tests.importers.wandb_files import alert, finished, history, run_record, wr
 
 def test_a_run_of_wandb_with_its_settings_alerts_and_end(tmp_path: Path, chronicle: Cli) -> None:
     records = [run_record("abc123", "base run", {"lr": 1e-3, "api_key": "hunter2"}, 1_700_000_000)]
-    records += [history({"train/loss": 3.0 - step / 100, "lr": 1e-3, "_step": step, "_timestamp": 1.7e9 + 0.5 + step, "_runtime": 1})
-                for step in range(100)]  # fmt: skip
+    records += [history({"train/loss": 3.0 - step / 100, "lr": 1e-3, "_step": step, "_timestamp": 1.7e9 + 0.5 + step,
+                         "_runtime": 1}) for step in range(100)]  # fmt: skip
     records += [history({"train/loss": math.nan, "_step": 100}), alert("loss is NaN", "look"), finished(1)]
     write_session(tmp_path, "abc123", records)
     done = chronicle("import", "wandb", "--json", cwd=tmp_path)
