@@ -1,8 +1,14 @@
-"""`chronicle status`: one screen with step, loss, LR, the last checkpoint, open entries and the next command."""
+"""`chronicle status`: one screen. The worst news first, then step, loss, LR, the last checkpoint and what is open.
+
+Every line fits 80 columns, except a command or a path that would be cut in two. Colours only on a terminal.
+"""
 
 import os
+import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +24,7 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.journal import Journal
-from chronicle.journal.events import GuardFault, GuardVerdict, Restarted, RollbackReceipt, Verified, events_of
+from chronicle.journal.events import EndCause, GuardFault, GuardVerdict, Restarted, RollbackReceipt, Verified, events_of
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
@@ -31,8 +37,32 @@ from rollback.errors import RollbackError
 
 __all__ = ["show_status"]
 
-WELL = ("finished", "proposal")  # causes of an end that need no explanation
+WELL = (EndCause.FINISHED, EndCause.PROPOSAL)  # causes of an end that need no explanation
+EXPECTED = (EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT)  # nothing broke
 SHOWN = 3  # open entries that are listed; the others are counted
+HEADS = ("DAMAGED:", "run")  # come first, in this order
+NAME_WIDTH = 12
+WIDTH = 80
+LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colour: red, yellow, none
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One fact: its name in the first column, "" where it continues the row above; the text; how bad it is."""
+
+    name: str
+    text: str
+    tone: str = PLAIN
+
+    def lines(self) -> Iterator[str]:
+        """The row within `WIDTH` columns; what stands between backticks is not cut."""
+        whole = "`".join(part.replace(" ", "\u2007") if at % 2 else part for at, part in enumerate(self.text.split("`")))
+        lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH}}"
+        wrapped = textwrap.wrap(
+            whole, WIDTH, initial_indent=lead, subsequent_indent=" " * NAME_WIDTH, break_long_words=False, break_on_hyphens=False
+        )
+        for line in wrapped or [lead]:
+            yield line.replace("\u2007", " ")
 
 
 def show_status(
@@ -51,9 +81,9 @@ def show_status(
     journal = Journal(run=story.run, entries=story.entries, problems=story.problems)
     damage = find_damage(settings.paths, journal, quick=True)
     beats = read_heartbeats(settings.paths.heartbeats_dir) if story.last_launch is not None and story.last_launch.alive else []
-    said = [f"DAMAGED: {plain(describe_damage(settings.paths, damage))}", f"hint: {DAMAGED_HINT}"] if damage else []
     seen = _newest_on_disk(settings.checkpoints_dir, story) if story.last_checkpoint is None else ""
-    text = "\n".join([*said, *_screen(story, lr, verdict, seen, beats, time.time())])
+    said = [Row("DAMAGED:", plain(describe_damage(settings.paths, damage)), LOUD), Row("", DAMAGED_HINT)] if damage else []
+    text = _drawn([*said, *_screen(story, lr, verdict, seen, beats, time.time())])
     data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
     return CommandResult(text=text, data=data | {"progress": {beat.host: beat.progress for beat in beats if beat.progress}})
 
@@ -88,63 +118,84 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
     return f"step {newest.step} {where} · its save was not recorded: `chronicle verify {newest.step}`"
 
 
+def _drawn(rows: Sequence[Row]) -> str:
+    """The screen: the headline, the worst rows, then the others in their order. A row without a name stays with its own."""
+    parts: list[list[Row]] = []
+    for row in rows:
+        if row.name or not parts:
+            parts.append([row])
+        else:
+            parts[-1].append(row)
+    order = (*HEADS, LOUD, WARN, PLAIN)
+    parts.sort(key=lambda part: order.index(part[0].name if part[0].name in HEADS else part[0].tone))
+    coloured = _on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    lines = []
+    for part in parts:
+        tone = part[0].tone
+        for line in (line for row in part for line in row.lines()):
+            name, rest = line[:NAME_WIDTH], line[NAME_WIDTH:]
+            lines.append(f"\x1b[{tone}m{name}\x1b[0m{rest}" if coloured and tone and name.strip() else line)
+    return "\n".join(lines)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
 def _screen(
     story: Story, lr: LrCheck, verdict: CheckpointVerdict | None, seen: str, beats: Sequence[Heartbeat], now: float
-) -> Iterator[str]:
+) -> Iterator[Row]:
     yield from _where(story, now)
     yield from _progress(story, beats, now)
     if not story.launches:
-        yield "hint: start it with `chronicle run -- <launcher …>`"
+        yield Row("start", "`chronicle run -- <launcher …>`")
     yield from _values(story.headline)
     yield from _lr(story, lr)
-    yield _row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
+    yield Row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
     if story.last_checkpoint is not None and not (verdict is not None and verdict.sound):
         yield from _newest_verified(story)
     unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
     if story.last_checkpoint is None and not seen and unguarded:
-        yield "hint: without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
-        yield "      `chronicle verify --checkpoints DIR`, or `checkpoints = \"DIR\"` in chronicle.toml"
+        words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
+        yield Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
     yield from _open(story)
     if story.problems:
-        yield _row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them")
+        yield Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
 
 
-def _row(name: str, text: str) -> str:
-    return f"{name:<12}{text}"
-
-
-def _where(story: Story, now: float) -> Iterator[str]:
+def _where(story: Story, now: float) -> Iterator[Row]:
     last, head = story.last_launch, story.headline
     if last is None:
-        yield f"run {story.run} · no launch yet"
+        yield Row("run", f"{story.run} · no launch yet")
         yield from _begins(story)
         return
     place = f"step {head.step}" + (f" of launch {head.launch}" if head.launch else "")
     if head.launch is None and not head.step:  # without a guard and a log, steps may have been taken all the same
         place = "no step recorded"
     age = _since(last, now)
-    yield f"run {story.run} · {place} · launch {last.number} {last.outcome}{age}"
+    yield Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{age}")
     yield from _begins(story)
     if last.because and not last.alive and last.cause not in WELL:
-        yield _row("ended", plain(last.because))
+        yield Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
     yield from _restart(story)
     yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
         launches = "1 launch" if len(story.launches) == 1 else f"{len(story.launches)} launches"
         parts = (launches, f"{abandoned} steps abandoned" if abandoned else "")
-        yield _row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
+        yield Row("lineage", " · ".join(x for x in (", ".join(p for p in parts if p), story.lineage.doubt) if x))
 
 
-def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[str]:
+def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[Row]:
     """How long ago the last step was, on each node of the running launch, and what is usual for this run."""
     for beat in beats:
         said = beat.progress
         if said is None or story.last_launch is None or beat.launch != story.last_launch.number:
             continue
         host = f" · {beat.host}" if len(beats) > 1 else ""
-        yield _row("progress", plain(_standing(said, now, beat.age(now)) + host))
+        tone = LOUD if said.get("state") == "stands" else PLAIN
+        yield Row("progress", plain(_standing(said, now, beat.age(now)) + host), tone)
 
 
 def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
@@ -168,7 +219,7 @@ def _standing(said: Mapping[str, Any], now: float, beat_age: float) -> str:
     return f"{silent} ({often})" + (" · the ranks are being looked at" if state == "looked at" else "")
 
 
-def _changed(story: Story) -> Iterator[str]:
+def _changed(story: Story) -> Iterator[Row]:
     """The settings that the last launch has otherwise than the one before it; nothing where none is known to differ."""
     if len(story.launches) < 2:
         return
@@ -184,20 +235,20 @@ def _changed(story: Story) -> Iterator[str]:
         some = ", ".join(plain(one.words.replace(":", "", 1)) for one in changes[:SHOWN])
         more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
         where = f": `chronicle diff --launch {numbers[0]} {numbers[1]}`" if more else ""
-        yield _row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
+        yield Row("changed", f"since launch {numbers[0]}: {some}{more}{where}")
 
 
-def _restart(story: Story) -> Iterator[str]:
+def _restart(story: Story) -> Iterator[Row]:
     """Whether the run goes on by itself after its last launch; nothing where nobody decided or it has finished."""
     last = story.last_launch
     found = [event for entry, event in events_of(story.entries, Restarted) if last is not None and entry.launch == last.number]
     if found and found[-1].decision != "finished" and last is not None and not last.alive:
-        yield _row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
+        yield Row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
 
 
-def _begins(story: Story) -> Iterator[str]:
+def _begins(story: Story) -> Iterator[Row]:
     if story.parent is not None:
-        yield _row("begins from", plain(describe_parent(story.parent)))
+        yield Row("begins from", plain(describe_parent(story.parent)))
 
 
 def _since(launch: LaunchStory, now: float) -> str:
@@ -209,28 +260,28 @@ def _since(launch: LaunchStory, now: float) -> str:
     return f" for {format_age(seconds)}" if launch.alive else f", {format_age(seconds)} ago" if launch.ended else ""
 
 
-def _values(head: Headline) -> Iterator[str]:
+def _values(head: Headline) -> Iterator[Row]:
     if head.loss is not None:
         where = "" if head.measured_step == head.step else f"  (measured at step {head.measured_step})"
-        yield _row("loss", format_number(head.loss) + where)
+        yield Row("loss", format_number(head.loss) + where)
     norm = find_channel(head.values, Role.NORM)
     if norm is not None:
-        yield _row(norm, format_number(head.values[norm]))
+        yield Row(norm, format_number(head.values[norm]))
 
 
-def _lr(story: Story, lr: LrCheck) -> Iterator[str]:
+def _lr(story: Story, lr: LrCheck) -> Iterator[Row]:
     value = story.headline.lr
     factors = story.lr_path
     if value is None and len(factors) < 2:
         return
     line = story.ledger.line(story.headline.launch)
     of_first = "" if line is None else f"  {format_factor(line.factor)} of the first schedule"
-    yield _row("lr", format_number(value) + of_first)
+    yield Row("lr", format_number(value) + of_first)
     if len(factors) > 1 or story.ledger.pending is not None:
         path = " → ".join(format_factor(f) for f in factors)
         pending = story.ledger.pending
         coming = "" if pending is None else f", next launch {format_factor(pending)}"
-        yield _row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
+        yield Row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
 def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None) -> str:
@@ -241,7 +292,7 @@ def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None
     return f"{where} · {plain(describe_verdict(verdict))}{hint}"
 
 
-def _newest_verified(story: Story) -> Iterator[str]:
+def _newest_verified(story: Story) -> Iterator[Row]:
     """The newest checkpoint of the lineage of which every byte was read and found sound, where the last one is not it."""
     read = [
         (entry.step, entry.launch, found)
@@ -250,7 +301,7 @@ def _newest_verified(story: Story) -> Iterator[str]:
     ]
     for step, launch, found in sorted(read, key=lambda one: one[0], reverse=True)[:SHOWN]:
         if story.lineage.contains(launch, step) and stamp_or_none(Path(found.path)) == found.stamp:
-            yield _row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
+            yield Row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
             return
 
 
@@ -260,47 +311,48 @@ def _short_path(path: str) -> str:
     return path.removeprefix(here)
 
 
-def _guard(story: Story) -> Iterator[str]:
+def _guard(story: Story) -> Iterator[Row]:
     if story.unverified:
         numbers = ", ".join(str(launch.number) for launch in story.unverified[-SHOWN:])
         more = len(story.unverified) - SHOWN
         words = f"resumed without a guard verdict: launch {numbers}" + (f" and {more} before" if more > 0 else "")
-        yield _row("unverified", words)
+        yield Row("unverified", words, WARN)
     last = story.last_launch
     if last is not None and last.verdict is not None and last.verdict_entry is not None:
         event = GuardVerdict.of(last.verdict_entry)
         count = f", {len(event.checks)} checks" if event.checks else ""
         word = "not verified" if last.verdict == "unverified" else last.verdict
-        yield _row("guard", f"launch {last.number} {plain(word)}{count}")
+        tone = PLAIN if last.verdict == "passed" else LOUD if last.verdict == "refused" else WARN
+        yield Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
         for one in event.not_compared[:SHOWN]:
-            yield _row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
+            yield Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
     if last is not None:
         for entry, fault in events_of(story.entries, GuardFault):
             if entry.launch == last.number:
                 since = "" if entry.step is None else f" from step {entry.step}"
                 words = f"launch {last.number} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
-                yield _row("guard fault", plain(words))
+                yield Row("guard fault", plain(words), WARN)
 
 
-def _open(story: Story) -> Iterator[str]:
+def _open(story: Story) -> Iterator[Row]:
     if story.intent is not None:
-        yield _row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`")
+        yield Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
-        yield _row("open", f"{_short(matter.first_id)} {_matter(matter)}")
+        yield Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
     waiting = [x for x in story.interventions if x.open]
     for intervention in waiting[-SHOWN:]:
         words = plain(intervention.entry.title) + _answered(story, intervention)
-        yield _row("outcome?", f"{_short(intervention.entry.id)} {words}")
+        yield Row("outcome?", f"{_short(intervention.entry.id)} {words}")
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
-        yield _row("", f"… and {hidden} more: `chronicle log --open`")
+        yield Row("", f"… and {hidden} more: `chronicle log --open`")
     if matters or waiting:
         some = matters[-1].first_id if matters else waiting[-1].entry.id
-        yield _row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
+        yield Row("", f'`chronicle close {_short(some)} --outcome worked|failed|partly "…"`')
     if story.proposal is not None:
-        yield _row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}")
-        yield _row("", plain(story.proposal.command))
+        yield Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
+        yield Row("", plain(story.proposal.command).replace(" ", "\u2007"))  # to be pasted: on one line
 
 
 def _matter(matter: Matter) -> str:

@@ -200,9 +200,9 @@ def test_status_names_what_the_last_launch_has_otherwise(tmp_path: Path, chronic
         argv = ("torchrun", "train.py", "--lr", "1e-4", "--fp16", "data.shards=8", "--a", "1", "--b", "2", "--c", "3")
         writer.write(LaunchStart(argv=argv, host="node2"), launch=2, title="launch 2")
         writer.write(LaunchSettings(values={"optim": {"betas": [0.9, 0.95]}, "seed": 1}, source="the script"), launch=2)
-    row = next(line for line in chronicle("status").out.splitlines() if line.startswith("changed"))
+    row = " ".join(chronicle("status").out.partition("\nchanged")[2].split())
     told = "since launch 1: a not recorded → 1, b not recorded → 2, c not recorded → 3, 1 more: `chronicle diff --launch 1 2`"
-    assert row.split(None, 1)[1] == told
+    assert row.startswith(told)
 
 
 def test_secrets_on_a_command_line_are_not_shown(tmp_path: Path, chronicle: Cli) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chronicle.journal.events import Incident
 from chronicle.metrics import MetricsWriter
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli
@@ -34,9 +35,8 @@ def test_after_a_rollback_and_before_the_next_launch_the_headline_is_the_targets
 
 def test_status_marks_a_lineage_that_no_guard_recorded(tmp_path: Path, chronicle: Cli) -> None:
     run = toy_run(tmp_path)
-    lines = chronicle("status").out.splitlines()
-    row = next(line for line in lines if line.startswith("lineage"))
-    assert row.endswith("2 launches, 5 steps abandoned · inferred: no guard recorded what launch 2 loaded")
+    row = " ".join(chronicle("status").out.partition("\nlineage")[2].split())
+    assert row.startswith("2 launches, 5 steps abandoned · inferred: no guard recorded what launch 2 loaded")
     shown = chronicle("status", "--json").json
     assert shown["inferred"] is True and [part["inferred"] for part in shown["lineage"]] == [True, True]
     saved = {"id": "X", "run_id": run.writer.place.run_id, "launch": 1, "step": 5}
@@ -383,3 +383,29 @@ def test_entry_of_a_newer_chronicle_is_shown_and_its_kind_decides_nothing(tmp_pa
     assert f"entry {newer.id}: `launch.end` in version 9: expected version 1" in refused.err
     assert "update chronicle" in refused.err
     assert "launch.end" in chronicle("log").out and "fine" in chronicle("show", newer.id).out
+
+
+def test_status_begins_with_the_worst_news_and_fits_a_terminal(tmp_path: Path, chronicle: Cli) -> None:
+    """The open incident and the refused resume come before the loss; nothing but a command is wider than 80 columns."""
+    run = toy_run(tmp_path)
+    shown = chronicle("status").out.splitlines()
+    assert shown[0].startswith("run toy ") and all(len(line) <= 80 for line in shown)
+    said = "spike at step 8, " + "loss 9.1 against 2.0 of the last hundred points, " * 3
+    run.writer.write(Incident(kind="instant-spike", tier="warn", status="open"), step=8, launch=2, title=said)
+    lines = chronicle("status").out.splitlines()
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names.index("open") < names.index("loss"), names
+    assert all(len(line) <= 80 for line in lines), max(lines, key=len)
+    assert " ".join(said.split()) in " ".join(" ".join(lines).split())
+    assert "\x1b" not in "".join(lines)
+
+
+def test_status_is_coloured_on_a_terminal_only(tmp_path: Path, chronicle: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = toy_run(tmp_path)
+    run.writer.write(Incident(kind="instant-spike", tier="warn", status="open"), step=8, launch=2, title="spike at step 8")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("chronicle.cli.status._on_terminal", lambda: True)
+    assert "\x1b[31;1mopen" in chronicle("status").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in chronicle("status").out
