@@ -1,4 +1,4 @@
-"""`python -m benchmarks.strangers [--only NAME …] [--clones DIR] [--no-guard] [--keep DIR] [--json FILE]`.
+"""`python -m benchmarks.strangers [--lot NAME] [--only NAME …] [--clones DIR] [--no-guard] [--keep DIR] [--json FILE]`.
 
 Plays the scripts of `list.toml` and prints one row a script: what each of three resumes after a kill came to. Every false
 refusal and every line that a person cannot read is printed below the table. Exit code 1 with more than one false refusal.
@@ -27,6 +27,7 @@ def main() -> int:
     """Parse, play, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description=__doc__)
     parser.add_argument("--only", action="append", help="only this script (repeatable)")
+    parser.add_argument("--lot", default="", help="a lot that was frozen later (`lots/NAME.toml`) instead of the list")
     parser.add_argument("--clones", type=Path, default=os.environ.get("CHRONICLE_STRANGERS"))
     parser.add_argument("--no-guard", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep each script's folder below this one")
@@ -35,7 +36,7 @@ def main() -> int:
     os.environ.update(OFFLINE)  # before anything of Hugging Face is imported
     clones = Path(arguments.clones).resolve() if arguments.clones else None
     results: dict[str, Sequence[Cycle]] = {}
-    for script in list_scripts():
+    for script in list_scripts(arguments.lot):
         if arguments.only and script.name not in arguments.only:
             continue
         folder = arguments.keep / script.name if arguments.keep else Path(tempfile.mkdtemp(prefix="stranger-"))

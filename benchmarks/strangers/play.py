@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from benchmarks.strangers.originals import ORIGINALS
+from benchmarks.strangers.offline.assets import write_bert, write_chats, write_llama
+from benchmarks.strangers.originals import ORIGINALS, Original
 from benchmarks.strangers.stage import launch
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
@@ -65,6 +66,19 @@ IMPORTS = {
     "stream-accelerate": ACCELERATE,
     "sentence-transformers": (*HF, "sentence_transformers"),
 }
+# by the word that a script of a lot imports: the part that takes long
+LIBRARIES = {
+    "transformers": "transformers.trainer",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "datasets": "datasets",
+    "diffusers": "diffusers",
+    "peft": "peft",
+    "trl": "trl.trainer.sft_trainer",
+    "lightning": "lightning.pytorch",
+    "torch.distributed": "torch.distributed.checkpoint.state_dict",
+    "torchdata": "torchdata.stateful_dataloader",
+}
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -96,11 +110,14 @@ class Script:
 
     name: str
     kind: str
-    source: str
-    guard: str
-    offline: str
+    source: str = ""
+    guard: str = ""
+    offline: str = ""
     version: str = ""
     pattern: str = ""
+    lot: str = ""  # of which lot; empty: the frozen list
+    kills: Sequence[int] = ()
+    entry: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +149,17 @@ class Launches:
         """One launch; the process must end by the kill, or well when it is let run."""
         output = self.folder / "output.txt"
         before = output.stat().st_size if output.exists() else 0
-        original = ORIGINALS.get(self.script.name)
+        original = _original(self.script)
         words = original.words(self.folder) if original else []
-        modules = ("chronicle.resume", *IMPORTS.get(self.script.name, ("torch._dynamo",)))
-        entry = NO_LINE.get(self.script.name, "") if self.guarded else ""
+        modules = ("chronicle.resume", *_imports(self.script))
+        entry = (self.script.entry or NO_LINE.get(self.script.name, "")) if self.guarded else ""
         code = launch(self.folder, kill_after, words, self._environment(), SECONDS, modules, entry)
         if code is None:
             return Cycle(outcome=Outcome.BROKEN, detail=f"no end within {SECONDS} s")
         return self._judge(code, kill_after, output.read_bytes()[before:].decode(errors="replace"))
 
     def _environment(self) -> dict[str, str]:
-        original = ORIGINALS.get(self.script.name)
+        original = _original(self.script)
         return {
             **OFFLINE,
             **(original.environment if original else {}),
@@ -179,10 +196,11 @@ class Launches:
         return Cycle(outcome=outcome, said=said, faults=faults, detail=str(verdicts[-1].get("basis", "")))
 
 
-def list_scripts() -> tuple[Script, ...]:
-    """The frozen list, in its order."""
-    rows = tomllib.loads((HERE / "list.toml").read_text(encoding="utf-8"))["script"]
-    return tuple(Script(**row) for row in rows)
+def list_scripts(lot: str = "") -> tuple[Script, ...]:
+    """The frozen list, or one of the lots that were frozen later, in its order."""
+    path = HERE / "lots" / f"{lot}.toml" if lot else HERE / "list.toml"
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["script"]
+    return tuple(Script(**row, lot=lot) for row in rows)
 
 
 def play(script: Script, folder: Path, *, clones: Path | None, guarded: bool = True) -> Sequence[Cycle]:
@@ -190,14 +208,14 @@ def play(script: Script, folder: Path, *, clones: Path | None, guarded: bool = T
 
     A fresh launch that goes wrong is returned alone: nothing was resumed then.
     """
-    original = ORIGINALS.get(script.name)
+    original = _original(script)
     with (folder / "prepare.txt").open("w") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if original is None:
-            _copy_rebuilt(script.name, folder)
+            _copy_rebuilt(script, folder)
         elif not original.write(folder, clones):
             return ()
-    kills = original.kills if original else KILLS.get(script.name, USUAL_KILLS)
+    kills = original.kills if original else script.kills or KILLS.get(script.name, USUAL_KILLS)
     launches = Launches(script=script, folder=folder, guarded=guarded)
     fresh = launches.run(kills[0])
     if fresh.outcome in (Outcome.BROKEN, Outcome.FALSE_REFUSAL):
@@ -205,9 +223,27 @@ def play(script: Script, folder: Path, *, clones: Path | None, guarded: bool = T
     return tuple(launches.run(kill) for kill in (kills[1], kills[2], 0))
 
 
-def _copy_rebuilt(name: str, folder: Path) -> None:
-    shutil.copy(HERE / "rebuilt" / f"{name.replace('-', '_')}.py", folder / "train.py")
-    if name == "sentence-transformers":
-        from benchmarks.strangers.offline.assets import write_bert
+def _original(script: Script) -> Original | None:
+    return None if script.lot else ORIGINALS.get(script.name)
 
+
+def _imports(script: Script) -> tuple[str, ...]:
+    """What the parent imports: the libraries of the script, so that a launch does not wait for them."""
+    if not script.lot:
+        return IMPORTS.get(script.name, ("torch._dynamo",))
+    text = (HERE / "lots" / script.lot / _file(script.name)).read_text(encoding="utf-8")
+    used = (module for word, module in LIBRARIES.items() if re.search(rf"^(import|from) {word}\b", text, re.MULTILINE))
+    return ("torch._dynamo", *used)
+
+
+def _file(name: str) -> str:
+    return f"{name.replace('-', '_')}.py"
+
+
+def _copy_rebuilt(script: Script, folder: Path) -> None:
+    shutil.copy((HERE / "lots" / script.lot if script.lot else HERE / "rebuilt") / _file(script.name), folder / "train.py")
+    if script.lot and script.name.startswith("trl-"):
+        write_llama(folder)
+        write_chats(folder)
+    if script.name == "sentence-transformers":
         write_bert(folder)
