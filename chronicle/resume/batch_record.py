@@ -171,6 +171,16 @@ class FirstPass:
         """Whether the loader began a pass with this batch."""
         return index < len(self.entries) and self.place(index) == 1 and index not in self.resumed
 
+    def begins_data(self, index: int) -> bool:
+        """Whether data begin here: the first batch of all, of a pass, or of a resume that began with one of those again.
+
+        A script that seeds itself and starts its data in every launch does so: its second resume repeats what its first did.
+        """
+        if index == 0 or self.begins_pass(index):
+            return True
+        again = self.find(int(self.entries["digest"][index])) if index in self.resumed else ()
+        return any(other == 0 or self.begins_pass(other) for other in again)
+
     def pass_lengths(self) -> tuple[int, ...]:
         """Batches of every pass that began and ended inside one launch."""
         starts = [int(i) for i in (self.entries["place"] == 1).nonzero()[0]]

@@ -309,7 +309,7 @@ def compare_first_batch(before: FirstPass, first: int, *, exactly: bool, continu
     found = f"the batch of step {before.step(nearest)}"
     if nearest < position:
         cause = _repeats(before, nearest)
-        begins = nearest == 0 or before.begins_pass(nearest)
+        begins = before.begins_data(nearest)
         return _differs(exactly or (continues and begins), expected, found, cause)
     num_left = nearest - position
     left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
@@ -327,14 +327,14 @@ def how_astray(before: FirstPass, first: int) -> str:
     if not same:  # a new pass may well come in a new order
         return AT_NEW_PASS if before.begins_pass(before.position) else ASTRAY
     nearest = min(same, key=lambda index: (abs(index - before.position), index))
-    return ASTRAY if nearest > before.position or not (nearest == 0 or before.begins_pass(nearest)) else ""
+    return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
 
 
 def _stopped_at_save(before: FirstPass, first: int, same: tuple[int, ...], *, exactly: bool, continues: bool) -> Check:
     """Nothing followed the save. An earlier batch repeats, unless the data come in the same order in every pass."""
     position = before.position
     digests = before.entries["digest"]
-    regular = any(index == 0 or before.begins_pass(index) or digests[index - 1] == digests[position - 1] for index in same)
+    regular = any(before.begins_data(index) or digests[index - 1] == digests[position - 1] for index in same)
     if same and position and (not regular or continues):
         nearest = max(same)
         found = f"the batch of step {before.step(nearest)}"
@@ -347,13 +347,13 @@ def _stopped_at_save(before: FirstPass, first: int, same: tuple[int, ...], *, ex
 
 def _repeats(before: FirstPass, index: int) -> str:
     again = before.position - index
-    if before.position < len(before.entries) and before.begins_pass(before.position) and before.begins_pass(index):
+    if before.position < len(before.entries) and before.begins_pass(before.position) and before.begins_data(index):
         return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
     number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
     what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"
     if index == 0:
         return what + "; the data start again from their beginning"
-    return what + ("; the pass of the loader starts again" if before.begins_pass(index) else "")
+    return what + ("; the pass of the loader starts again" if before.begins_data(index) else "")
 
 
 def _new_pass(before: FirstPass) -> str:

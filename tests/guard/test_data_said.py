@@ -15,7 +15,7 @@ from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass, read_recorded_batch
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.data import compare_first_batch
+from chronicle.resume.data import ASTRAY, compare_first_batch, how_astray
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
@@ -158,7 +158,10 @@ def test_healthy_resume_inside_an_epoch_has_no_incident(tmp_path: Path) -> None:
 def test_seeded_script_that_begins_its_epoch_again_is_not_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It saves at the end of an epoch, dies in the middle of the next, and starts that one from its beginning."""
+    """It saves at the end of an epoch, dies in the middle of the next, and starts that one from its beginning.
+
+    Its second resume repeats what its first one began with, which is as much on purpose.
+    """
 
     def launch(*, resume: bool, num_batches: int) -> None:
         torch.manual_seed(0)
@@ -179,16 +182,22 @@ def test_seeded_script_that_begins_its_epoch_again_is_not_refused(
                 done += 1
                 if done == num_batches:
                     return
-            if not resume:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "state.pt")
 
     launch(resume=False, num_batches=12)
-    launch(resume=True, num_batches=2)
+    launch(resume=True, num_batches=10)
     words = "this pass of the loader comes in the order of the pass that began at step 1"
     assert said(tmp_path / "run") == words
     assert [line for line in capsys.readouterr().err.splitlines() if "chronicle" in line and "batch" in line] == [
         f"chronicle guard: not verified: next batch ({words})"
     ]
+    launch(resume=True, num_batches=2)
+    words = "this pass of the loader comes in the order of the pass that began at step 9"
+    assert said(tmp_path / "run") == words
+    assert [line for line in capsys.readouterr().err.splitlines() if "chronicle" in line and "batch" in line] == [
+        f"chronicle guard: not verified: next batch ({words})"
+    ]
+    assert not list(read_journal(RunPaths(tmp_path / "run")).of_kind("incident"))
 
 
 # ---- HF Trainer and Lightning ----------------------------------------------------------------------------------------
@@ -315,6 +324,17 @@ def test_records_of_two_launches_are_one_first_pass(tmp_path: Path) -> None:
     assert before is not None
     assert "".join(chr(digest) for digest in before.entries["digest"]) == "abcdefXY"
     assert (before.position, before.resumed) == (6, frozenset({4}))
+
+
+def test_a_resume_that_began_in_the_middle_of_a_pass_is_no_beginning_of_data(tmp_path: Path) -> None:
+    """The second resume starts where the first one did, as with a position that was not saved again: that is no new start."""
+    recorded(tmp_path, "abcdefgh")
+    recorded(tmp_path, "efgh abcd", parent=Position("one", 4), name="two")
+    before = read_first_pass(tmp_path, Position("two", 2), 0)
+    assert before is not None and how_astray(before, ord("e")) == how_astray(before, ord("f")) == ASTRAY
+    recorded(tmp_path, "abcd", parent=Position("one", 4), name="three")
+    before = read_first_pass(tmp_path, Position("three", 2), 0)
+    assert before is not None and (how_astray(before, ord("a")), how_astray(before, ord("b"))) == ("", ASTRAY)
 
 
 def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path: Path) -> None:
