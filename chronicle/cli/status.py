@@ -43,6 +43,7 @@ SHOWN = 3  # open entries that are listed; the others are counted
 HEADS = ("DAMAGED:", "run")  # come first, in this order
 NAME_WIDTH = 12
 WIDTH = 80
+UNCUT: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colour: red, yellow, none
 
 
@@ -58,9 +59,8 @@ class Row:
         """The row within `WIDTH` columns; what stands between backticks is not cut."""
         whole = "`".join(part.replace(" ", "\u2007") if at % 2 else part for at, part in enumerate(self.text.split("`")))
         lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH}}"
-        wrapped = textwrap.wrap(
-            whole, WIDTH, initial_indent=lead, subsequent_indent=" " * NAME_WIDTH, break_long_words=False, break_on_hyphens=False
-        )
+        rest = " " * NAME_WIDTH
+        wrapped = textwrap.wrap(whole, WIDTH, initial_indent=lead, subsequent_indent=rest, **UNCUT)
         for line in wrapped or [lead]:
             yield line.replace("\u2007", " ")
 
