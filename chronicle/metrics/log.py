@@ -20,6 +20,7 @@ from chronicle.paths import RunPaths
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESERVED = frozenset(("step", "t"))
+heard: list[Callable[[int, Mapping[str, float]], None]] = []  # called with every line that this process writes; never raise
 
 
 class Point(NamedTuple):
@@ -67,6 +68,8 @@ class MetricsWriter:
         line = "".join(parts).encode() + b"}\n"
         if os.write(self._fd, line) != len(line):
             raise OSError(f"short write to `{self.path}`: the line of step {step} is incomplete (disk full?)")
+        for hear in heard:
+            hear(step, values)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

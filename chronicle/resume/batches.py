@@ -46,6 +46,7 @@ class BatchWitness:
         self._handle: Any = None
         self._begun = False
         self._deferred: list[tuple[list[Any], int, int | None]] = []
+        self.num_taken = 0  # batches of this process that `see` was, or will be, told of
         self._places = Places()
         self.lost: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
         self._gave_up = False
@@ -103,6 +104,7 @@ class BatchWitness:
             self._looks_left -= 1
             self.look(*batch) if _is_call(batch) else self.look((batch,), {})
         place, step = self._places.next(), self._step()
+        self.num_taken += 1
         if self._deferred or any(not isinstance(sample, bytes) for sample in samples):
             self._deferred.append((samples, place, step))
             if len(self._deferred) >= NUM_DEFERRED:

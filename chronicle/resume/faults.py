@@ -23,6 +23,7 @@ from chronicle.resume.journal import GuardJournal, find_run_dir
 __all__ = [
     "Containment",
     "Faults",
+    "Handing",
     "last_resort",
     "or_else",
     "raised_by_script",
@@ -189,6 +190,26 @@ class Containment:
         if not isinstance(problem, Exception) or raised_by_script(problem):
             return False
         self._faults.record(self._where, problem)
+        return True
+
+
+class Handing:
+    """A `with` block whose errors are handed to `failed` and not raised; it may be entered again and again."""
+
+    __slots__ = ("_failed",)
+
+    def __init__(self, failed: Callable[[Exception], Any]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(problem, Exception) or raised_by_script(problem):
+            return False
+        last_resort(self._failed, problem)
         return True
 
 

@@ -33,7 +33,7 @@ from chronicle.resume.contract import (
 from chronicle.resume.data import NO_STEP_SEEN, DataWatch
 from chronicle.resume.envelope import Breach, Envelope
 from chronicle.resume.envelope.breach import NOT_FINITE, BreachKind
-from chronicle.resume.faults import Containment, Faults, reason_of
+from chronicle.resume.faults import Containment, Faults, Handing, last_resort, reason_of
 from chronicle.resume.fingerprint import LiveState, Parts, fingerprint_memory, optimizer_steps
 from chronicle.resume.first_gradient import NAME as GRADIENT
 from chronicle.resume.first_gradient import FirstGradient
@@ -44,6 +44,7 @@ from chronicle.resume.journal import GuardJournal, find_run_dir
 from chronicle.resume.learning_rate import NUM_FORECAST, forecast_lrs, number
 from chronicle.resume.load import Loads
 from chronicle.resume.memory import OTHERS, LrRow, Memory
+from chronicle.resume.prints import StepPrints
 from chronicle.resume.save import Sealer, checkpoint_root
 from chronicle.resume.self_report import SelfReport
 from chronicle.resume.sequel import AS_FIRST_PASS, Sequel
@@ -81,6 +82,16 @@ class GuardSession:
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
         self.start = StartingPoint()
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
+        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
+        self.prints = StepPrints(
+            Path(launch_dir) if launch_dir and not self.off else None,
+            lambda: self.ranks.rank,
+            lambda: self.ranks.world_size,
+            lambda: self.batches.num_taken,
+            environ=environ,
+        )
+        self.prints.failed = self._prints_failed
+        self._printing = Handing(self._prints_failed)
         self.data = DataWatch(
             self.options,
             self.journal,
@@ -97,7 +108,6 @@ class GuardSession:
         self.data.look_for_steps = self._look_for_steps
         self.first_batch = FirstBatch(self.journal, self.options.tokenizer, with_text=wants_batch_text(environ))
         self.batches.look = self._look_at
-        launch_dir = environ.get("CHRONICLE_LAUNCH_DIR")
         self.frames = LastFrames(Path(launch_dir) if launch_dir and not self.off else None, self.ranks.rank)
         paths = None if self.off else self.journal.paths
         gradients = None if paths is None else paths.gradients_dir
@@ -108,7 +118,7 @@ class GuardSession:
         self.sequel = Sequel(None if paths is None else paths.sequels_dir, self.ranks.rank)
         self.sequel.failed = self.faults.record_text
         self._goes_on_everywhere = False  # every rank began with the batch that followed the save
-        self.batches.enters, self.data.told = self.first_gradient.enters, self.first_gradient.batch
+        self.batches.enters, self.data.told = self._enters, self._told
         self.gradients_later = False  # the backward pass runs inside the step: the adapter calls `gradient_ready`
         self.report = SelfReport(self.ranks, environ)
         self.honours = Honours(self.options.honours)
@@ -176,6 +186,23 @@ class GuardSession:
     def contained(self, where: str) -> Containment:
         """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
         return self.faults.contained(where)
+
+    def _enters(self) -> None:
+        """A micro-batch is about to enter the model."""
+        self.first_gradient.enters()
+        with self._printing:
+            self.prints.enters()
+
+    def _told(self, digest: int) -> None:
+        """The digest of a micro-batch, in their order."""
+        self.first_gradient.batch(digest)
+        with self._printing:
+            self.prints.batch(digest)
+
+    def _prints_failed(self, problem: Exception) -> None:
+        """An error of the prints: it is recorded once, and no more steps are printed."""
+        self.faults.record("step print", problem)
+        last_resort(lambda _: self.prints.end(), problem)
 
     # ---- save ----------------------------------------------------------------------------------------------------
 
@@ -356,6 +383,8 @@ class GuardSession:
             self.begins()
             self.first_gradient.loaded()
             self.sequel.loaded()
+            with self._printing:
+                self.prints.loaded()
             self.start.state_loaded, self.start.expectation, self.start.no_basis = True, None, why
             with self.contained("load"):
                 self.envelope.loaded()
@@ -401,6 +430,7 @@ class GuardSession:
     def retire(self) -> None:
         """The guard could not be set up completely: it does nothing more in this launch."""
         self._retired = self.envelope.off = True
+        self.prints.end()
 
     def begins(self) -> None:
         """A framework begins to train; when this process has trained before (`fit` or `train` again), all begins anew."""
@@ -417,6 +447,8 @@ class GuardSession:
         self._described = None
         self.first_gradient.loaded()
         self.sequel.loaded()
+        with self._printing:
+            self.prints.loaded()
         self._recent.clear()
         self._witness = self._witness.predict(())
         if self._ever_stepped:
@@ -483,6 +515,8 @@ class GuardSession:
             self.pulse.step()
         if not self.gradients_later:
             self._see_gradient(optimizer)
+        with self._printing:
+            self.prints.stepping(self.step, optimizer, self._models, gradient=not self.gradients_later)
         self._modes = tuple(bool(model.training) for model in self._models) or None
         lrs = self._lrs()
         if not self._recent or lrs != self._recent[-1]:
@@ -509,6 +543,8 @@ class GuardSession:
                     self.journal.say(f"noted {check.name}", f"noted: {check.name}: {check.cause}")
             self._see_gradient(optimizer)
             self._see_lr_inside(self._lrs())
+        with self._printing:
+            self.prints.gradient_ready(optimizer)
         if refused is not None:
             self._refuse_here(refused)
 

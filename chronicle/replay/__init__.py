@@ -1,0 +1,1 @@
+"""Replay: a recorded step again, compared print by print, and who is to blame where it is another one."""

@@ -1,0 +1,466 @@
+"""Step prints of one rank: a few bytes that identify every optimizer step, for a replay to be compared with.
+
+A print (`chronicle/replay/ring.py` lists its fields) is put together while a step is taken:
+
+    first micro-batch enters    the generators
+    every micro-batch           its digest, as `batches.py` makes it
+    the optimizer steps         a sample of the gradients, learning rates and options of the groups
+    the next batch enters       the step is over: a sample of the weights
+    the step is logged          its loss
+
+Samples are small: 32 elements of 8 tensors, others at every step, so that in the course of many steps all are looked at. What
+lies on an accelerator is copied to the host without waiting, and read at a later step. There is no collective. Where a print of
+every step would cost more than `SHARE` of the time, only every n-th step has one, at the latest every `MOST_STEPS`; a replay
+prints every step. `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
+
+The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
+process runs, versions of packages, the environment and how the arithmetic was set.
+"""
+
+import atexit
+import ctypes
+import hashlib
+import math
+import os
+import random
+import struct
+import sys
+import time
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chronicle.metrics.log import heard
+from chronicle.replay.facts import write_facts
+from chronicle.replay.ring import RingWriter, Seen, ring_path
+from chronicle.resume.envelope.samples import SampleCopy
+from chronicle.resume.faults import shield
+from chronicle.resume.fingerprint import own_shard
+from rollback.channels import Role, find_channel
+
+__all__ = ["PRINTS_VARIABLE", "StepPrints"]
+
+PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
+SHARE = 0.006  # of the time may be spent on prints
+MOST_STEPS = 50
+FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
+ELEMENTS, TENSORS = 32, 8  # of one sample
+MOST_GROUPS = 8
+NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
+WORD = struct.Struct("<Q")
+PLAIN = (int, float, bool)
+
+
+BEGINS, BATCH, GRADIENT, WEIGHTS = map(int, (Seen.BEGINS, Seen.BATCH, Seen.GRADIENT, Seen.WEIGHTS))
+GENERATORS, OPTIONS, LOSS = map(int, (Seen.GENERATORS, Seen.OPTIONS, Seen.LOSS))  # flags cost a microsecond each
+
+
+@dataclass(slots=True)
+class _Step:
+    """A print that is being put together."""
+
+    step: int
+    seen: int = 0
+    taken: int = 0  # micro-batches of the launch that had entered when it was over
+    batches: int = 0
+    batch: int = 0
+    gradient: "list[Any] | None" = None
+    weights: "list[Any] | None" = None
+    torch: int = 0
+    others: int = 0
+    options: int = 0
+    lr: float = 0.0
+    loss: float = math.nan
+    over: bool = field(default=False)
+
+
+class StepPrints:
+    """The prints of one rank. `launch_dir` None: nothing is done.
+
+    `num_taken()`: micro-batches that have entered the model so far in this launch, of which `batch` has told or will tell.
+    """
+
+    def __init__(
+        self,
+        launch_dir: Path | None,
+        rank: Callable[[], int],
+        num_ranks: Callable[[], int],
+        num_taken: Callable[[], int],
+        *,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._mode = environ.get(PRINTS_VARIABLE, "").strip().lower()
+        self._launch_dir = None if self._mode in ("off", "0", "no") else launch_dir
+        self._launch, self._rank, self._num_ranks = environ.get("CHRONICLE_LAUNCH", ""), rank, num_ranks
+        self._num_taken, self._clock = num_taken, clock
+        self._writer: RingWriter | None = None
+        self._params: list[Any] = []
+        self._now: _Step | None = None  # of the step that is being taken
+        self._waiting: deque[_Step] = deque()  # over, oldest first
+        self._digests: deque[int] = deque()  # of micro-batches that belong to no print yet
+        self._told = self._given = 0  # micro-batches that were told of, and given to a print or dropped
+        self._entered: tuple[int, int] | None = None  # generators, when the first micro-batch of a step entered
+        self._inside = False  # batches enter inside the step
+        self._begins = True  # the next step is the first one of the launch, or after a load
+        self._skip = 0  # steps until the next print
+        self._steps = 0  # since a print was timed
+        self._num_printed = 0
+        self._spent, self._since = 0.0, 0.0
+        self.failed: Callable[[Exception], None] = lambda problem: None  # told of an error of the guard itself
+        self._hears = shield(self._logged, lambda problem: self.failed(problem))
+        if self._launch_dir is not None:
+            heard.append(self._hears)
+            atexit.register(_finish, weakref.ref(self))
+
+    @property
+    def on(self) -> bool:
+        """Whether steps are printed."""
+        return self._launch_dir is not None
+
+    def end(self) -> None:
+        """Print no more."""
+        self._launch_dir = None
+        if self._hears in heard:
+            heard.remove(self._hears)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    # ---- what happens in a step ----------------------------------------------------------------------------------
+
+    def loaded(self) -> None:
+        """Another state is in memory."""
+        if self.on:
+            self._close(self._now)
+            self._waiting.append(_Step(0, taken=self._num_taken(), over=True))  # what entered before belongs to no step
+            self._begins, self._now, self._entered, self._skip = True, None, None, 0
+
+    def enters(self) -> None:
+        """A micro-batch is about to enter the model: the step before is over, unless the batch enters inside of one."""
+        if self._launch_dir is None:
+            return
+        if self._now is not None and not self._inside:
+            self._close(self._now)
+        if self._entered is None and self._skip <= 0:
+            begun = self._clock()
+            self._entered = _generators()
+            self._spent += self._clock() - begun
+
+    def batch(self, digest: int) -> None:
+        """The digest of a micro-batch, in their order."""
+        if self._launch_dir is not None:
+            self._told += 1
+            self._digests.append(digest)
+            if self._waiting and self._waiting[0].taken <= self._told:
+                self._settle()
+
+    def stepping(self, step: int | None, optimizer: Any, models: Sequence[Any], *, gradient: bool = True) -> None:
+        """The guarded optimizer is about to take this step (optimizer steps completed when it is over); None: an engine.
+
+        `gradient` False: the backward pass runs inside the step, and `gradient_ready` follows.
+        """
+        if self._launch_dir is None or step is None:
+            return
+        self._close(self._now)
+        self._steps += 1
+        self._inside = not gradient
+        if self._skip > 0:
+            self._skip -= 1
+            self._now = _Step(step, over=True)  # not printed: its micro-batches are dropped
+            return
+        begun = self._clock()
+        if self._begins:
+            self._begin(step - 1, optimizer, models)
+        self._now = now = _Step(step)
+        if self._entered is not None:
+            (now.torch, now.others), now.seen, self._entered = self._entered, now.seen | GENERATORS, None
+        self._read_options(now, optimizer, models)
+        self._spent += self._clock() - begun
+        if gradient:
+            self.gradient_ready(optimizer)
+
+    def gradient_ready(self, optimizer: Any) -> None:
+        """The gradient of the step is complete; that of an engine (None) cannot be reached."""
+        if self._now is None or self._now.over or optimizer is None:
+            return
+        begun = self._clock()
+        chosen = _chosen(self._params, self._now.step)
+        grads = [p.grad if p.grad is None or not p.grad.is_sparse else None for p in chosen]
+        if any(grad is not None for grad in grads):
+            self._now.gradient = _sample(grads, self._now.step)
+            self._now.seen |= GRADIENT
+        self._spent += self._clock() - begun
+
+    def finish(self) -> None:
+        """The process ends: nothing stays in memory."""
+        if self._launch_dir is None:
+            return
+        self._close(self._now)
+        self._settle(everything=True)
+        if self._writer is not None:
+            self._writer.flush()
+
+    # ---- putting a print together ----------------------------------------------------------------------------------
+
+    def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
+        """The weights as they are before the first step; what the prints are made by."""
+        self._begins = False
+        self._params = _params(optimizer, models)
+        if not self._params:
+            raise ValueError("the optimizer has no parameters")
+        if self._writer is None:
+            assert self._launch_dir is not None
+            rank = self._rank()
+            device = str(self._params[0].device)
+            launch = int(self._launch) if self._launch.isdecimal() else None
+            header = {"rank": rank, "ranks": self._num_ranks(), "launch": launch, "host": os.uname().nodename, "device": device}
+            self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
+            if rank == 0:
+                write_facts(self._launch_dir, arithmetic(device))
+        first = _Step(max(0, step), BEGINS | WEIGHTS, taken=self._given, over=True)
+        first.weights = _sample(_chosen(self._params, first.step), first.step)
+        self._waiting.append(first)
+
+    def _close(self, now: _Step | None) -> None:
+        """A step is over: its weights are read, and it waits for its batches, its loss and what is on a device."""
+        self._now = None
+        if now is None:
+            return
+        entered, self._entered = self._entered, None
+        if now.over:  # not printed
+            if self._waiting:
+                self._waiting.append(_Step(0, taken=self._num_taken(), over=True))
+            elif self._told == self._num_taken():
+                self._digests.clear()
+                self._given = self._told
+            return
+        begun = self._clock()
+        if entered is not None and not now.seen & GENERATORS:  # the batch entered inside the step
+            (now.torch, now.others), now.seen = entered, now.seen | GENERATORS
+        now.weights, now.seen = _sample(_chosen(self._params, now.step), now.step), now.seen | WEIGHTS
+        now.over, now.taken = True, self._num_taken()
+        self._waiting.append(now)
+        self._settle()
+        self._spent += self._clock() - begun
+        self._pace()
+
+    def _pace(self) -> None:
+        """How many steps have no print after this one."""
+        self._num_printed += 1
+        now = self._clock()
+        if self._num_printed <= FIRST_STEPS or not self._since:
+            self._since, self._spent, self._steps = now, 0.0, 0
+            return
+        per_step = (now - self._since) / max(1, self._steps)
+        if self._mode != "every" and per_step > 0:
+            self._skip = min(MOST_STEPS, max(0, math.ceil(self._spent / (SHARE * per_step)) - 1))
+        self._since, self._spent, self._steps = now, 0.0, 0
+
+    def _settle(self, *, everything: bool = False) -> None:
+        """Write what is complete. The newest one waits for its loss."""
+        waiting = self._waiting
+        least = 0 if everything else 1
+        while len(waiting) > least and self._is_complete(waiting[0], everything or len(waiting) > NUM_WAITING):
+            self._write(waiting.popleft())
+
+    def _is_complete(self, one: _Step, wait: bool) -> bool:
+        if wait:
+            return True
+        return one.taken <= self._told and all(_is_ready(part) for part in (one.gradient, one.weights))
+
+    def _write(self, one: _Step) -> None:
+        num = max(0, min(one.taken, self._told) - self._given)
+        digests = [self._digests.popleft() for _ in range(min(num, len(self._digests)))]
+        self._given += num
+        if not one.seen or self._writer is None:
+            return
+        if digests and one.taken <= self._told:
+            one.batches, one.batch, one.seen = len(digests), _chain(digests), one.seen | BATCH
+        self._writer.add(
+            one.step,
+            one.seen,
+            one.batches,
+            one.batch,
+            _digest(one.gradient),
+            _digest(one.weights),
+            one.torch,
+            one.others,
+            one.options,
+            one.lr,
+            one.loss,
+        )
+
+    def _logged(self, step: int, values: Mapping[str, Any]) -> None:
+        """The script logged numbers of a step."""
+        for one in reversed(self._waiting):
+            if one.step == step and one.seen and not one.seen & BEGINS:
+                name = find_channel(values, Role.LOSS)
+                if name is not None and isinstance(values[name], float):
+                    one.loss, one.seen = values[name], one.seen | LOSS
+                return
+
+    def _read_options(self, now: _Step, optimizer: Any, models: Sequence[Any]) -> None:
+        groups = [] if optimizer is None else optimizer.param_groups
+        if not groups:
+            return
+        if len(groups) > MOST_GROUPS:
+            first = now.step % len(groups)
+            groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
+        rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
+        now.options, now.seen = zlib.crc32(repr(rows).encode()), now.seen | OPTIONS
+        lr = _plain(groups[0].get("lr"))
+        now.lr = float(lr) if isinstance(lr, int | float) else math.nan
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a row of numbers; of anything else its type alone. A tensor on a device is not waited for."""
+    if isinstance(value, PLAIN) or value is None:
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if hasattr(value, "numel") and value.numel() == 1 and value.device.type == "cpu":
+        return value.item()
+    return type(value).__name__
+
+
+# ---- samples -----------------------------------------------------------------------------------------------------------
+
+
+def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
+    if optimizer is None:
+        return [p for model in models for p in model.parameters() if p.requires_grad]
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _chosen(params: Sequence[Any], step: int) -> list[Any]:
+    """The tensors that are looked at in this step: other ones at every step, and the same in a replay."""
+    if len(params) <= TENSORS:
+        return list(params)
+    first = step * TENSORS % len(params)
+    return [params[(first + i) % len(params)] for i in range(TENSORS)]
+
+
+def _sample(tensors: Sequence[Any], step: int) -> list[Any]:
+    """Bytes of what is on the host, and copies on their way of what is not, in the order given."""
+    found: list[Any] = []
+    torch = sys.modules["torch"]
+    parameter = torch.nn.Parameter
+    afar: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        whole = tensor is None or type(tensor) is torch.Tensor or (type(tensor) is parameter and not vars(tensor))
+        own = tensor if whole else own_shard(tensor)
+        if own is None or own.is_sparse or own.is_meta:
+            found.append(b"-")
+        elif own.is_cpu:
+            found.append(_bytes(own, step))
+        elif own.numel():
+            afar.setdefault((own.device, own.dtype), []).append(_part(own.detach(), step))
+    for parts in afar.values():
+        found.append(SampleCopy(torch.cat(parts)))
+    return found
+
+
+def _bytes(own: Any, step: int) -> bytes:
+    """At most `ELEMENTS` elements, spread over a tensor on the host; other ones at other steps."""
+    own = own.detach()
+    try:
+        values = own.numpy()  # several times as fast as torch's own
+    except TypeError:  # numpy has no bfloat16
+        values = own.view(sys.modules["torch"].uint8 if own.element_size() == 1 else sys.modules["torch"].int16).numpy()
+    if values.size <= ELEMENTS:
+        return bytes(values.tobytes())
+    if not values.flags.c_contiguous:
+        thinned = tuple(slice(None, None, max(1, length // 6)) for length in values.shape)
+        values = values.T if values.flags.f_contiguous else values[thinned]
+    values = values.reshape(-1)
+    stride = max(1, values.size // ELEMENTS)
+    return bytes(values[step % stride :: stride][:ELEMENTS].tobytes())
+
+
+def _part(own: Any, step: int) -> Any:
+    """The same of a tensor on a device, as a view."""
+    size = own.numel()
+    if size <= ELEMENTS:
+        return own.reshape(-1)
+    stride = size // ELEMENTS
+    if not own.is_contiguous():
+        own = own.transpose(0, -1)
+    if not own.is_contiguous():
+        return own[tuple(slice(None, None, max(1, length // 6)) for length in own.shape)].reshape(-1)[:ELEMENTS]
+    return own.as_strided((ELEMENTS,), (stride,), own.storage_offset() + step % stride)
+
+
+def _is_ready(sample: "list[Any] | None") -> bool:
+    return sample is None or all(isinstance(part, bytes) or part.ready for part in sample)
+
+
+def _digest(sample: "list[Any] | None") -> int:
+    if sample is None:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    for part in sample:
+        digest.update(part if isinstance(part, bytes) else part.array().tobytes())
+    return int(WORD.unpack(digest.digest())[0])
+
+
+def _chain(digests: Sequence[int]) -> int:
+    """One digest of all; of a single one that one, so that it is found in the record of batches."""
+    if len(digests) == 1:
+        return digests[0]
+    blob = b"".join(WORD.pack(one) for one in digests)
+    return int(WORD.unpack(hashlib.blake2b(blob, digest_size=8).digest())[0])
+
+
+def _generators() -> tuple[int, int]:
+    """Checksums of torch's generators, and of Python's and NumPy's; reading draws nothing."""
+    torch = sys.modules["torch"]
+    found = zlib.crc32(torch.get_rng_state().numpy())
+    if torch.cuda.is_initialized():
+        found = zlib.crc32(torch.cuda.get_rng_state().numpy(), found)
+    _, keys, gauss = random.getstate()
+    others = zlib.crc32(repr(gauss).encode(), hash(keys) & 0xFFFFFFFF)  # the hash of integers is equal in every process
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        others = zlib.crc32(_numpy_state(numpy), others)
+    return found, others
+
+
+def _numpy_state(numpy: Any) -> bytes:
+    """Key and position of NumPy's global generator, read where they lie: its own function takes 25 µs."""
+    generator = numpy.random.mtrand._rand._bit_generator
+    if type(generator).__name__ != "MT19937":
+        return repr(numpy.random.get_state()).encode()
+    return ctypes.string_at(generator.ctypes.state_address, 4 * 625)
+
+
+def _finish(reference: "weakref.ref[StepPrints]") -> None:
+    prints = reference()
+    if prints is not None:
+        shield(prints.finish, prints.failed)()
+
+
+def arithmetic(device: str) -> dict[str, Any]:
+    """What decides the last digits on this machine, as far as torch tells."""
+    torch = sys.modules["torch"]
+    found = {
+        "torch": str(torch.__version__),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.startswith("cuda"):
+        found |= {
+            "device name": torch.cuda.get_device_name(),
+            "cuda": str(torch.version.cuda),
+            "cudnn": torch.backends.cudnn.version(),
+            "cudnn benchmark": torch.backends.cudnn.benchmark,
+            "cudnn deterministic": torch.backends.cudnn.deterministic,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return found

@@ -1,0 +1,224 @@
+"""Step prints: equal steps have equal prints, and each kind of difference shows in its own field from its step on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import chronicle
+from chronicle.journal import read_journal
+from chronicle.paths import RunPaths
+from chronicle.replay.facts import changed, read_facts
+from chronicle.replay.ring import (
+    HEADER_BYTES,
+    PRINT_BYTES,
+    Print,
+    Ring,
+    RingWriter,
+    Seen,
+    read_ring,
+    ring_path,
+    rings_of,
+)
+from chronicle.resume.prints import PRINTS_VARIABLE, StepPrints
+
+FIELDS = ("torch", "batch", "options", "gradient", "weights")
+
+
+class Loop:
+    """A plain loop whose batches depend on the step alone, with dropout."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, prints: str = "every") -> None:
+        self.launch_dir = directory / "launch"
+        monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(self.launch_dir))
+        monkeypatch.setenv(PRINTS_VARIABLE, prints)
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.run = chronicle.attach(directory / "run", self.model, self.optimizer)
+        self.step = 0
+        self.before: Callable[[int], None] = lambda step: None
+        self.data: Callable[[int, Any], Any] = lambda step, x: x
+        self.gradient: Callable[[int], None] = lambda step: None
+
+    def train(self, num_steps: int) -> "Loop":
+        for _ in range(num_steps):
+            self.step += 1
+            self.before(self.step)
+            for part in range(2):
+                x = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * self.step + part))
+                (self.model(self.data(self.step, x)).square().mean() / 2).backward()
+            self.gradient(self.step)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def ring(self) -> Ring:
+        self.run.session.data.finish()
+        self.run.session.prints.finish()
+        return read_ring(ring_path(self.launch_dir, 0))
+
+
+def first_difference(one: Ring, other: Ring) -> tuple[int, list[str]]:
+    """The first step whose prints differ, and in which fields."""
+    ours, theirs = one.steps(), other.steps()
+    assert ours.keys() == theirs.keys()
+    for step in sorted(ours):
+        fields = [name for name in FIELDS if getattr(ours[step], name) != getattr(theirs[step], name)]
+        if fields:
+            return step, fields
+    return 0, []
+
+
+def test_equal_launches_have_equal_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Loop(tmp_path / "a", monkeypatch).train(12).ring()
+    other = Loop(tmp_path / "b", monkeypatch).train(12).ring()
+    assert first_difference(one, other) == (0, [])
+    assert sorted(one.steps()) == list(range(1, 13))
+    whole = Seen.BATCH | Seen.GRADIENT | Seen.WEIGHTS | Seen.GENERATORS | Seen.OPTIONS
+    assert all(one.steps()[step].seen == whole and one.steps()[step].batches == 2 for step in one.steps())
+    assert [begin.step for begin in one.begins()] == [0]
+    assert PRINT_BYTES <= 64
+
+
+def _flip(tensor: torch.Tensor, place: int = 1) -> None:
+    """One bit of one element, in its exponent; one that is sampled in odd steps."""
+    flat = tensor.detach().view(-1).view(torch.int32)
+    flat[place] ^= 1 << 25
+
+
+@pytest.mark.parametrize("what", ["batch", "gradient", "weights", "generators", "options"])
+def test_a_difference_shows_in_its_own_field_first(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = Loop(tmp_path / "a", monkeypatch).train(9).ring()
+    loop = Loop(tmp_path / "b", monkeypatch)
+    model, group = loop.model, loop.optimizer.param_groups[0]
+    if what == "batch":
+        loop.data = lambda step, x: x + 1 if step == 5 else x
+    elif what == "gradient":
+        loop.gradient = lambda step: _flip(model[2].weight.grad) if step == 5 else None
+    elif what == "weights":
+        loop.before = lambda step: _flip(model[2].weight) if step == 6 else None
+    elif what == "generators":
+        loop.before = lambda step: torch.manual_seed(1) and None if step == 5 else None
+    else:
+        loop.before = lambda step: group.update(lr=2e-2) if step == 5 else None
+    step, fields = first_difference(clean, loop.train(9).ring())
+    name = {"generators": "torch"}.get(what, what)
+    assert (step, fields[0]) == (5, name), fields
+
+
+def test_a_resume_begins_with_the_weights_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Loop(tmp_path / "a", monkeypatch)
+    first.train(6)
+    state = {"model": first.model.state_dict(), "optimizer": first.optimizer.state_dict(), "rng": torch.get_rng_state()}
+    torch.save(state, tmp_path / "step-6.pt")
+    record = first.train(4).ring()
+    again = Loop(tmp_path / "b", monkeypatch)
+    state = torch.load(tmp_path / "step-6.pt", weights_only=True)
+    again.model.load_state_dict(state["model"])
+    again.optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"])
+    again.step = 6
+    ring = again.train(4).ring()
+    begin = ring.begins()[-1]
+    assert (begin.step, begin.weights) == (6, record.steps()[6].weights)
+    for step in range(7, 11):
+        for name in FIELDS:
+            assert getattr(ring.steps()[step], name) == getattr(record.steps()[step], name), (step, name)
+
+
+def test_off_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path, monkeypatch, prints="off").train(3)
+    loop.run.session.prints.finish()
+    assert rings_of(loop.launch_dir) == {}
+
+
+def test_an_error_of_the_prints_is_recorded_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RingWriter, "add", broken)
+    loop = Loop(tmp_path, monkeypatch).train(6)
+    assert loop.step == 6
+    assert not loop.run.session.prints.on
+    faults = [entry.data for entry in read_journal(RunPaths(tmp_path / "run")).of_kind("guard.fault")]
+    assert [fault["where"] for fault in faults] == ["step print"]
+
+
+def test_prints_of_small_steps_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Loop(tmp_path, monkeypatch, prints="").train(40).ring()
+    thinned = len(ring.steps())
+    assert set(range(1, 9)) <= ring.steps().keys()
+    assert thinned < 40
+    batches = {one.batches for one in ring.steps().values()}
+    assert batches == {2}  # those of steps between two prints belong to none
+
+
+def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SCALE", "1")
+    monkeypatch.setenv("MY_API_KEY", "s3cret")
+    one = Loop(tmp_path / "a", monkeypatch).train(1)
+    monkeypatch.setenv("MY_SCALE", "2")
+    other = Loop(tmp_path / "b", monkeypatch).train(1)
+    before, after = read_facts(one.launch_dir), read_facts(other.launch_dir)
+    assert before is not None and after is not None
+    assert [(one.kind, one.name) for one in changed(before, after)] == [("environment", "MY_SCALE")]
+    assert "MY_API_KEY" not in before["environment"]
+    assert any(path.endswith("test_prints.py") for path in before["code"])
+
+
+# ---- the file ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, steps: range, capacity: int = 8) -> None:
+    writer = RingWriter(path, {"rank": 0}, capacity=capacity)
+    for step in steps:
+        writer.add(step, int(Seen.BATCH), 1, step, 0, 0, 0, 0, 0, 0.0, 0.0)
+    writer.close()
+
+
+def test_a_ring_keeps_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "prints-0.ring"
+    write(path, range(1, 21))
+    assert [one.step for one in read_ring(path).prints] == list(range(13, 21))
+    assert path.stat().st_size == HEADER_BYTES + 8 * PRINT_BYTES
+    write(path, range(21, 24))  # a further attempt of the same launch
+    assert [one.step for one in read_ring(path).prints] == list(range(16, 24))
+
+
+def test_a_print_that_was_cut_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "prints-0.ring"
+    write(path, range(1, 5))
+    blob = bytearray(path.read_bytes())
+    blob[HEADER_BYTES + 2 * PRINT_BYTES + 20] ^= 1
+    path.write_bytes(bytes(blob[:-10]))
+    assert [one.step for one in read_ring(path).prints] == [1, 2]
+    assert Print.unpack(Print(step=3, loss=1.5).pack()) == Print(step=3, loss=1.5)
+
+
+def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "prints-0.ring").write_text("nothing\n")
+    with pytest.raises(chronicle.errors.ChronicleError, match="holds no step prints"):
+        rings_of(tmp_path)
+
+
+def test_a_batch_that_is_read_late_belongs_to_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device the digests of batches come many steps later."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    taken = [0]
+    environ = {PRINTS_VARIABLE: "every"}
+    prints = StepPrints(tmp_path, lambda: 0, lambda: 1, lambda: taken[0], environ=environ)
+    for step in range(1, 5):
+        for _ in range(step):  # as many micro-batches as its number
+            prints.enters()
+            taken[0] += 1
+        prints.stepping(step, optimizer, [model])
+    for digest in range(1, taken[0] + 1):
+        prints.batch(digest)
+    prints.finish()
+    ring = read_ring(ring_path(tmp_path, 0))
+    assert [(one.step, one.batches) for one in ring.steps().values()] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert ring.steps()[1].batch == 1
