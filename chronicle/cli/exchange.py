@@ -21,20 +21,25 @@ __all__ = [
 ]
 
 class Format(StrEnum):
-    """The formats of an export."""
+    """The formats of an export. The last three are directories."""
 
     CSV = "csv"
     JSON = "json"
     JSONL = "jsonl"
     PARQUET = "parquet"
     TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+DIRECTORIES = (Format.TENSORBOARD, Format.WANDB, Format.TRACKIO)
 
 
 def export(
     format_name: Annotated[
-        Format, typer.Option("--format", "-f", help="Format of the output; json is one array, jsonl one row per line.")
+        Format, typer.Option("--format", "-f", help="json: one array; jsonl: a row a line; the last three: directories.")
     ] = Format.CSV,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for TensorBoard [stdout].")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File, or directory for these three [stdout].")] = None,
     every: Annotated[bool, typer.Option("--all", help="Export also abandoned steps, marked `kept` 0.")] = False,
     run: RunOption = None,
     logs: LogsOption = None,
@@ -42,18 +47,19 @@ def export(
 ) -> CommandResult:
     """Export the metrics of the lineage, each step once.
 
-    Each step comes from the launch that the present weights descend from.
+    Each step comes from the launch that the present weights descend from. W&B (offline) and trackio, written by their own
+    packages, get one run a launch, in one group; abandoned steps are there as `abandoned/NAME`.
 
     Example: chronicle export --format tensorboard -o tb
     """
     settings = need_run(settings_from(run, logs))
     story = read_story(settings.paths)
-    if out is None and format_name in (Format.PARQUET, Format.TENSORBOARD):
+    if out is None and format_name in (Format.PARQUET, *DIRECTORIES):
         raise UsageProblem(f"--format {format_name.value} cannot be written to stdout", "name a file or directory with -o")
     about = {"run": settings.run, "format": format_name.value, "inferred": story.lineage.inferred}
-    if format_name is Format.TENSORBOARD:
+    if format_name in DIRECTORIES:
         assert out is not None
-        count = _tensorboard(story, settings.paths, out)
+        count = _directory(format_name, story, settings.paths, out)
     else:
         count, text = _table(story, settings.paths, format_name, out, every=every)
         if out is None:
@@ -85,9 +91,12 @@ def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, eve
     return count, text.getvalue()
 
 
-def _tensorboard(story: Story, paths: RunPaths, out: Path) -> int:
+def _directory(name: Format, story: Story, paths: RunPaths, out: Path) -> int:
     from chronicle.integrations.exports import canonical_rows, write_tensorboard
+    from chronicle.integrations.tracker_exports import write_trackio, write_wandb
 
+    if name is not Format.TENSORBOARD:
+        return {Format.WANDB: write_wandb, Format.TRACKIO: write_trackio}[name](story, paths, out)
     if out.exists():
         ours = out.is_dir() and all(p.name.endswith(".chronicle") for p in out.iterdir())
         if not ours:

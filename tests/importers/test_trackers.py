@@ -94,7 +94,8 @@ def test_what_the_real_wandb_wrote_offline(tmp_path: Path) -> None:
         "for step in range(50):\n    run.log({'loss': 2.5 - step / 64, 'lr': 0.5}, step=step)\n"
         "run.finish()\n"
     )
-    quiet = {**os.environ, "WANDB_SILENT": "true", "WANDB_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    quiet = {**clean, "WANDB_SILENT": "true", "WANDB_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
     subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=quiet, check=True, timeout=120, capture_output=True
     )
