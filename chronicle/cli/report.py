@@ -3,20 +3,20 @@
 import json as json_module
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, need_run, settings_from
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.paths import RunPaths
-from chronicle.report.html import plotly_script, render_html
+from chronicle.report.html import plotly_script, render_html, render_state
 from chronicle.report.markdown import LINEAGE_PICTURE, render_markdown
 from chronicle.report.markup import write_page
 from chronicle.report.page_data import read_panels
 from chronicle.story import Story, read_story
 from chronicle.story.read import lost_seconds
-from chronicle.story.series import read_parent, read_series
+from chronicle.story.series import LaunchSeries, read_parent, read_series
 
 __all__ = [
     "render",
@@ -117,17 +117,19 @@ def serve(
 ) -> CommandResult:
     """Serve the run's page on 127.0.0.1 until Ctrl-C.
 
-    From another machine use `ssh -L 8765:127.0.0.1:8765 host`.
+    The page is loaded once; new points and entries are sent to it, and zoom and choices stay. From another machine use `ssh -L 8765:127.0.0.1:8765 host`.
 
     Example: chronicle serve --port 8765
     """
-    from chronicle.report.html import plotly_script
     from chronicle.report.server import LiveServer
 
     settings = need_run(settings_from(run, logs))
     paths, script = settings.paths, plotly_script()
     try:
-        server = LiveServer(paths, port, page=lambda: _page(paths, script), status=lambda: _status(paths))
+        server = LiveServer(
+            paths, port, script=script, status=lambda: _status(paths),
+            page=lambda mark, where: _page(paths, mark, where), state=lambda mark: _state(paths, mark),
+        )  # fmt: skip
     except OSError as problem:
         raise ChronicleError(
             f"cannot serve on 127.0.0.1:{port}: {problem.strerror or problem}", "name another port with --port N, or 0"
@@ -143,18 +145,23 @@ def serve(
     return CommandResult()
 
 
-def _page(paths: RunPaths, script: str) -> str:
-    from chronicle.report.html import render_html
-    from chronicle.report.page_data import read_panels
-    from chronicle.story import read_story
-    from chronicle.story.read import lost_seconds
-    from chronicle.story.series import read_parent, read_series
+def _page(paths: RunPaths, mark: str, script: str) -> str:
+    """The served page; `script` is where Plotly's script is served."""
+    story, series, rest = _told(paths)
+    return render_html(story, series, script=script, mark=mark, **rest)
 
+
+def _state(paths: RunPaths, mark: str) -> str:
+    """What of the served page changes."""
+    story, series, rest = _told(paths)
+    return render_state(story, series, mark=mark, **rest)
+
+
+def _told(paths: RunPaths) -> tuple[Story, list[LaunchSeries], dict[str, Any]]:
     story = read_story(paths)
     series = read_series(paths, [launch.number for launch in story.launches])
     lost, panels = lost_seconds(story, paths), read_panels(story, paths)
-    parent = read_parent(story, paths)
-    return render_html(story, series, script=script, lost_seconds=lost, panels=panels, parent=parent, live=True)
+    return story, series, {"lost_seconds": lost, "panels": panels, "parent": read_parent(story, paths)}
 
 
 def _status(paths: RunPaths) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "page_story",
     "plotly_script",
     "render_html",
+    "render_state",
 ]
 
 FOLD = 400  # of more chapters the newest `SHOWN` are open, the older ones are in closed parts
@@ -159,7 +160,8 @@ def page_header(story: Story) -> str:
     facts += [("launches", str(len(story.launches))), ("steps abandoned", str(lost))]
     facts.append(("open incidents", str(len(story.open_matters))))
     facts.append((f"launch {last.number}", last.outcome))
-    items = "".join(f"<li><b>{html_text(value)}</b><span>{html_text(name)}</span></li>" for name, value in facts)
+    shown = ((html_text(name), html_text(value)) for name, value in facts)
+    items = "".join(f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in shown)
     factors = [format_factor(factor) for factor in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
@@ -355,22 +357,42 @@ def render_html(
     lost_seconds: Mapping[str, float] | None = None,
     panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
-    live: bool = False,
+    mark: str | None = None,
 ) -> str:
-    """The page. `panels`: the curves of studies. `live` adds the script that listens for changes."""
+    """The page. `script`: Plotly's text, or its path on the server. `panels`: the curves of studies.
+
+    `mark`: of a served page, the name of what the run was like; it then listens for what is new.
+    """
     data = build_page_data(story, series, lost_seconds or {}, panels, parent)
+    live = mark is not None
+    plotly = script.replace("</script", "<\\/script")
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
+        "SOURCES": "'unsafe-inline' 'self'" if live else "'unsafe-inline'",
         "CSS": _own("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
-        "DATA": _inline(drawn(data)),
-        "PLOTLY": script.replace("</script", "<\\/script"),
-        "SCRIPT": "\n".join(_own(name) for name in SCRIPTS),
-        "LIVE": f'<script type="module">{_own("page_live.js")}</script>' if live else "",
+        "DATA": _inline(drawn(data) | ({"mark": mark} if live else {})),
+        "PLOTLY": f'<script src="{html_text(script)}"></script>' if live else f"<script>\n{plotly}\n</script>",
+        "SCRIPT": "\n".join(_own(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
     }
     pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders
     return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
+
+
+def render_state(
+    story: Story,
+    series: Sequence[LaunchSeries],
+    *,
+    mark: str,
+    lost_seconds: Mapping[str, float],
+    panels: Sequence[Mapping[str, Any]] = (),
+    parent: ParentSeries | None = None,
+) -> str:
+    """What of a served page changes with the run, as JSON: `header` and `body` (HTML), `data` of the plots with its mark."""
+    data = build_page_data(story, series, lost_seconds, panels, parent)
+    parts = {"header": page_header(story), "body": page_body(story, data), "data": drawn(data) | {"mark": mark}}
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _own(name: str) -> str:

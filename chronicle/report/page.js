@@ -5,7 +5,7 @@ const observer = new IntersectionObserver((seen) => {
 }, { rootMargin: "300px" });
 const waiting = []; // in view and not drawn: one plot at a time, so that the first is seen before the others are begun
 function drawNext() {
-  if (!waiting[0].dataset.drawn) drawNow(waiting[0]);
+  if (!waiting[0].dataset.drawn && plots.has(waiting[0])) drawNow(waiting[0]);
   setTimeout(() => { waiting.shift(); if (waiting.length) drawNext(); }, 0);
 }
 function drawNow(element) {
@@ -63,46 +63,51 @@ function box(parent, title) {
 }
 const byId = (id) => document.getElementById(id);
 
-add(byId("plot-lineage"), lineage);
-if (data.resumes.length) add(byId("plot-resumes"), resumes);
-if (data.progress.s.length) add(byId("plot-progress"), progress);
-if (data.clocks.some((c) => c.time[0].length)) add(byId("plot-staircase"), staircase);
-const cards = byId("cards");
-if (cards) for (const c of data.cards) add(box(cards, c.title), (element) => card(element, c));
-const sources = byId("sources");
-if (sources) for (const name of data.groups.sources) add(box(sources, name), (element) => channel(element, name, { height: 220, bare: true }));
-const health = byId("health");
-if (health) {
-  if (data.loss && data.groups.health.length) add(box(health, data.loss), (element) => channel(element, data.loss, { height: 220 }));
-  for (const name of data.groups.health) add(box(health, `${name} (log)`), (element) => channel(element, name, { height: 220, log: true }));
-}
 const CHANNEL_TITLES = { loss: "training loss", eval: "held out", difference: "held out, minus the reference at the same seed" };
-for (const panel of data.studies) {
-  const holder = byId(`study-${panel.anchor}`);
-  if (!holder) continue;
-  for (const name of new Set(panel.curves.map((c) => c.channel)))
-    add(box(holder, CHANNEL_TITLES[name] || name), (element) => study(element, panel, name));
-  if (panel.contrasts.some((c) => c.mean !== null)) add(box(holder, "contrasts"), (element) => contrasts(element, panel));
-}
-const chooser = byId("channel");
-if (chooser) {
-  for (const name of data.channels) {
-    const option = document.createElement("option");
-    option.value = option.textContent = name;
-    chooser.append(option);
+function build() { // of what is in <main> now
+  plots.clear();
+  observer.disconnect();
+  add(byId("plot-lineage"), lineage);
+  if (data.resumes.length) add(byId("plot-resumes"), resumes);
+  if (data.progress.s.length) add(byId("plot-progress"), progress);
+  if (data.clocks.some((c) => c.time[0].length)) add(byId("plot-staircase"), staircase);
+  const cards = byId("cards");
+  if (cards) for (const c of data.cards) add(box(cards, c.title), (element) => card(element, c));
+  const sources = byId("sources");
+  if (sources) for (const name of data.groups.sources) add(box(sources, name), (element) => channel(element, name, { height: 220, bare: true }));
+  const health = byId("health");
+  if (health) {
+    if (data.loss && data.groups.health.length) add(box(health, data.loss), (element) => channel(element, data.loss, { height: 220 }));
+    for (const name of data.groups.health) add(box(health, `${name} (log)`), (element) => channel(element, name, { height: 220, log: true }));
   }
-  const known = [data.loss, data.lr]; // what a rollback itself changes is no news
-  const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => !known.includes(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
-  chooser.value = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== data.lr) || data.channels[0];
-  add(byId("plot-channel"), (element) => channel(element, chooser.value));
-  chooser.addEventListener("change", redraw);
-  numbers(byId("plot-channel"));
+  for (const panel of data.studies) {
+    const holder = byId(`study-${panel.anchor}`);
+    if (!holder) continue;
+    for (const name of new Set(panel.curves.map((c) => c.channel)))
+      add(box(holder, CHANNEL_TITLES[name] || name), (element) => study(element, panel, name));
+    if (panel.contrasts.some((c) => c.mean !== null)) add(box(holder, "contrasts"), (element) => contrasts(element, panel));
+  }
+  const chooser = byId("channel");
+  if (chooser) {
+    for (const name of data.channels) {
+      const option = document.createElement("option");
+      option.value = option.textContent = name;
+      chooser.append(option);
+    }
+    const known = [data.loss, data.lr]; // what a rollback itself changes is no news
+    const jumped = data.resumes.flatMap((r) => r.shifts).filter((s) => !known.includes(s.channel)).sort((a, b) => Math.abs(b.sigmas) - Math.abs(a.sigmas))[0];
+    const usual = jumped ? jumped.channel : data.channels.find((n) => n !== data.loss && n !== data.lr) || data.channels[0];
+    chooser.value = data.channels.includes(state.channel) ? state.channel : usual;
+    add(byId("plot-channel"), (element) => channel(element, chooser.value));
+    chooser.addEventListener("change", () => { state.channel = chooser.value; state.zoom.delete("plot-channel"); redraw(); });
+    numbers(byId("plot-channel"));
+  }
+  for (const input of document.querySelectorAll("input[name=axis]")) input.disabled = !has(input.value);
 }
+build();
 
-for (const input of document.querySelectorAll("input[name=axis]")) {
-  input.disabled = !has(input.value);
+for (const input of document.querySelectorAll("input[name=axis]"))
   input.addEventListener("change", () => { state.axis = input.value; redraw(); });
-}
 const theme = byId("theme");
 theme.addEventListener("click", () => {
   const shown = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

@@ -1,22 +1,26 @@
 // What the page is drawn from, the JSON in #data, and its x axis: step, wall clock, samples or FLOPs. The page's scripts are
 // one module, joined in the order of `SCRIPTS` in html.py: what one file declares the next may use, and nothing else sees it.
-const data = JSON.parse(document.getElementById("data").textContent);
-const launches = new Map(data.launches.map((l) => [l.number, l]));
+let data, launches, clocks, begin, end, unit, seconds, AXES;
 const AMBER = "#b07b17", ALARM = "#d0453f", VIOLET = "#8a57c0";
-const state = { axis: "step" };
+const state = { axis: "step", channel: null, zoom: new Map() }; // what the reader chose; it outlives new data
 const plots = new Map(); // element -> draw function
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const grey = () => css("--gone"); // what was abandoned steps back, on either paper
-const begin = Math.min(...data.clocks.flatMap((c) => c.time[1].slice(0, 1)), Infinity);
-const end = Math.max(...data.clocks.flatMap((c) => c.time[1].slice(-1)), -Infinity);
-const [unit, seconds] = [["s", 1], ["min", 60], ["h", 3600], ["d", 86400]].findLast(([, size]) => end - begin >= 3 * size) || ["s", 1];
-const AXES = {
-  step: "step", time: `wall clock (${unit})`, samples: "samples",
-  flops: data.flopsEstimated ? "FLOPs (6 × parameters × tokens)" : "FLOPs",
-};
+function take(fresh) {
+  data = fresh;
+  launches = new Map(data.launches.map((l) => [l.number, l]));
+  clocks = new Map(data.clocks.map((c) => [c.launch, c]));
+  begin = Math.min(...data.clocks.flatMap((c) => c.time[1].slice(0, 1)), Infinity);
+  end = Math.max(...data.clocks.flatMap((c) => c.time[1].slice(-1)), -Infinity);
+  [unit, seconds] = [["s", 1], ["min", 60], ["h", 3600], ["d", 86400]].findLast(([, size]) => end - begin >= 3 * size) || ["s", 1];
+  AXES = {
+    step: "step", time: `wall clock (${unit})`, samples: "samples",
+    flops: data.flopsEstimated ? "FLOPs (6 × parameters × tokens)" : "FLOPs",
+  };
+}
+take(JSON.parse(document.getElementById("data").textContent));
 
 // ---- the x axis -----------------------------------------------------------------------------------------------------
-const clocks = new Map(data.clocks.map((c) => [c.launch, c]));
 const has = (axis) => axis === "step" || data.clocks.some((c) => c[axis] && c[axis][0].length > 1);
 
 function interpolate([xs, ys], x) {

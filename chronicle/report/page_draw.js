@@ -41,4 +41,23 @@ function apart(marks, x, look) { // of many marks that look alike those that a s
     return true;
   });
 }
-const react = (element, traces, extra) => Plotly.react(element, merged(traces), layout(extra), { ...config, displayModeBar: extra.height > 250 && "hover" });
+// A plot keeps its zoom: the ranges that the reader chose are known by the plot's name and set again when it is drawn anew.
+const nameOf = (element) => element.id || `${element.closest("[id]")?.id}/${element.previousElementSibling?.textContent}`;
+function listen(element) {
+  element.on("plotly_relayout", (change) => {
+    const zoom = state.zoom.get(nameOf(element))?.axis === state.axis ? state.zoom.get(nameOf(element)) : { axis: state.axis, ranges: {} };
+    for (const key of Object.keys(change)) {
+      const axis = /^([xy]axis\d*)\.(range|autorange)/.exec(key)?.[1];
+      if (axis && change[`${axis}.autorange`]) delete zoom.ranges[axis];
+      else if (axis) zoom.ranges[axis] = [...element.layout[axis].range];
+    }
+    state.zoom.set(nameOf(element), zoom);
+  });
+}
+function react(element, traces, extra) {
+  const out = layout(extra), zoom = state.zoom.get(nameOf(element)), first = !element.on;
+  for (const [axis, range] of Object.entries(zoom?.axis === state.axis ? zoom.ranges : {})) out[axis] = { ...out[axis], range, autorange: false };
+  const done = Plotly.react(element, merged(traces), out, { ...config, displayModeBar: extra.height > 250 && "hover" });
+  if (first) listen(element);
+  return done;
+}

@@ -1,22 +1,31 @@
 """The server of the live HTML page: read-only, on 127.0.0.1, with server-sent events, standard library only.
 
-The page is rendered on request if the run has changed. Requests whose Host is not a loopback name are refused, because a web
-page could reach the server through a rebound DNS name.
+The page is loaded once; afterwards only what is new is sent. Event `points` has the lines that a running launch logged since
+(`{"launch": 3, "points": [[step, seconds since the epoch, {"loss": 2.1}]]}`, at most `MOST_BYTES`); event `story` says that the
+journal has grown, and the page then asks for `/state.json`. Every event carries the mark of what the run was like when it was
+sent, so a page that missed some knows it and asks for the state. Requests whose Host is not a loopback name are refused,
+because a web page could reach the server through a rebound DNS name.
 """
 
+import gzip
+import hashlib
+import json
+import math
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
+from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 
-__all__ = ["LiveServer", "fingerprint"]
+__all__ = ["LiveServer", "fingerprint", "mark_of"]
 
 ADDRESS = "127.0.0.1"
 OUR_HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
@@ -24,36 +33,119 @@ POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
 DIGEST = re.compile(r"/objects/([0-9a-f]{2})/([0-9a-f]{64})")
 STREAMS = 32  # open event streams; further ones get 503
+MOST_BYTES = 10_000  # of one event with points: of more points every nth is sent
+MOST_READ = 4 << 20  # of a log between two looks; beyond it the page asks for the state
+SCRIPT_AGE = "private, max-age=31536000, immutable"  # its name has its digest
+COMPRESSED = 1_000  # bytes from which on an answer is compressed
+
+Mark = Mapping[Path, tuple[int, int]]  # file -> (size in bytes, time of change in ns)
 
 
-def fingerprint(paths: RunPaths) -> tuple[tuple[str, int, int], ...]:
-    """A value that changes when a journal file or a per-step log grows."""
-    found = []
+def fingerprint(paths: RunPaths) -> Mark:
+    """What grows while a run is recorded: the journal's files and the per-step logs."""
+    found = {}
     for path in (*paths.journal_dir.glob("*.jsonl"), *paths.launches_dir.glob("*/metrics.jsonl")):
         try:
             status = path.stat()
         except OSError:
             continue  # gone between listing and looking
-        found.append((str(path), status.st_size, status.st_mtime_ns))
-    return tuple(sorted(found))
+        found[path] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def mark_of(found: Mark) -> str:
+    """A short name of a fingerprint."""
+    text = json.dumps(sorted((str(path), *look) for path, look in found.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Growth:
+    """What a listener has not seen yet: the points of one log that has only grown, or that the story is to be told again."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.seen = fingerprint(paths)
+        self._paths = paths
+        self._read = {path: _whole_lines(path, size) for path, (size, _) in self.seen.items() if path.name == "metrics.jsonl"}
+
+    def look(self) -> tuple[int, list[Point]] | Literal["story"] | None:
+        """(launch, points) that were logged since the last look; "story" for a change of another kind, None for no change."""
+        now = fingerprint(self._paths)
+        if now == self.seen:
+            return None
+        changed = [path for path in {*now, *self.seen} if now.get(path) != self.seen.get(path)]
+        self.seen = now
+        if len(changed) != 1 or (path := changed[0]) not in self._read or path not in now or not path.parent.name.isdigit():
+            self._read |= {path: _whole_lines(path, look[0]) for path, look in now.items() if path.name == "metrics.jsonl"}
+            return "story"
+        begin, end = self._read[path], now[path][0]
+        if not begin <= end <= begin + MOST_READ:
+            self._read[path] = _whole_lines(path, end)
+            return "story"
+        with open(path, "rb") as log:
+            log.seek(begin)
+            block = log.read(end - begin)
+        whole = block[: block.rfind(b"\n") + 1]
+        self._read[path] = begin + len(whole)
+        points = [point for line in whole.splitlines() if (point := parse_line(line)) is not None]
+        return (int(path.parent.name), points) if points else None
+
+
+def _whole_lines(path: Path, size: int) -> int:
+    """The end of the last whole line within the first `size` bytes."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(0, size - MOST_BYTES))
+            tail = log.read(min(size, MOST_BYTES))
+    except OSError:
+        return 0
+    return size - len(tail) + tail.rfind(b"\n") + 1
+
+
+def points_event(launch: int, points: Sequence[Point], mark: str) -> str:
+    """The data of an event `points` within `MOST_BYTES`: of more points every nth and the last; values with five digits."""
+    stride = 1
+    while True:
+        kept = [*points[:-1:stride], points[-1]]
+        rows = [[p.step, p.time, {name: _short(value) for name, value in p.values.items()}] for p in kept]
+        text = json.dumps({"launch": launch, "points": rows, "mark": mark}, separators=(",", ":"))
+        if len(text) <= MOST_BYTES or len(kept) <= 2:
+            return text
+        stride = max(2 * stride, len(points) * len(text) // (len(kept) * MOST_BYTES))
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves `/` (the page), `/status.json`, `/events` and attachments."""
+    """Serves `/` (the page), `/state.json` (what of it changes), `/status.json`, `/events`, Plotly's script, attachments."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(
-        self, paths: RunPaths, port: int, *, page: Callable[[], str], status: Callable[[], str], poll: float = POLL_SECONDS
+        self,
+        paths: RunPaths,
+        port: int,
+        *,
+        page: Callable[[str, str], str],
+        state: Callable[[str], str],
+        status: Callable[[], str],
+        script: str,
+        poll: float = POLL_SECONDS,
     ) -> None:
+        """`page(mark, script's path)` and `state(mark)` make what is served; `script` is Plotly's."""
         super().__init__((ADDRESS, port), _Handler)
         self.paths = paths
         self.poll = poll
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(STREAMS)
-        self._make = {"/": page, "/status.json": status}
-        self._made: dict[str, tuple[object, bytes]] = {}
+        self.script = script.encode()
+        self.script_path = f"/plotly-{hashlib.sha256(self.script).hexdigest()[:12]}.js"
+        self._make: dict[str, Callable[[str], str]] = {
+            "/": lambda mark: page(mark, self.script_path), "/state.json": state, "/status.json": lambda mark: status(),
+        }
+        self._made: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -62,14 +154,14 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def body(self, name: str) -> bytes | None:
-        """The page or status, rendered again if the run has changed; None for another name."""
+        """The page, state or status, made again if the run has changed; None for another name."""
         if name not in self._make:
             return None
         with self._lock:
-            mark = fingerprint(self.paths)
+            mark = mark_of(fingerprint(self.paths))
             known = self._made.get(name)
             if known is None or known[0] != mark:
-                known = self._made[name] = (mark, self._make[name]().encode("utf-8"))
+                known = self._made[name] = (mark, self._make[name](mark).encode("utf-8"))
             return known[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -96,6 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/events":
             self._events()
+            return
+        if path == self.server.script_path:
+            self._send(HTTPStatus.OK, self.server.script, "text/javascript; charset=utf-8", keep=SCRIPT_AGE)
             return
         body = self.server.body(path)
         if body is not None:
@@ -130,11 +225,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(HTTPStatus.OK, content, "application/octet-stream", download=True)
 
-    def _send(self, code: HTTPStatus, body: bytes, kind: str, *, download: bool = False) -> None:
+    def _send(self, code: HTTPStatus, body: bytes, kind: str, *, download: bool = False, keep: str = "no-store") -> None:
+        packed = len(body) >= COMPRESSED and not download and "gzip" in self.headers.get("Accept-Encoding", "")
+        body = gzip.compress(body, 5) if packed else body
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cache-Control", keep)
+        self.send_header("Vary", "Accept-Encoding")
+        if packed:
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         if download:
@@ -161,13 +261,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.streams.release()
 
     def _watch(self) -> None:
-        known, quiet = fingerprint(self.server.paths), time.monotonic()
-        self._say(": here\n\n")
+        growth, quiet = Growth(self.server.paths), time.monotonic()
+        self._say(f"event: here\ndata: {json.dumps({'mark': mark_of(growth.seen)})}\n\n")
         while not self.server.stopping.wait(self.server.poll):
-            now = fingerprint(self.server.paths)
-            if now != known:
-                known, quiet = now, time.monotonic()
-                self._say("event: change\ndata: \n\n")
+            found = growth.look()
+            if found is not None:
+                quiet, mark = time.monotonic(), mark_of(growth.seen)
+                if found == "story":
+                    self._say(f"event: story\ndata: {json.dumps({'mark': mark})}\n\n")
+                else:
+                    self._say(f"event: points\ndata: {points_event(*found, mark)}\n\n")
             elif time.monotonic() - quiet > HEARTBEAT_SECONDS:
                 quiet = time.monotonic()
                 self._say(": still here\n\n")

@@ -1,5 +1,6 @@
 """The live page: read-only, this machine only, and a line to every listener when the run changes."""
 
+import gzip
 import http.client
 import json
 import threading
@@ -7,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chronicle.cli.report import _page, _status
+from chronicle.cli.report import _page, _state, _status
 from chronicle.report.html import plotly_script
-from chronicle.report.server import LiveServer
+from chronicle.report.server import MOST_BYTES, LiveServer
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.report.chromium import needs_browser
 from tests.report.devtools import browser
@@ -31,9 +33,11 @@ def server(story: StoryRun) -> Iterator[LiveServer]:
 
 @contextmanager
 def serving(story: StoryRun, script: str) -> Iterator[LiveServer]:
+    paths = story.paths
     server = LiveServer(
-        story.paths, 0, page=lambda: _page(story.paths, script), status=lambda: _status(story.paths), poll=0.01
-    )
+        paths, 0, script=script, status=lambda: _status(paths), poll=0.01,
+        page=lambda mark, where: _page(paths, mark, where), state=lambda mark: _state(paths, mark),
+    )  # fmt: skip
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -70,14 +74,56 @@ def test_the_page_and_the_status_are_those_of_the_lineage(server: LiveServer) ->
     assert json.loads(ask(server, "/status.json").body)["loss"] == 8.2
 
 
+def event(stream: http.client.HTTPResponse) -> tuple[str, dict[str, Any]]:
+    """The next event of a stream."""
+    lines = [line.decode().rstrip("\n") for line in iter(stream.readline, b"\n") if not line.startswith(b":")]
+    name, data = lines
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
 def test_a_growing_journal_reaches_every_listener(server: LiveServer, story: StoryRun) -> None:
     with opened(server, "/events") as first, opened(server, "/events") as second:
-        for stream in (first, second):
-            assert stream.readline() == b": here\n"
+        marks = {event(stream)[1]["mark"] for stream in (first, second)}
+        assert marks == {json.loads(ask(server, "/state.json").body)["data"]["mark"]}
         story.add("note", title="something new")
-        for stream in (first, second):
-            assert [stream.readline() for _ in range(2)][1] == b"event: change\n"
-    assert "something new" in ask(server, "/").body.decode()
+        told = [event(stream) for stream in (first, second)]
+        assert [name for name, _ in told] == ["story", "story"]
+    state = json.loads(ask(server, "/state.json").body)
+    assert "something new" in state["body"] and state["data"]["mark"] == told[0][1]["mark"] not in marks
+
+
+def test_points_are_sent_and_not_the_page(server: LiveServer, story: StoryRun) -> None:
+    """A half line is sent when it is whole; NaN is null; of many points the last and some others are sent."""
+    log = story.paths.metrics_path(2)
+    with opened(server, "/events") as stream:
+        event(stream)
+        with open(log, "ab") as out:
+            out.write(b'{"step":9,"t":1800000000.5,"loss":2.123456789,"lr":"NaN"}\n{"step":10,"t":180')
+            out.flush()
+            name, told = event(stream)
+            assert (name, told["launch"], told["points"]) == ("points", 2, [[9, 1800000000.5, {"loss": 2.1235, "lr": None}]])
+            out.write(b'0000001.5,"loss":2.0}\n')
+            out.flush()
+            assert event(stream)[1]["points"] == [[10, 1800000001.5, {"loss": 2.0}]]
+            out.write(b"".join(b'{"step":%d,"t":1800000000.5,"loss":%d.123456}\n' % (step, step) for step in range(11, 20_000)))
+            out.flush()
+            steps: list[int] = []
+            while not steps or steps[-1] < 19_999:
+                name, told = event(stream)
+                assert name == "points" and len(json.dumps(told, separators=(",", ":"))) <= MOST_BYTES
+                steps += [step for step, _, _ in told["points"]]
+        assert steps == sorted(set(steps)) and steps[0] == 11
+        story.metrics(3, {1: {"loss": 5.0}})  # a launch that the page does not know
+        assert event(stream)[0] == "story"
+
+
+def test_the_large_parts_are_sent_once_and_compressed(server: LiveServer) -> None:
+    page = ask(server, "/", **{"Accept-Encoding": "gzip"})
+    assert page.headers["Content-Encoding"] == "gzip" and page.headers["Cache-Control"] == "no-store"
+    text = gzip.decompress(page.body).decode()
+    assert server.script_path in text and "/* plotly */" not in text
+    script = ask(server, server.script_path)
+    assert script.body == b"/* plotly */" and "immutable" in script.headers["Cache-Control"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
@@ -119,11 +165,25 @@ def test_two_tabs_show_what_was_added_while_they_looked_and_keep_their_view(stor
         tabs[0].until("document.querySelector('#plot-lineage[data-drawn] .trace') !== null")
         tabs[0].key("2")
         tabs[0].until("document.querySelector('input[name=axis]:checked').value === 'time'")
+        tabs[0].value("document.documentElement.dataset.same = 'yes'; 1")  # gone if the page is loaded again
+        zoomed = "Plotly.relayout('plot-lineage', {'yaxis2.range[0]': 1, 'yaxis2.range[1]': 9}).then(() => 1)"
+        assert tabs[0].value(zoomed) == 1
+        tabs[0].value("document.querySelector('#lineage details').open = true; 1")
         story.add("note", title="<b>something new</b>")
         for tab in tabs:
             tab.until("document.body?.textContent.includes('<b>something new</b>')")
-        tabs[0].until("document.querySelector('input[name=axis]:checked')?.value === 'time'")
+        tabs[0].until("document.querySelector('#plot-lineage[data-drawn] .trace') !== null")
+        kept = "[document.documentElement.dataset.same, document.querySelector('input[name=axis]:checked').value, "
+        kept += "document.querySelector('#lineage details').open, document.getElementById('plot-lineage').layout.yaxis2.range]"
+        assert tabs[0].value(kept) == ["yes", "time", True, [1, 9]]
         assert tabs[1].until("document.querySelector('input[name=axis]:checked')?.value") == "step"
+        with open(story.paths.metrics_path(2), "ab") as log:
+            log.write(b'{"step":9,"t":1800000000.5,"loss":0.4567,"lr":0.000025}\n')
+        for tab in tabs:
+            tab.until("document.querySelector('[data-fact=loss] b').textContent === '0.4567'")
+        drawn = "document.getElementById('plot-lineage').data.some((t) => t.y.includes(0.4567))"
+        tabs[0].until(drawn)
+        assert tabs[0].value(kept) == ["yes", "time", True, [1, 9]]
         refused = "fetch('/', {method: 'POST', body: 'x'}).then((answer) => answer.status)"
         assert tabs[0].value(refused) == 501
         assert [tab.console for tab in tabs] == [[c for c in tabs[0].console if "501" in c], []]
