@@ -117,7 +117,8 @@ def serve(
 ) -> CommandResult:
     """Serve the run's page on 127.0.0.1 until Ctrl-C.
 
-    The page is loaded once; new points and entries are sent to it, and zoom and choices stay. From another machine use `ssh -L 8765:127.0.0.1:8765 host`.
+    The page is loaded once; new points and entries are sent to it, and zoom and choices stay. From another machine use
+    `ssh -L 8765:127.0.0.1:8765 host`.
 
     Example: chronicle serve --port 8765
     """
