@@ -1,6 +1,7 @@
 """`chronicle report`, `render` and `serve`: write the run as HTML or Markdown, or serve it as a live page."""
 
 import json as json_module
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,10 @@ __all__ = [
 
 def write_report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [report.html of the run].")] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option("--public", help="Write a site of all runs of the logs directory into DIR instead.", metavar="DIR"),
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Write the story as CHRONICLE.md with one picture instead.")
     ] = False,
@@ -40,7 +45,13 @@ def write_report(
     The page works offline. The Markdown and its picture lie beside the journal.
 
     Example: chronicle report -o tr-190.html
+
+    An index of all runs with a page of each: chronicle report --public site
     """
+    if public is not None and (out is not None or markdown or check or run is not None):
+        raise UsageProblem("--public with --out, --markdown, --check or --run: the site has all runs of the logs directory")
+    if public is not None:
+        return _write_site(logs, public)
     if markdown and out is not None:
         raise UsageProblem("--markdown with --out: CHRONICLE.md is written into the run's own directory")
     if markdown or check:
@@ -55,6 +66,32 @@ def write_report(
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
     return CommandResult(text=str(target), data=data)
+
+
+def _write_site(logs: Path | None, out: Path) -> CommandResult:
+    """The index of all runs and a page of each: files that any web server can serve."""
+    from chronicle.report.index import write_site  # reads all runs: only this command
+    from chronicle.runs import list_runs
+    from chronicle.settings import load_settings
+
+    directory = load_settings(Path.cwd(), os.environ, run="any", logs=logs).logs_dir
+    if out.exists() and not out.is_dir():
+        raise UsageProblem(f"--public {out}: it is a file; name a directory")
+    if not list_runs(directory):
+        raise UsageProblem(f"no run in `{directory}`", "name the directory of all runs with --logs DIR")
+    index = out / "index.html"
+    if index.exists() and 'name="generator" content="chronicle"' not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
+        raise UsageProblem(f"--public {out}: `{index}` is not one of ours and would be replaced", "name another directory")
+    rows = write_site(directory, out, script=plotly_script(), page=_public_page)
+    unread = [row for row in rows if row.get("problem")]
+    talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
+    data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
+    return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
+
+
+def _public_page(paths: RunPaths, script: str) -> str:
+    story, series, rest = _told(paths)
+    return render_html(story, series, script=script, apart=True, **rest)
 
 
 # --- chronicle report --markdown

@@ -358,22 +358,23 @@ def render_html(
     panels: Sequence[Mapping[str, Any]] = (),
     parent: ParentSeries | None = None,
     mark: str | None = None,
+    apart: bool = False,
 ) -> str:
-    """The page. `script`: Plotly's text, or its path on the server. `panels`: the curves of studies.
+    """The page. `script`: Plotly's text, or where it lies if it is `apart`. `panels`: the curves of studies.
 
-    `mark`: of a served page, the name of what the run was like; it then listens for what is new.
+    `mark`: of a served page, the name of what the run was like; it then listens for what is new, and its script is apart.
     """
     data = build_page_data(story, series, lost_seconds or {}, panels, parent)
     live = mark is not None
     plotly = script.replace("</script", "<\\/script")
     parts = {
         "TITLE": html_text(f"{story.run}: chronicle"),
-        "SOURCES": "'unsafe-inline' 'self'" if live else "'unsafe-inline'",
+        "SOURCES": "'unsafe-inline' 'self'" if live or apart else "'unsafe-inline'",
         "CSS": _own("page.css"),
         "HEADER": page_header(story),
         "BODY": page_body(story, data),
         "DATA": _inline(drawn(data) | ({"mark": mark} if live else {})),
-        "PLOTLY": f'<script src="{html_text(script)}"></script>' if live else f"<script>\n{plotly}\n</script>",
+        "PLOTLY": f'<script src="{html_text(script)}"></script>' if live or apart else f"<script>\n{plotly}\n</script>",
         "SCRIPT": "\n".join(_own(name) for name in (*SCRIPTS, *(("page_live.js",) if live else ()))),
     }
     pieces = _own("page.html").split("@@")  # one pass, so that filled-in text is not searched for placeholders

@@ -1,0 +1,149 @@
+"""The index of many runs as one HTML page: what is running, what is open, where each loss is. No script draws anything.
+
+`render_index` makes the page; `write_site` writes it with a page of each run beside it, for a web server or a mail: all pages
+share one file with Plotly's script, and nothing is loaded from elsewhere. A sparkline is the loss of the lineage, each step
+once, between its 1st and 99th percentile.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from chronicle.errors import ChronicleError
+from chronicle.metrics.log import read_metrics
+from chronicle.paths import RunPaths
+from chronicle.report.markup import html_text, write_page
+from chronicle.runs import list_runs, summarize_run
+from chronicle.story.plain import format_age, format_number
+from chronicle.story.read import read_story
+from rollback.channels import Role, find_channel
+
+__all__ = ["render_index", "sparkline", "write_site"]
+
+WIDTH, HEIGHT, BUCKETS = 160, 30, 80
+HEADS = ("run", "state", "step", "loss", "", "LR", "launches", "steps abandoned", "open", "last sign", "tags")
+NUMERIC = (2, 3, 5, 6, 7, 8)
+BROKEN = ("failed", "unreadable", "crash", "hang", "out of memory", "node lost", "disk full", "refused")  # of the word `status`
+
+
+def render_index(
+    rows: Sequence[Mapping[str, Any]], sparks: Mapping[str, str], *, link: Callable[[str], str], now: float
+) -> str:
+    """The page. `rows` as of `chronicle runs`, `sparks` by name, `link(name)` is where a run's page lies."""
+    ordered = sorted(rows, key=lambda row: (row["status"] != "running", not row.get("incidents"), -_sign(row), row["name"]))
+    running = sum(row["status"] == "running" for row in rows)
+    opened = sum(bool(row.get("incidents")) for row in rows)
+    facts = [("runs", len(rows)), ("running", running), ("with open incidents", opened)]
+    head = "".join(f"<li><b>{value}</b><span>{name}</span></li>" for name, value in facts)
+    cells = "".join(_row(row, sparks.get(row["name"], ""), link, now) for row in ordered)
+    titles = "".join(f'<th scope="col"{_kind(i)}>{title}</th>' for i, title in enumerate(HEADS))
+    parts = {
+        "CSS": files("chronicle.report").joinpath("page.css").read_text(encoding="utf-8"),
+        "HEAD": f'<ul class="facts">{head}</ul>',
+        "TITLES": titles,
+        "ROWS": cells or f'<tr><td colspan="{len(HEADS)}">No run yet.</td></tr>',
+    }
+    page = files("chronicle.report").joinpath("page_index.html").read_text(encoding="utf-8").split("@@")
+    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(page))
+
+
+def _row(row: Mapping[str, Any], spark: str, link: Callable[[str], str], now: float) -> str:
+    name, status = str(row["name"]), str(row["status"])
+    tone = "live" if status == "running" else "bad" if status in BROKEN else ""
+    title = f' title="{html_text(row["problem"])}"' if row.get("problem") else ""
+    linked = html_text(name) if row.get("problem") else f'<a href="{html_text(link(name))}">{html_text(name)}</a>'
+    sign = _sign(row)
+    cells: list[str] = [
+        linked,
+        f'<span class="state {tone}"{title}>{html_text(status)}</span>',
+        _text(row.get("step")),
+        html_text(format_number(row.get("loss"))),
+        spark,
+        html_text(format_number(row.get("lr"))),
+        _text(row.get("launches")),
+        _text(row.get("abandoned") or None),
+        _text(row.get("incidents") or None),
+        html_text("now" if tone == "live" else f"{format_age(max(0.0, now - sign))} ago") if sign else "",
+        html_text(", ".join(map(str, row.get("tags") or ()))),
+    ]
+    return "<tr>" + "".join(f"<td{_kind(i)}>{cell}</td>" for i, cell in enumerate(cells)) + "</tr>"
+
+
+def _kind(index: int) -> str:
+    return ' class="n"' if index in NUMERIC else ""
+
+
+def _text(value: object) -> str:
+    return "" if value is None else html_text(value)
+
+
+def _sign(row: Mapping[str, Any]) -> float:
+    """Seconds since the epoch of the end, else of the start; 0 where neither is known."""
+    for name in ("ended", "started"):
+        try:
+            return datetime.fromisoformat(str(row.get(name))).timestamp()
+        except ValueError:
+            continue
+    return 0.0
+
+
+def sparkline(paths: RunPaths) -> str:
+    """The loss of the lineage as inline SVG, each step once; "" where none was logged."""
+    story = read_story(paths, signs_of_life=False)
+    values: list[float] = []
+    name: str | None = None
+    for interval in story.lineage.kept:
+        try:
+            for point in read_metrics(paths.metrics_path(interval.launch)):
+                if interval.first <= point.step <= interval.last:
+                    name = find_channel(point.values, Role.LOSS) if name is None or name not in point.values else name
+                    if name is not None and name in point.values:
+                        values.append(point.values[name])
+        except OSError:
+            continue  # a launch that logged nothing
+    return _drawn(values)
+
+
+def _drawn(values: Sequence[float]) -> str:
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) < 2:
+        return ""
+    low, high = finite[len(finite) // 100], finite[-1 - len(finite) // 100]
+    span = (high - low) or 1.0
+    count = min(BUCKETS, len(values))
+    places = []
+    for bucket in range(count):
+        begin, end = bucket * len(values) // count, (bucket + 1) * len(values) // count
+        part = sorted(value for value in values[begin:end] if math.isfinite(value))
+        if part:
+            share = min(1.0, max(0.0, (part[len(part) // 2] - low) / span))
+            places.append(f"{bucket * WIDTH / max(1, count - 1):.0f} {1 + (HEIGHT - 2) * (1 - share):.1f}")
+    label = f"loss from {format_number(values[0])} to {format_number(values[-1])}, {len(values)} points"
+    line = f'<path d="M{" L".join(places)}"/>'
+    return f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html_text(label)}">{line}</svg>'
+
+
+def write_site(logs: Path, out: Path, *, script: str, page: Callable[[RunPaths, str], str]) -> list[dict[str, Any]]:
+    """Write `index.html`, `runs/NAME.html` for each run of `logs`, and Plotly's script into `out`; return the rows.
+
+    `page(paths, path of the script)` makes a run's page. A run that cannot be read is a row without a page.
+    """
+    name = f"plotly-{hashlib.sha256(script.encode()).hexdigest()[:12]}.js"
+    write_page(out / name, script)
+    rows, sparks = [], {}
+    for paths in list_runs(logs):
+        try:
+            row = summarize_run(paths)
+            sparks[paths.run] = sparkline(paths)
+            write_page(out / "runs" / f"{paths.run}.html", page(paths, f"../{name}"))
+        except (ChronicleError, OSError, ValueError) as problem:
+            row = {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}
+        rows.append(row)
+    now = datetime.now(UTC).timestamp()
+    write_page(out / "index.html", render_index(rows, sparks, link=lambda run: f"runs/{quote(run)}.html", now=now))
+    return rows
