@@ -27,7 +27,8 @@ from bit_transformer.training.schedule import ScheduleConfig
 class DataConfig:
     """Mixture, window and batch. `batch_size` is the global batch of one optimizer step in windows.
 
-    `data_dir` is a folder or URL of built sources (`chronicle data build`); None reads the texts into memory.
+    `data_dir` is a folder or URL of built sources (`chronicle data build`); None reads the texts into memory. A window that
+    run-length coding makes longer stays as it is; with `compress_longer` it is coded and cut all the same.
     """
 
     sources: dict[str, int]
@@ -38,6 +39,7 @@ class DataConfig:
     data_dir: str | None = None
     compress_end: float = 0.0
     compress_ramp_steps: int = 0
+    compress_longer: bool = False
 
     def compress_probability(self, step: int) -> float:
         """Return the share of windows fed in run-length form at `step`: a cosine ramp from 0 to `compress_end`."""

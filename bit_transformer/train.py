@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from bit_transformer.data.bits import BITS_PER_BYTE, encode_bytes
 from bit_transformer.data.loaders import Batch, load_steps, spread_windows
@@ -114,7 +115,8 @@ def train(recipe: Recipe, checkpoints: Path, resume: str = "auto", *, stop_at: i
                 f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
                 "roll back with `chronicle rollback`; `non_finite.json` in the launch directory holds the last steps")
         progress.step += 1
-        progress.bits_seen += data.plan.batch_size * recipe.data.window_bytes * BITS_PER_BYTE
+        bits_a_byte = BITS_PER_BYTE if recipe.model.vocab == 2 else 8
+        progress.bits_seen += data.plan.batch_size * recipe.data.window_bytes * bits_a_byte
         last = step.stop or progress.step in (stop_at, total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch, seconds=time.perf_counter() - started)
         if last or progress.step % recipe.eval_every == 0:
@@ -159,12 +161,13 @@ def take_step(run: TrainingRun, batch: Batch, tally: StepTally, stop_asked: Sequ
     recipe, accelerator = run.recipe, run.accelerator
     if recipe.qat_from_step is not None:
         set_qat(run.bare_model, run.progress.step >= recipe.qat_from_step)
+    share = predicted_share(batch, recipe)
     for part in batch.split(recipe.accumulation_steps):
         with accelerator.accumulate(run.model):
             with accelerator.autocast():
                 output = run.model(part.bits_BT)
             losses_BT = part.without_padding(next_symbol_losses(output.logits_BTV, part.bits_BT))
-            mean_loss = losses_BT.sum() / part.num_predicted_B().sum()
+            mean_loss = losses_BT.sum() / share  # the mean over the batch, once parts and ranks are averaged
             accelerator.backward(mean_loss + recipe.ponder_weight * output.ponder)
             tally.add(losses_BT, part.num_predicted_B(), part.sources_B)
             if not accelerator.sync_gradients:
@@ -176,6 +179,19 @@ def take_step(run: TrainingRun, batch: Batch, tally: StepTally, stop_asked: Sequ
                 run.scheduler.step()
                 run.optimizer.zero_grad()
     return step
+
+
+def predicted_share(batch: Batch, recipe: Recipe) -> Tensor:
+    """Return the number of predicted symbols of a micro-batch, as the mean over all parts and ranks of the batch.
+
+    Parts with much padding have fewer; each divided by its own number would give their symbols more weight. Only
+    compressed windows are padded, so only then are the ranks asked. Collective in that case.
+    """
+    total = batch.num_predicted_B().sum().double()
+    if recipe.data.compress_end and dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    return (total / recipe.accumulation_steps).float()
 
 
 if __name__ == "__main__":

@@ -127,3 +127,9 @@ def compress_window(bits_T: Tensor) -> tuple[Tensor, int]:
 def forward_compressed(model: Callable[[Tensor], T], values: Tensor, lengths: Tensor) -> T:
     """Run the model on the decompressed bits of the runs."""
     return model(expand_runs(values, lengths)[None])
+
+
+def share_made_shorter(windows_BT: Tensor) -> tuple[float, float]:
+    """Return the share of windows (bits) that their run-length form is shorter than, and its mean relative length."""
+    lengths = torch.tensor([BITS_PER_BYTE * len(compress_runs(bits_T)[0]) for bits_T in windows_BT], dtype=torch.float64)
+    return float((lengths < windows_BT.shape[1]).double().mean()), float(lengths.mean() / windows_BT.shape[1])

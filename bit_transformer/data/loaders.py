@@ -180,9 +180,11 @@ class StepDataset(Dataset[Batch]):
     """
 
     def __init__(self, plan: DataPlan, segments: Segments, stores: tuple[SampleStore, ...], *, rank: int,
-                 world_size: int, compress: Callable[[int], float] = lambda step: 0.0, as_bytes: bool = False) -> None:
+                 world_size: int, compress: Callable[[int], float] = lambda step: 0.0, compress_longer: bool = False,
+                 as_bytes: bool = False) -> None:
         self.plan, self.segments, self.stores = plan, segments, stores
         self.rank, self.world_size, self.compress, self.as_bytes = rank, world_size, compress, as_bytes
+        self.compress_longer = compress_longer
         self._stretch: tuple[int, SampleIds] | None = None
 
     def _ids(self, step: int) -> SampleIds:
@@ -205,7 +207,9 @@ class StepDataset(Dataset[Batch]):
             chosen = compressed_rows(seed=self.plan.seed, position=self.segments.position(step), num_rows=len(ids),
                                      probability=probability)[self.rank * share:(self.rank + 1) * share]
             for row in np.flatnonzero(chosen):
-                bits_BT[row], num_bits_B[row] = compress_window(bits_BT[row])
+                coded_T, used = compress_window(bits_BT[row])
+                if used < len(coded_T) or self.compress_longer:
+                    bits_BT[row], num_bits_B[row] = coded_T, used
         return Batch(step=step, bits_BT=bits_BT, sources_B=torch.from_numpy(mine[:, 0].copy()), num_bits_B=num_bits_B,
                      digest=step_digest(ids))
 

@@ -52,19 +52,25 @@ class Int8Linear(nn.Module):
 
 
 class FakeQuantise4(torch.autograd.Function):
-    """Round to sixteen levels between the minimum and maximum of the tensor; the gradient passes unchanged."""
+    """Round to sixteen levels between minimum and maximum; the gradient passes unchanged.
+
+    Weights have one range. Activations have one for each position (`per_position`): a range over the whole tensor would tell
+    a position what comes after it, and what else is in the batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, per_position: bool = False) -> Tensor:
         """Return the rounded tensor."""
-        low, high = x.detach().amin(), x.detach().amax()
+        values = x.detach()
+        low, high = (values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)) if per_position else (
+            values.amin(), values.amax())
         scale = ((high - low) / 15).clamp(min=1e-8)
         return ((x - low) / scale).round().clamp(0, 15) * scale + low
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Return the gradient unchanged."""
-        return grad
+        return grad, None
 
 
 class Int4Linear(nn.Module):
@@ -92,7 +98,7 @@ class Int4Linear(nn.Module):
         """Return the product of the unpacked weights with the input in sixteen levels, in float32."""
         levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.shape[0] * self.shape[1]]
         weight = levels.view(self.shape).float() * self.scale + self.low
-        return F.linear(FakeQuantise4.apply(x.float()), weight, self.bias)  # type: ignore[no-untyped-call]
+        return F.linear(FakeQuantise4.apply(x.float(), True), weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class QatLinear(nn.Linear):
@@ -105,7 +111,7 @@ class QatLinear(nn.Linear):
         if not self.active:
             return super().forward(x)
         weight = FakeQuantise4.apply(self.weight)  # type: ignore[no-untyped-call]
-        return F.linear(FakeQuantise4.apply(x), weight, self.bias)  # type: ignore[no-untyped-call]
+        return F.linear(FakeQuantise4.apply(x, True), weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 def prepare_qat(model: BitTransformer) -> BitTransformer:
@@ -221,8 +227,10 @@ def grow_depth(model: BitTransformer, num_layers: int) -> BitTransformer:
 def grow_width(model: BitTransformer) -> BitTransformer:
     """Return the model with twice the channels, heads and feed-forward width that computes the same function.
 
-    Every channel, head and hidden unit appears twice; matrices that read two copies are halved. Positions are repeated.
-    Raises BadRecipe for a model that is post-norm or uses ACT.
+    Every channel, head and hidden unit appears twice, and a matrix reads both copies: one through W/2 + E, the other through
+    W/2 − E, with E drawn once for each row. E cancels while the copies are equal, and gives them different gradients, so
+    that they part in the first step; with equal halves they would stay equal for ever. Positions are repeated. The draws
+    are the same on every rank and after a restart. Raises BadRecipe for a model that is post-norm or uses ACT.
     """
     config = model.config
     if config.norm != "pre" or config.act:
@@ -232,19 +240,26 @@ def grow_width(model: BitTransformer) -> BitTransformer:
     result.positions.copy_(torch.cat([model.positions] * 2, -1))
     old = model.state_dict()
     new: dict[str, Tensor] = {}
+    draws = torch.Generator().manual_seed(wide.d_model)
     for name, value in old.items():
         if name == "embedding.weight":
             new[name] = torch.cat([value, value], 1)
         elif name == "head.weight":
-            new[name] = torch.cat([value, value], 1) / 2
+            new[name] = _read_both(value, draws)
         elif name == "head.bias":
             new[name] = value
         elif "in_proj" in name:  # query, key and value each twice, so that the first half of the heads are the old ones
             parts = [torch.cat([part, part]) for part in value.chunk(3)]
-            new[name] = torch.cat([torch.cat([part, part], 1) / 2 if value.dim() == 2 else part for part in parts])
+            new[name] = torch.cat([_read_both(part, draws) if value.dim() == 2 else part for part in parts])
         elif value.dim() == 2:
-            new[name] = torch.cat([torch.cat([value, value]), torch.cat([value, value])], 1) / 2
+            new[name] = _read_both(torch.cat([value, value]), draws)
         else:
             new[name] = torch.cat([value, value])
     result.load_state_dict(new)
     return result
+
+
+def _read_both(weight: Tensor, draws: torch.Generator) -> Tensor:
+    """Return a matrix that reads two equal copies of its input: [W/2 + E, W/2 − E], E as large as W/2."""
+    noise = torch.randn(weight.shape, generator=draws).to(weight) * (weight.std() / 2)
+    return torch.cat([weight / 2 + noise, weight / 2 - noise], 1)

@@ -194,15 +194,22 @@ def _precision_works(precision: str, device: str) -> bool:
 
 @torch.no_grad()
 def _future_leak(model: BitTransformer, symbols_1T: Tensor) -> float | None:
-    """Change the last symbol and return by how much the logits before it moved. Collective: weights may be sharded."""
+    """Change all symbols from a position on, at up to 16 positions, and return by how much earlier logits moved at most.
+
+    Collective: weights may be sharded.
+    """
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    changed = symbols_1T.to(device).clone()
-    changed[:, -1] = 1 - changed[:, -1].clamp(max=1)
-    difference = model(symbols_1T.to(device)).logits_BTV[:, :-1] - model(changed).logits_BTV[:, :-1]
+    symbols_1T = symbols_1T.to(next(model.parameters()).device)
+    logits_1TV, largest = model(symbols_1T).logits_BTV, 0.0
+    length = symbols_1T.shape[1]
+    for position in sorted({1 + number * (length - 2) // 15 for number in range(16)}):
+        changed = symbols_1T.clone()
+        changed[:, position:] = 1 - changed[:, position:].clamp(max=1)
+        difference = model(changed).logits_BTV[:, :position] - logits_1TV[:, :position]
+        largest = max(largest, float(difference.abs().max()))
     model.train(was_training)
-    return float(difference.abs().max())
+    return largest
 
 
 def _try_collective(accelerator: Any) -> tuple[bool, float]:

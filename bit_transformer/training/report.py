@@ -54,9 +54,9 @@ __all__ = [
 _SAMPLE_BYTES, _TELL_SECONDS = 64, 10.0
 
 
-def bits_per_byte(nats_per_bit: float) -> float:
-    """Convert a mean loss in nats per predicted bit to bits per byte (parity included)."""
-    return nats_per_bit / math.log(2) * BITS_PER_BYTE
+def bits_per_byte(nats_per_symbol: float, vocab: int = 2) -> float:
+    """Convert a mean loss in nats per predicted symbol to bits per byte: nine bits with parity, or one byte."""
+    return nats_per_symbol / math.log(2) * (BITS_PER_BYTE if vocab == 2 else 1)
 
 
 class LaunchLog:
@@ -73,6 +73,7 @@ class LaunchLog:
         self._samples = (self._directory / "samples.jsonl").open("a", buffering=1) if self._directory and is_main else None
         self._frames = LastFrames(self._directory if is_main else None)
         self._first = True  # no step has been reported
+        self._symbol, self._coin_flip = ("bit", COIN_FLIP_BITS_PER_BYTE) if recipe.model.vocab == 2 else ("byte", 8.0)
         self._evidence = open_evidence(environ)
         self._rows_read = 0  # by this rank, in this launch
 
@@ -102,7 +103,8 @@ class LaunchLog:
              seconds: float) -> dict[str, float]:
         """Return the metrics of a step, and print a line for the first and every `log_every` steps."""
         values: dict[str, float] = {
-            "loss": step.loss, "loss_bpb": bits_per_byte(step.loss), "lr": learning_rate, "grad_norm": step.grad_norm,
+            "loss": step.loss, "loss_bpb": bits_per_byte(step.loss, self._recipe.model.vocab),
+            "lr": learning_rate, "grad_norm": step.grad_norm,
             "tokens": progress.bits_seen, "step_seconds": round(seconds, 6)}
         values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
         total = sum(step.source_rows.values())
@@ -116,8 +118,8 @@ class LaunchLog:
         if progress.step % self._recipe.log_every == 0:
             self._record_data(progress)
         if progress.step % self._recipe.log_every == 0 or first:
-            self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/bit "
-                      f"({values['loss_bpb']:.2f} bits/byte, coin flip {COIN_FLIP_BITS_PER_BYTE:.1f}) | "
+            self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/{self._symbol} "
+                      f"({values['loss_bpb']:.2f} bits/byte, coin flip {self._coin_flip:.1f}) | "
                       f"lr {learning_rate:.3e} | grad_norm {step.grad_norm:.2f} | {seconds * 1e3:.0f} ms")
         return values
 
@@ -134,7 +136,7 @@ class LaunchLog:
         mean = sum(found[name].bpb * weights[name] for name in found) / sum(weights.values())
         told = ", ".join(f"{name} {held.bpb:.3f}" for name, held in found.items())
         self._say(f"held-out at step {progress.step}: {told}, mixture {mean:.3f} bits/byte "
-                  f"(coin flip {COIN_FLIP_BITS_PER_BYTE:.1f})")
+                  f"(coin flip {self._coin_flip:.1f})")
         return {"eval_bpb": mean, **{f"eval_bpb/{name}": held.bpb for name, held in found.items()},
                 **{f"eval_parity_bpb/{name}": held.parity_bpb for name, held in found.items()}}
 

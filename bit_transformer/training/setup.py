@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from bit_transformer.data.loaders import SampleStore, StepDataset, open_held_out, open_stores, plan_data
+from bit_transformer.data.bits import encode_bytes, share_made_shorter
+from bit_transformer.data.loaders import SampleStore, StepDataset, open_held_out, open_stores, plan_data, spread_windows
+from bit_transformer.errors import BadRecipe
 from bit_transformer.evaluation.gate import Monitor
 from bit_transformer.footprint import Announcer, Room
 from bit_transformer.model.conversion import LR_FACTOR as GROWTH_LR_FACTOR
@@ -82,6 +84,7 @@ class TrainingData:
         """Return this rank's batches by step, with the skips and reshuffles of `progress`."""
         return StepDataset(self.plan, progress.segments, self.stores, rank=accelerator.process_index,
                            world_size=accelerator.num_processes, compress=self.recipe.data.compress_probability,
+                           compress_longer=self.recipe.data.compress_longer,
                            as_bytes=self.recipe.model.vocab == 256)
 
 
@@ -91,11 +94,22 @@ def open_data(recipe: Recipe, announcer: Announcer) -> TrainingData:
     stores = open_stores(data.sources, data.window_bytes, data_dir=data.data_dir)
     held_out = open_held_out(data.sources, data.window_bytes, recipe.eval_windows, data_dir=data.data_dir)
     announcer.data(recipe, stores)
+    if data.compress_end and not data.compress_longer:
+        require_compressible(spread_windows(stores, data.sources, 256))
     run_dir = os.environ.get("CHRONICLE_RUN_DIR")
     recipe.require_evidence(sum(store.num_samples for store in stores) * data.window_bytes,
                             Path(run_dir).parent if run_dir else Path("logs"))
     return TrainingData(recipe=recipe, stores=stores, held_out=held_out,
                         plan=plan_data(stores, data.sources, batch_size=data.batch_size, seed=data.seed))
+
+
+def require_compressible(windows: Tensor) -> None:
+    """Raise BadRecipe where run-length coding makes none of these windows (bytes) shorter: they would only be cut."""
+    share, length = share_made_shorter(encode_bytes(windows))
+    if not share:
+        raise BadRecipe(f"compression makes 0 of {len(windows)} windows of this data shorter: they become {length:.1f} "
+                        "times as long on average, and training would see their beginnings only",
+                        "set data.compress_end=0; data.compress_longer=true trains on cut windows all the same")
 
 
 def start_progress(recipe: Recipe, data: TrainingData) -> TrainingProgress:

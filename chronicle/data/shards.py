@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chronicle.data.repeats import without_repeats
 from chronicle.errors import DataError
 from rollback.disk.durable import write_atomic
 
@@ -234,7 +235,10 @@ class SourceManifest:
 
 
 def split_text(text: bytes) -> dict[str, list[bytes]]:
-    """Cut text into stretches of 16 KiB and hold out every twentieth. Raises DataError when there are fewer than twenty."""
+    """Cut text into stretches of 16 KiB and hold out every twentieth. Raises DataError when there are fewer than twenty.
+
+    Nothing held out is in the training text if the text is `without_repeats`.
+    """
     stretches = [text[start:start + STRETCH_BYTES] for start in range(0, len(text), STRETCH_BYTES)]
     if len(stretches) < HELD_OUT_EVERY:
         raise DataError(f"{len(text)} bytes of text, expected {(HELD_OUT_EVERY - 1) * STRETCH_BYTES + 1} or more",
@@ -245,10 +249,11 @@ def split_text(text: bytes) -> dict[str, list[bytes]]:
 
 def build_source(directory: Path, source: str, text: bytes, *, origin: str,
                  shard_size_bytes: int = 4_000_000) -> SourceManifest:
-    """Write shards, indexes and, last, the manifest. Raises DataError when the directory is not empty."""
+    """Write shards, indexes and, last, the manifest; 64-byte repeats are left out. Raises DataError for a used directory."""
     target = directory / source
     if target.exists() and any(target.iterdir()):
         raise DataError(f"`{target}` is not empty", "name another directory, or remove its content")
+    text = without_repeats(text)
     target.mkdir(parents=True, exist_ok=True)
     shards = []
     for split, stretches in split_text(text).items():

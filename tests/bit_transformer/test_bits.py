@@ -1,11 +1,14 @@
 """Text ↔ bits: nothing is lost, parity is what it says, repairs are counted."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bit_transformer.data.bits import BITS_PER_BYTE, decode_bits, decode_text, encode_bytes, encode_text, repair_parity
+from bit_transformer.training.report import bits_per_byte
 
 
 def test_all_256_bytes_survive_the_round_trip() -> None:
@@ -44,3 +47,9 @@ def test_a_torn_byte_is_refused() -> None:
 def test_bytes_that_are_no_text_are_shown() -> None:
     """A model may produce invalid UTF-8; the reader sees where."""
     assert decode_text(encode_bytes(torch.tensor([65, 255, 66], dtype=torch.uint8))) == "A\ufffdB"
+
+
+def test_a_byte_is_nine_bits_or_one_symbol() -> None:
+    """A uniform guess costs nine bits a byte where bits are predicted (parity included), and eight where bytes are."""
+    assert bits_per_byte(math.log(2)) == pytest.approx(9.0)
+    assert bits_per_byte(math.log(256), 256) == pytest.approx(8.0)

@@ -14,11 +14,20 @@ from bit_transformer.data.bits import (
     compress_window,
     compressed_rows,
     cosine_ramp,
+    encode_bytes,
     expand_runs,
     forward_compressed,
     runs_to_bits,
+    share_made_shorter,
 )
+from bit_transformer.data.corpora import read_corpus
+from bit_transformer.data.loaders import Batch, StepDataset, TextWindows, plan_data
+from bit_transformer.errors import BadRecipe
 from bit_transformer.model.transformer import BitTransformer, ModelConfig
+from bit_transformer.recipes import find_recipe, with_settings
+from bit_transformer.train import predicted_share
+from bit_transformer.training.setup import require_compressible
+from chronicle.data import Segments
 
 
 @given(runs=st.lists(st.integers(1, 600), max_size=8), first=st.integers(0, 1))
@@ -67,3 +76,45 @@ def test_impossible_run_is_refused() -> None:
     """Length 0 stands for nothing."""
     with pytest.raises(ValueError, match="run lengths from 0 to 3"):
         expand_runs(torch.tensor([0, 1]), torch.tensor([0, 3]))
+
+
+def test_real_text_is_refused_with_the_figure_and_runs_are_not() -> None:
+    """Bits of text change every second place: nine bits a run make it longer."""
+    text = torch.from_numpy(np.frombuffer(read_corpus("reference").held_out[:8192], np.uint8).copy()).view(-1, 32)
+    with pytest.raises(BadRecipe, match=r"0 of 256 windows of this data shorter: they become 4\.\d times as long"):
+        require_compressible(text)
+    require_compressible(torch.cat([text, torch.zeros(1, 32, dtype=torch.uint8)]))
+    share, length = share_made_shorter(encode_bytes(torch.zeros(4, 32, dtype=torch.uint8)))
+    assert share == 1.0 and length < 0.1
+
+
+def test_a_window_that_would_be_longer_stays_unless_that_is_asked_for() -> None:
+    """A cut window is no compressed one."""
+    text = bytes(range(256)) * 4 + bytes(1024)
+    store = TextWindows("text", text, "d", 32)
+    plan = plan_data((store,), {"text": 1}, batch_size=64, seed=0)
+
+    def rows(longer: bool) -> tuple[int, int]:
+        batch = StepDataset(plan, Segments(), (store,), rank=0, world_size=1, compress=lambda step: 1.0,
+                            compress_longer=longer)[0]
+        coded = torch.stack([batch.bits_BT[row] for row in range(64)])
+        windows = [store.read(int(index)) for _, index in plan.block_ids(0, 1, Segments())[0]]
+        plain = encode_bytes(torch.from_numpy(np.stack(windows)))
+        return int((coded != plain).any(1).sum()), int((batch.num_bits_B < 288).sum())
+
+    assert rows(longer=False) == (32, 32) and rows(longer=True)[0] == 64
+
+
+def test_padded_rows_have_one_weight_whatever_the_number_of_parts() -> None:
+    """The gradient of a batch with rows of unequal length does not depend on how it is accumulated."""
+    torch.manual_seed(0)
+    bits, num_bits = torch.randint(0, 2, (4, 18)), torch.tensor([18, 18, 5, 3])
+    batch = Batch(step=0, bits_BT=bits, sources_B=torch.zeros(4, dtype=torch.long), num_bits_B=num_bits, digest="")
+    losses = torch.rand(4, 17)
+    whole = batch.without_padding(losses).sum() / batch.num_predicted_B().sum()
+    for parts in (1, 2, 4):
+        recipe = with_settings(find_recipe("demo"), [f"accumulation_steps={parts}", "batch_size=4"])
+        share = predicted_share(batch, recipe)
+        pieces = [part.without_padding(one).sum() / share
+                  for part, one in zip(batch.split(parts), losses.chunk(parts), strict=True)]
+        assert float(sum(pieces)) / parts == pytest.approx(float(whole), rel=1e-6)

@@ -1,6 +1,8 @@
 """INT8 and four-bit export stay close to what was trained; growth changes nothing the model computes."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from bit_transformer.errors import BadRecipe
 from bit_transformer.model.conversion import (
     QatLinear,
     convert_qat,
+    export_int4,
     export_int8,
     grow_depth,
     grow_width,
@@ -16,6 +19,7 @@ from bit_transformer.model.conversion import (
     weight_bytes,
 )
 from bit_transformer.model.transformer import BitTransformer, ModelConfig, count_model_parameters, next_symbol_losses
+from bit_transformer.training.preflight import _future_leak
 
 CONFIG = ModelConfig(d_model=32, num_heads=4, num_layers=2, d_ff=64, max_bits=90, norm="pre")
 
@@ -103,9 +107,76 @@ def test_wider_model_computes_the_same(trained: BitTransformer) -> None:
     bits = _windows()
     wide = grow_width(trained)
     with torch.no_grad():
-        assert (wide(bits).logits_BTV - trained(bits).logits_BTV).abs().max() < 1e-4
+        assert (wide(bits).logits_BTV - trained(bits).logits_BTV).abs().max() < 1e-5
         assert _loss(wide, bits).item() == pytest.approx(_loss(trained, bits).item(), abs=1e-5)
     assert count_model_parameters(wide) == wide.config.num_parameters
+
+
+def test_a_wider_model_has_more_capacity_after_training(trained: BitTransformer) -> None:
+    """The halves part, and matrices and residual stream have a higher rank than the small model can have."""
+    torch.manual_seed(6)
+    wide = grow_width(trained)
+    assert torch.equal(wide.blocks[0].feedforward[0].weight, grow_width(trained).blocks[0].feedforward[0].weight)
+    optimizer = torch.optim.AdamW(wide.parameters(), lr=1e-3)
+    for _ in range(40):
+        loss = _loss(wide, _windows())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    wide.eval()
+    width = trained.config.d_model
+    for name, value in wide.named_parameters():
+        if name != "head.bias":
+            one, other = value.detach().chunk(2, 1 if name in ("embedding.weight", "head.weight") else 0)
+            assert (one - other).abs().max() > 1e-3, name
+        if value.dim() == 2 and min(value.shape) > width:
+            assert _rank(value) > 1.5 * width, f"{name} has rank {_rank(value)} of {min(value.shape)}"
+    seen: list[torch.Tensor] = []
+    wide.head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach().flatten(0, -2)))
+    with torch.no_grad():
+        wide(torch.randint(0, 2, (32, 90)))
+    one, other = seen[0].chunk(2, 1)
+    assert _rank(one - other) >= 8 and (one - other).norm() > 0.01 * one.norm()
+
+
+def _rank(matrix: torch.Tensor) -> int:
+    """Singular values above a thousandth of the largest."""
+    values = torch.linalg.svdvals(matrix.detach().double())
+    return int((values > 1e-3 * values[0]).sum())
+
+
+@pytest.mark.parametrize("make", [export_int4, export_int8, prepare_qat], ids=lambda make: str(make.__name__))
+def test_a_quantised_model_sees_neither_the_future_nor_the_rest_of_the_batch(trained: BitTransformer, make: Any) -> None:
+    """Logits before a changed bit stay equal, at every position, and a window alone is a window in a batch."""
+    torch.manual_seed(7)
+    model, bits = make(trained).eval(), torch.randint(0, 2, (1, 90))
+    with torch.no_grad():
+        logits = model(bits).logits_BTV
+        for position in range(1, 90):
+            changed = torch.cat([bits[:, :position], 1 - bits[:, position:]], 1)
+            assert (model(changed).logits_BTV[:, :position] - logits[:, :position]).abs().max() < 1e-5, position
+        batch = torch.cat([bits, torch.randint(0, 2, (7, 90))])
+        assert (model(batch).logits_BTV[:1] - logits).abs().max() < 1e-4
+    assert _future_leak(model, bits) < 1e-5
+
+
+class _Middle(torch.nn.Module):
+    """A model that looks two positions ahead in the middle of a window only."""
+
+    def forward(self, bits_BT: torch.Tensor) -> Any:
+        """Return logits that copy a later bit at position 40."""
+        logits = torch.zeros(*bits_BT.shape, 2)
+        logits[:, 40, 0] = bits_BT[:, 42].float()
+        return SimpleNamespace(logits_BTV=logits)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        """Return one, which tells the device."""
+        return iter([torch.zeros(1)])
+
+
+def test_a_leak_in_the_middle_is_found() -> None:
+    """PF17 changed the last symbol only."""
+    assert _future_leak(_Middle(), torch.randint(0, 2, (1, 90))) == 1.0  # type: ignore[arg-type]
 
 
 def test_growth_that_would_lose_something_is_refused(trained: BitTransformer) -> None:
