@@ -24,7 +24,7 @@ from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
 from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
 
-__all__ = ["main"]
+__all__ = ["explain", "main"]
 
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
@@ -223,11 +223,11 @@ def run(argv: Sequence[str]) -> int:
             stores.refuse_changed()
     except RunCopied as problem:
         try:
-            return run(argv) if _declare(problem) else _explain(problem)
+            return run(argv) if _declare(problem) else explain(problem)
         except Declined as answer:
-            return _explain(answer)
+            return explain(answer)
     except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
-        return _explain(problem)
+        return explain(problem)
     return _render(outcome, as_json=_wants_json(argv))
 
 
@@ -291,7 +291,8 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     return int(outcome.exit_code)
 
 
-def _explain(problem: BaseException) -> int:
+def explain(problem: BaseException) -> int:
+    """Say an error in one sentence; its exit code."""
     if isinstance(problem, SystemExit):
         return problem.code if isinstance(problem.code, int) else ExitCode.ERROR
     if isinstance(problem, KeyboardInterrupt) or type(problem).__name__ == "Abort":

@@ -26,6 +26,7 @@ from chronicle.integrations.mlflow_process import MLFLOW_OFF, MlflowProcess, sta
 from chronicle.settings import Settings
 
 if TYPE_CHECKING:
+    from chronicle.launch.keeper import Killed
     from chronicle.launch.launching import LaunchRequest, LaunchResult
     from chronicle.launch.restarts import HandedOver, Policy
 
@@ -126,25 +127,61 @@ def run_launcher(
         node=_node_identity() if node else None,
     )
     live_watch = _live_watch(settings.hooks, given_flags(logs, checkpoints))
+    one = functools.partial(launch, live_watch=live_watch)
+    if policy is not None:
+        check = functools.partial(_check_before, settings, command, grace, skipped, force)
+        return CommandResult(exit_code=_kept(settings, request, one, policy, check, autopilot=autopilot))
+    end = _mirrored(settings, request, functools.partial(one, request), autopilot=autopilot)
+    return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _mirrored(
+    settings: Settings, request: "LaunchRequest", begin: "Callable[[], LaunchResult]", *, autopilot: bool
+) -> "LaunchResult":
+    """One launch, or those that an autopilot or a policy makes of it, beside the process that feeds MLflow."""
     mirror = _start_mirror(settings, first_node=request.node is None or request.node[1] == 0)
     try:
-        one = functools.partial(launch, live_watch=live_watch)
-        if policy is not None:
-            begin = functools.partial(_unattended, settings, request, one, policy, lambda: _check_before(
-                settings, command, grace, skipped, force))  # fmt: skip
-        else:
-            begin = functools.partial(one, request)
         if autopilot:
             from chronicle.watch.autopilot import run_autopilot
 
-            end = run_autopilot(settings.paths, begin, _type_command, _say)
-        else:
-            end = begin()
+            return run_autopilot(settings.paths, begin, _type_command, _say)
+        return begin()
     finally:
         feeding = mirror.pid
         if not mirror.stop():
             _say(f"process {feeding} still sends data to MLflow; it exits when it is done")
-    return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
+
+
+def _kept(
+    settings: Settings,
+    request: "LaunchRequest",
+    launch: "Callable[[LaunchRequest], LaunchResult]",
+    policy: "Policy",
+    check: Callable[[], object],
+    *,
+    autopilot: bool,
+) -> int:
+    """Launch as the policy says, below a keeper that replaces a killed supervisor; the exit code."""
+    from chronicle.cli.main import explain
+    from chronicle.launch.admission import end_left_behind
+    from chronicle.launch.keeper import Killed, keep
+    from chronicle.launch.restarts import chain_of, stand_down
+
+    chain = chain_of(request.environ)
+
+    def work(killed: Killed | None) -> int:
+        if killed is not None and settings.paths.journal_dir.is_dir():
+            end_left_behind(settings.paths, killed, request.grace_seconds)
+            if request.node is not None:
+                return stand_down(settings, request.node, request.grace_seconds, killed)
+        replaced = iter([killed])  # an autopilot begins several times, and stands in for it once
+
+        def begin() -> "LaunchResult":
+            return _unattended(settings, request, launch, policy, check, chain, next(replaced, None))
+
+        return _mirrored(settings, request, begin, autopilot=autopilot).exit_code
+
+    return keep(work, most=policy.restarts, pause_seconds=0.5, say=_say, explain=explain)
 
 
 def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":
@@ -163,11 +200,13 @@ def _unattended(
     launch: "Callable[[LaunchRequest], LaunchResult]",
     policy: "Policy",
     check: Callable[[], object],
+    chain: str,
+    killed: "Killed | None",
 ) -> "LaunchResult":
     """Launch with what to resume from, and again as the policy says; of several nodes each once, `chronicle again` decides."""
-    from chronicle.launch.restarts import chain_of, hand_over_to_nodes, keep_going
+    from chronicle.launch.restarts import hand_over_to_nodes, keep_going
 
-    chain, first = chain_of(request.environ), True
+    first = True
 
     def begin(handed: "HandedOver") -> "LaunchResult":
         nonlocal first
@@ -179,7 +218,7 @@ def _unattended(
 
     if request.node is not None:
         return begin(hand_over_to_nodes(settings, request.node, chain, policy, _say))
-    return keep_going(settings, chain, policy, begin, _say)
+    return keep_going(settings, chain, policy, begin, _say, killed=killed)
 
 
 def _known_checks(skip: list[str] | None) -> tuple[str, ...]:

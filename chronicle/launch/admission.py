@@ -21,12 +21,13 @@ from typing import Any
 
 from chronicle.credentials import redact_command
 from chronicle.errors import JournalError, Refusal
-from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import Hardware, LaunchEnd, LaunchStart, events_of, find_open_transaction
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
 from chronicle.launch.ending import LostSupervisor, judge_lost
 from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, read_heartbeats
+from chronicle.launch.keeper import Killed
 from chronicle.launch.processes import (
     Process,
     list_processes,
@@ -185,6 +186,18 @@ def end_orphans(paths: RunPaths, launches: Sequence[LaunchFacts], *, term_second
     return report
 
 
+def end_left_behind(paths: RunPaths, killed: Killed, grace_seconds: float) -> None:
+    """End what the launch of a killed supervisor left on this machine. Its launcher has had TERM from the kernel, so the ranks
+    may be saving: they have `grace_seconds` first.
+    """
+    boot = read_boot_id()
+    launches = [one for one in list_launches(read_journal(paths).entries) if one.pid == killed.pid and one.boot_id == boot]
+    deadline = time.monotonic() + grace_seconds
+    while find_alive(paths, launches) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    end_orphans(paths, launches)
+
+
 def _grouped(here: Iterable[LaunchFacts]) -> dict[tuple[int, int], int]:
     """Return (pid, start ticks) -> launch of every process in the cgroups of these launches."""
     groups = ((facts.number, open_group(facts.cgroup)) for facts in here)
@@ -315,8 +328,13 @@ def _find_open_transaction(journal: Journal) -> Entry | None:
         raise LaunchRefused(problem.message, problem.remedy) from problem
 
 
-def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter) -> list[int]:
-    """Write a `launch.end` for launches whose supervisor is gone, by this machine's or the scheduler's word; their numbers."""
+def close_lost_launches(
+    paths: RunPaths, journal: Journal, writer: JournalWriter, killed: Killed | None = None
+) -> list[int]:
+    """Write a `launch.end` for launches whose supervisor is gone, by this machine's or the scheduler's word; their numbers.
+
+    `killed`: the supervisor of which the keeper saw how it ended.
+    """
     closed = []
     own, boot = start_of(os.environ), read_boot_id()
     for facts in list_launches(journal.entries):
@@ -324,7 +342,8 @@ def close_lost_launches(paths: RunPaths, journal: Journal, writer: JournalWriter
         if facts.ended or (here and facts.supervisor_alive(boot)) or not (here or is_over(facts.job, own, now=time.time())):
             continue
         group = open_group(facts.cgroup) if here else None
-        ending = judge_lost(_look_after(facts, boot, group, here=here))
+        seen = killed if killed is not None and here and facts.pid == killed.pid and facts.boot_id == boot else None
+        ending = judge_lost(_look_after(facts, boot, group, here=here)._replace(killed="" if seen is None else seen.name))
         title = f"launch {facts.number} ended without an entry: {ending.because}"
         event = LaunchEnd(host=facts.host, inferred=True, cause=ending.cause.value, because=ending.because)
         writer.write(event, launch=facts.number, title=title)

@@ -187,6 +187,7 @@ class LostSupervisor(NamedTuple):
     node_state: str | None = None
     node_restarted: bool = False  # its slurmd was started after the launch began
     restarted: bool = False  # the scheduler has started the job again since
+    killed: str = ""  # the signal that ended it, by its keeper's word
 
 
 def judge_lost(seen: LostSupervisor) -> Ending:
@@ -201,6 +202,8 @@ def judge_lost(seen: LostSupervisor) -> Ending:
     if seen.oom_kills:
         counted = _processes(seen.oom_kills)
         return Ending(EndCause.OUT_OF_MEMORY, f"the supervisor is gone, and the kernel ended {counted} for lack of memory")
+    if seen.killed:
+        return Ending(EndCause.CRASH, f"the supervisor on {seen.host} was ended by {seen.killed}; who sent it is not known")
     if seen.other_boot:
         return Ending(EndCause.NODE_LOST, f"{seen.host} was started again since the launch began")
     again = f"; SLURM has started job {seen.job} again and does not say why" if seen.restarted else ""

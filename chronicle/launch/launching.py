@@ -296,7 +296,7 @@ class Launch:
 
     def _judge(self, outcome: LaunchOutcome, launcher_tail: Sequence[str]) -> Ending:
         """Look at everything that may tell why the launch ended."""
-        request, death = self._request, outcome.first_death
+        request, death = self._request, outcome.first_to_end
         failed = outcome.exit_code != 0
         refusal = refusal_of(read_journal(request.paths), self._number, launcher_tail) if failed else ""
         printed = self._channels.log.last_lines(JUDGED_LINES)

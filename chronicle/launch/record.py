@@ -97,7 +97,7 @@ def describe_end(
     With `explained` the guard or a proposal has already given the reason, so the launcher's traceback is left out.
     """
     failed = outcome.exit_code != 0 and not explained
-    death = outcome.first_death if failed else None
+    death = outcome.first_to_end if failed else None
     data: dict[str, Any] = {
         "host": host,
         "exit_code": outcome.exit_code,

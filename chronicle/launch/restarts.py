@@ -1,8 +1,8 @@
 """Whether a run goes on by itself after a launch: a policy by cause, a budget, and progress as a newer verified checkpoint.
 
-    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, unknown
+    launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, unknown; disk full, when there is room
                                    ├─ again, in a new job            preempted, time limit, node lost
-                                   ├─ stop: a person has to look     out of memory, disk full, refused, stopped, proposal
+                                   ├─ stop: a person has to look     out of memory, refused, stopped, proposal
                                    └─ finished
 
 The decision belongs to the journal, so that it is the same whoever asks: the loop of `chronicle run --restarts`, the batch
@@ -39,7 +39,9 @@ from chronicle.journal.events import (
 )
 from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants, set_aside
 from chronicle.launch.admission import close_lost_launches, hold_admission
-from chronicle.launch.slurm import NodeIdentity, ask_job, job_of
+from chronicle.launch.keeper import Killed
+from chronicle.launch.provenance import host_name
+from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_number
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.durable import write_atomic
@@ -64,6 +66,7 @@ __all__ = [
     "policy_of",
     "requeued_before_a_launch",
     "settle_launch",
+    "stand_down",
 ]
 
 LONGEST_PAUSE_SECONDS = 600.0
@@ -96,7 +99,7 @@ RULES: Mapping[EndCause, Rule] = {
     EndCause.HANG: Rule(Verdict.HERE, None, "it may not happen again"),
     EndCause.UNKNOWN: Rule(Verdict.HERE, None, "nothing says that it would happen again"),
     EndCause.OUT_OF_MEMORY: Rule(Verdict.STOP, None, "the same launch would run out of memory again"),
-    EndCause.DISK_FULL: Rule(Verdict.STOP, None, "the next save would fail as well: free space first"),
+    EndCause.DISK_FULL: Rule(Verdict.HERE, None, "there is room for the next save again"),
     EndCause.REFUSED: Rule(Verdict.STOP, None, "the same start would be refused again"),
     EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
     EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
@@ -129,6 +132,7 @@ class Attempt(NamedTuple):
     cause: EndCause
     because: str
     progress: bool
+    room: bool = False  # for the next save, where the disk was full
 
 
 class Onward(NamedTuple):
@@ -144,6 +148,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
     last = attempts[-1]
     rule, used = RULES[last.cause], len(attempts) - 1
     said = f"{last.cause.value}: {rule.why}"
+    if last.cause is EndCause.DISK_FULL and not last.room:
+        return Onward(Verdict.STOP, f"{last.cause.value}: the next save would fail as well: free space first")
     if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
         return Onward(rule.verdict, said)
     streak = 0
@@ -212,14 +218,16 @@ class Settled(NamedTuple):
     fresh: bool
 
 
-def settle_launch(settings: Settings, chain: str, policy: Policy, say: Callable[[str], None]) -> Settled | None:
+def settle_launch(
+    settings: Settings, chain: str, policy: Policy, say: Callable[[str], None], killed: Killed | None = None
+) -> Settled | None:
     """Decide about the last launch of the chain and record it; the recorded decision if there is one; None without a launch.
 
     Launches whose supervisor is gone get their end first. Raises `ChronicleError` where the journal cannot be read or written.
     """
     paths = settings.paths
     with hold_admission(paths), JournalWriter(paths) as writer:
-        close_lost_launches(paths, read_journal(paths), writer)
+        close_lost_launches(paths, read_journal(paths), writer, killed)
     entries = read_journal(paths).entries
     found = _read_chain(entries, chain)
     if not found.launches:
@@ -232,13 +240,15 @@ def settle_launch(settings: Settings, chain: str, policy: Policy, say: Callable[
     for entry, end in events_of(entries, LaunchEnd):
         ends.setdefault(entry.launch or 0, []).append(end)
     causes = [_cause_of(ends.get(number, ())) for number in found.launches]
-    newest, progress = None, None
+    newest, progress, room = None, None, False
+    if causes[-1][0] is EndCause.DISK_FULL:
+        room = _wait_for_room(settings, entries, say)
     if RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
         newest = _newest_step(settings, entries, say)
         progress = newest > found.handed[-1]
     reached = (*found.handed[1:], newest if newest is not None else found.handed[-1])
     attempts = [
-        Attempt(number, cause, because, reached[place] > found.handed[place])
+        Attempt(number, cause, because, reached[place] > found.handed[place], room)
         for place, (number, (cause, because)) in enumerate(zip(found.launches, causes, strict=True))
     ]
     decision = decide_onward(attempts, policy)
@@ -277,6 +287,43 @@ def _newest_step(settings: Settings, entries: Sequence[Entry], say: Callable[[st
             continue
         found = max(found, -1 if newest is None or newest.step is None else newest.step)
     return found
+
+
+ROOM_SECONDS = 600.0  # for somebody, or a clean-up, to free space
+LEAST_ROOM_BYTES = 16 << 20  # as `ending.full_disks` says
+
+
+def _wait_for_room(settings: Settings, entries: Sequence[Entry], say: Callable[[str], None]) -> bool:
+    """Whether the disks of the run have room for another save, now or within ten minutes."""
+    needed = {settings.paths.run_dir: LEAST_ROOM_BYTES}
+    for root in _roots(settings, entries):
+        sizes = [_bytes_below(path) for path in root.iterdir()] if root.is_dir() else []
+        needed[root] = max(LEAST_ROOM_BYTES, int(1.25 * max(sizes, default=LEAST_ROOM_BYTES)))
+    deadline, told = time.monotonic() + ROOM_SECONDS, False
+    while True:
+        short = [(path, count) for path, count in needed.items() if _free_bytes(path) < count]
+        if not short or time.monotonic() >= deadline:
+            return not short
+        if not told:
+            path, count = short[0]
+            wanted = f"{count / 1e6:,.0f} MB, which the next save needs"
+            say(f"the disk of `{path}` is full: waiting up to {ROOM_SECONDS / 60:.0f} min for {wanted}")
+            told = True
+        time.sleep(1.0)
+
+
+def _bytes_below(path: Path) -> int:
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size
+    return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(path) for name in names)
+
+
+def _free_bytes(path: Path) -> int:
+    try:
+        state = os.statvfs(path)
+    except OSError:
+        return 0
+    return state.f_bavail * state.f_frsize
 
 
 # --- what the next launch resumes from
@@ -457,13 +504,24 @@ def keep_going(
     launch: Callable[[HandedOver], LaunchResult],
     say: Callable[[str], None],
     *,
+    killed: Killed | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LaunchResult:
     """Launch until the policy says that it is enough; returns how the last launch ended.
 
-    A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop.
+    A job that its scheduler started again is asked about its last launch first: `NotResumable` where that says stop. So is the
+    launch of a supervisor that was `killed`, in whose place this process is; nothing of it may be alive any more.
     """
-    settle_before(settings, chain, policy, say)
+    if killed is not None and settings.paths.journal_dir.is_dir():
+        settled = settle_launch(settings, chain, policy, say, killed)
+        if settled is not None and settled.decision.verdict is not Verdict.HERE:
+            say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
+            return _ended_before(settled, killed)
+        if settled is not None:
+            say(f"again in {settled.decision.pause_seconds:.0f} s: {settled.decision.reason}")
+            sleep(settled.decision.pause_seconds)
+    else:
+        settle_before(settings, chain, policy, say)
     while True:
         end = launch(hand_over(settings, say))
         settled = settle_launch(settings, chain, policy, say)
@@ -476,3 +534,31 @@ def keep_going(
             return end
         say(f"again in {decision.pause_seconds:.0f} s: {decision.reason}")
         sleep(decision.pause_seconds)
+
+
+def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:
+    """The result of a launch whose supervisor was killed, and which is not followed by another one here."""
+    from chronicle.launch.launching import LaunchResult
+
+    code = 0 if settled.decision.verdict is Verdict.FINISHED else 128 + killed.signal
+    return LaunchResult(launch=settled.launch, exit_code=code, data={})
+
+
+def stand_down(settings: Settings, node: NodeIdentity, grace_seconds: float, killed: Killed) -> int:
+    """On one of several nodes whose supervisor was killed: write its end and tell the other nodes; the exit code.
+
+    The batch script decides about the launch when all nodes have ended.
+    """
+    paths, (key, number) = settings.paths, node
+    with hold_admission(paths), JournalWriter(paths) as writer:
+        close_lost_launches(paths, read_journal(paths), writer, killed)
+    handed, host = paths.launches_dir / f".handed-{key}", host_name()
+    said = f"the supervisor on {host} was ended by {killed.name}"
+    if number == 0 and not handed.exists():
+        handed.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(handed, json.dumps({"refused": said}), durable=False)
+    launch = shared_number(paths, key)
+    if launch is not None:
+        data = {"host": host, "exit_code": 128 + killed.signal, "cause": EndCause.CRASH.value, "because": said}
+        Peers(paths.launch_dir(launch), number, grace_seconds).tell(data)
+    return 128 + killed.signal

@@ -37,6 +37,7 @@ __all__ = [
     "job_of",
     "node_identity",
     "share_number",
+    "shared_number",
     "start_of",
 ]
 
@@ -188,7 +189,7 @@ def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
     """
     paths.launches_dir.mkdir(parents=True, exist_ok=True)
     shared = paths.launches_dir / f".job-{key}"
-    known = _read_number(shared)
+    known = shared_number(paths, key)
     if known is not None:
         return known
     mine = take()
@@ -200,6 +201,11 @@ def share_number(paths: RunPaths, key: str, take: Callable[[], int]) -> int:
         number = _read_number(shared)
         assert number is not None, f"`{shared}` was linked into place with its number in it"
         return number
+
+
+def shared_number(paths: RunPaths, key: str) -> int | None:
+    """The launch number that the nodes of `key` share; None before one of them took it."""
+    return _read_number(paths.launches_dir / f".job-{key}")
 
 
 def _read_number(path: Path) -> int | None:

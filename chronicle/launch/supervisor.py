@@ -52,6 +52,12 @@ class LaunchOutcome:
     first_death: RankDeath | None
     launcher_ended_at: float
 
+    @property
+    def first_to_end(self) -> RankDeath | None:
+        """The rank that ended first; None where a signal ended the launcher before any of its ranks."""
+        death = self.first_death
+        return None if death is not None and self.launcher_code < 0 and death.time > self.launcher_ended_at else death
+
 
 class Supervisor:
     """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
@@ -186,7 +192,7 @@ class Supervisor:
                 self._deadline = time.monotonic()  # Ctrl-C twice ends the grace period
             elif self._stop_signal is None or self._launcher_code is not None:
                 self._stop(number, "signal")
-            else:
+            elif number != self._stop_signal:  # SLURM signals every process of a step, so the same one comes several times
                 self._forward(number)
 
     def _stop(self, number: int, reason: str) -> None:

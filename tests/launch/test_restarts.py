@@ -53,6 +53,27 @@ def test_the_policy_is_by_cause_progress_and_budget(history, verdict, pause):
     assert decision.reason
 
 
+def test_a_full_disk_goes_on_when_there_is_room_for_the_next_save(tmp_path, monkeypatch):
+    """It was full when the launch ended; somebody frees it, or nobody does."""
+    with_room = [Attempt(1, EndCause.DISK_FULL, "seen", NOTHING, room=True)]
+    assert decide_onward(with_room, POLICY).verdict is Verdict.HERE
+    settings = load_settings(tmp_path, {}, run="demo", checkpoints=tmp_path)
+    free, said = iter([1 << 10, 1 << 10, 1 << 40]), []
+    last = [0]
+
+    def free_bytes(path):
+        last[0] = next(free, last[0])
+        return last[0]
+
+    monkeypatch.setattr(restarts, "_free_bytes", free_bytes)
+    monkeypatch.setattr(restarts.time, "sleep", lambda seconds: None)
+    settings.paths.run_dir.mkdir(parents=True)
+    assert restarts._wait_for_room(settings, (), said.append) and len(said) == 1
+    monkeypatch.setattr(restarts, "_free_bytes", lambda path: 1 << 10)
+    monkeypatch.setattr(restarts, "ROOM_SECONDS", 0.0)
+    assert not restarts._wait_for_room(settings, (), said.append)
+
+
 def test_every_cause_has_a_rule():
     assert set(RULES) == set(EndCause)
 

@@ -1,0 +1,1 @@
+"""Planted faults in one long training with nobody at the keyboard: `python -m benchmarks.chaos`."""

@@ -1,0 +1,1 @@
+"""Ten kinds of interruption on a real SLURM cluster of three nodes: `python -m benchmarks.slurm`."""

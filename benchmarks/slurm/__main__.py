@@ -1,0 +1,287 @@
+"""Ten kinds of interruption, five times each, on a real SLURM of three nodes, with the batch script as it is printed.
+
+    python -m benchmarks.slurm [--only KIND] [--times 5] [--out slurm.json] [--nodes 3]
+
+Each kind is one job that suffers it five times and is then told to finish. Counted are the interruptions after which the run went
+on from the last complete save, saves that were cut although the launch was warned, starts from another checkpoint, and recorded causes
+that are not the true one. Jobs run side by side, those that take a node or all of them on a cluster of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.slurm.cluster import Cluster, why_not
+from chronicle.journal import read_journal
+from chronicle.journal.events import EntryKind
+from chronicle.launch.processes import Process, list_processes, read_command, read_environment
+from chronicle.paths import RunPaths
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = Path(__file__).with_name("train.py")
+GRACE = 8
+WARNED = ("usr1", "usr1_in_a_save", "preempted", "time_limit")  # the launch was told in time: its save must be whole
+TRUE = {
+    "usr1": ("preempted",), "usr1_at_the_start": ("preempted",), "usr1_in_a_save": ("preempted",), "preempted": ("preempted",),
+    "time_limit": ("time limit",), "node_death": ("node lost",), "rank_killed": ("crash",), "supervisor_killed": ("crash",),
+    "requeued": ("stopped by a person", "unknown", "crash"), "hang": ("hang",),
+}  # fmt: skip
+OWN_CLUSTER = ("preempted", "node_death")
+MADE = 1500  # checkpoints in stock
+LONGEST_SECONDS = 420.0
+
+
+class Job:
+    """One job of one kind."""
+
+    def __init__(self, kind: str, cluster: Cluster, directory: Path, made: Path, seed: int) -> None:
+        self.kind, self.cluster, self.directory, self.chance = kind, cluster, directory, random.Random(f"{kind}{seed}")
+        directory.mkdir(parents=True)
+        shutil.copy(TRAIN, directory / "train.py")
+        (directory / "made").symlink_to(made)
+        wrapper = directory / "bin/chronicle"
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -m chronicle_ml "$@"\n')
+        wrapper.chmod(0o755)
+        own = {key: value for key, value in cluster.environ.items() if not key.startswith(("CHRONICLE_", "PYTHONDONTWRITE"))}
+        self.environ = own | {"PYTHONPATH": str(ROOT), "PATH": f"{wrapper.parent}:{own['PATH']}"}
+        words = ["chronicle", "run", "--sbatch", str(cluster.count), "--run", "demo", "--grace", f"{GRACE}", "--on-stall", "stop",
+                 "--restart-pause", "1", "--checkpoints", "checkpoints", "--", sys.executable, "train.py"]  # fmt: skip
+        done = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True)
+        (directory / "job.sbatch").write_text(done.stdout)
+        limit = ["--time=2"] if kind == "time_limit" else ["--time=60"]
+        words = ["sbatch", "--parsable", *limit, "job.sbatch"]
+        self.id = subprocess.run(words, cwd=directory, env=self.environ, capture_output=True, text=True, check=True).stdout.strip()
+
+    # --- what is seen
+
+    def truth(self) -> list[dict[str, Any]]:
+        """What the trainers noted."""
+        path = self.directory / "truth.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def state(self) -> str:
+        """The job's state by SLURM."""
+        return self.cluster.ask("squeue", "-h", "-j", self.id, "-o", "%T").strip()
+
+    def until(self, condition: Callable[[], bool], seconds: float = LONGEST_SECONDS) -> bool:
+        """Wait for something; False where it does not come."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.1 if self.kind == "usr1_in_a_save" else 0.3)
+        return False
+
+    def steps_since(self, count: int) -> int:
+        """Steps of the first node among the notes after the first `count`."""
+        return sum(one["event"] == "step" for one in self.truth()[count:])
+
+    def processes(self, name: str) -> list[tuple[Process, dict[str, str]]]:
+        """The job's processes whose command names `name`, by the environment that SLURM gave them."""
+        found = []
+        for process in list_processes():
+            environ = read_environment(process.pid) or {}
+            if environ.get("SLURM_JOB_ID") == self.id and environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]:
+                if any(name in word for word in read_command(process.pid)):
+                    found.append((process, dict(environ)))
+        return found
+
+    def trainer(self) -> Process:
+        """The trainer of a random node."""
+        mine = [one for one, environ in self.processes("train.py") if "CHRONICLE_LAUNCH" in environ]
+        return self.chance.choice(mine)
+
+    # --- the interruptions
+
+    def interrupt(self, seen: int) -> None:
+        """Do it once; `seen` notes were there before this start."""
+        getattr(self, f"_{self.kind}")(seen)
+
+    def _warm(self, seen: int) -> None:
+        wanted = self.chance.randint(4, 24)
+        self.until(lambda: self.steps_since(seen) >= wanted)
+        time.sleep(self.chance.random())
+
+    def _usr1(self, seen: int) -> None:
+        self._warm(seen)
+        self.cluster.ask("scancel", "--signal=USR1", self.id)
+
+    def _usr1_at_the_start(self, seen: int) -> None:
+        self.until(lambda: bool(self.processes("chronicle_ml")))
+        time.sleep(self.chance.uniform(0.0, 4.0))
+        self.cluster.ask("scancel", "--signal=USR1", self.id)
+
+    def _usr1_in_a_save(self, seen: int) -> None:
+        self.until(lambda: any(one["event"] == "saving" for one in self.truth()[seen:]))
+        self.cluster.ask("scancel", "--signal=USR1", self.id)
+
+    def _preempted(self, seen: int) -> None:
+        self._warm(seen)
+        words = ["sbatch", "--partition=high", f"--nodes={self.cluster.count}", "--exclusive", "--wrap=sleep 3", "--output=/dev/null"]
+        subprocess.run(words, env=self.cluster.environ, cwd=self.directory, capture_output=True, check=True)
+
+    def _time_limit(self, seen: int) -> None:
+        self.until(lambda: any(one["event"] == "stopped" for one in self.truth()[seen:]))
+
+    def _node_death(self, seen: int) -> None:
+        self._warm(seen)
+        node = self.chance.choice(self.cluster.nodes)
+        self.cluster.kill_node(node)
+        time.sleep(25)
+        self.cluster.start_node(node)
+
+    def _rank_killed(self, seen: int) -> None:
+        self._warm(seen)
+        os.kill(self.trainer().pid, signal.SIGKILL)
+
+    def _supervisor_killed(self, seen: int) -> None:
+        self._warm(seen)
+        os.kill(self.trainer().parent, signal.SIGKILL)
+
+    def _requeued(self, seen: int) -> None:
+        self._warm(seen)
+        self.cluster.ask("scontrol", "requeue", self.id)
+
+    def _hang(self, seen: int) -> None:
+        self._warm(seen)
+        os.kill(self.trainer().pid, signal.SIGSTOP)
+
+    # --- the whole
+
+    def play(self, times: int) -> dict[str, Any]:
+        """Interrupt it so often, let it finish, judge."""
+        went_on, seconds, seen = 0, [], 0
+        for _ in range(times):
+            if not self.until(lambda: any(one["event"] == "started" for one in self.truth()[seen:])) and self.kind != "usr1_at_the_start":
+                break
+            before = len(self.truth())
+            self.interrupt(seen)
+            began = time.monotonic()
+            launch = max((one["launch"] for one in self.truth()), default=0)
+            if not self.until(lambda: any(one["event"] == "step" and one["launch"] > launch for one in self.truth()[before:])):
+                break
+            seconds.append(time.monotonic() - began)
+            went_on += 1
+            seen = next(place for place, one in enumerate(self.truth()) if one["launch"] > launch)
+        (self.directory / "finish").touch()
+        finished = self.until(lambda: self.state() in ("", "COMPLETED"), 180)
+        state = self.cluster.ask("scontrol", "show", "job", self.id)
+        done = "JobState=COMPLETED" in state
+        if not finished:
+            self.cluster.ask("scancel", self.id)
+        return self._judge(times, went_on, seconds) | {"completed": done}
+
+    def _judge(self, times: int, went_on: int, seconds: Sequence[float]) -> dict[str, Any]:
+        saved, cut, wrong, open_save = 0, 0, [], None
+        for one in self.truth():
+            if one["event"] == "saving":
+                open_save = one["step"]
+            elif one["event"] == "saved":
+                saved, open_save = one["step"], None
+            elif one["event"] == "started" and one["node"] == 0:
+                if one["step"] != saved:
+                    wrong.append({"started": one["step"], "saved": saved, "launch": one["launch"]})
+                cut += open_save is not None and self.kind in WARNED
+                open_save = None
+        entries = read_journal(RunPaths(self.directory / "logs/demo")).entries
+        told: dict[int, list[str]] = {}
+        for entry in entries:
+            if entry.kind == EntryKind.RESTART:
+                told.setdefault(entry.launch or 0, []).append(str(entry.data.get("cause")))
+        causes = [cause for launch in sorted(told) for cause in told[launch][:1]]
+        interrupted = [cause for cause in causes if cause != "finished"]
+        because = [f"{entry.launch} {entry.data.get('host')}: {entry.data.get('cause')}: {entry.data.get('because')}"
+                   for entry in entries if entry.kind == EntryKind.LAUNCH_END]  # fmt: skip
+        return {
+            "kind": self.kind, "times": times, "went_on": went_on, "cut_saves": cut, "wrong_resumes": wrong, "causes": causes,
+            "false_causes": [cause for cause in interrupted if cause not in TRUE[self.kind]],
+            "seconds": [round(one, 1) for one in seconds], "because": because,
+        }  # fmt: skip
+
+
+def _make(directory: Path) -> Path:
+    """Real checkpoints that the trainer only has to copy."""
+    import torch
+
+    directory.mkdir(parents=True)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    for step in range(1, MADE + 1):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, directory / f"step-{step}.pt")
+    return directory
+
+
+def play_all(kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1) -> list[dict[str, Any]]:
+    """All kinds side by side, on as many clusters as they need."""
+    made = _make(base / "made")
+    shared = [kind for kind in kinds if kind not in OWN_CLUSTER]
+    groups = ([shared] if shared else []) + [[kind] for kind in kinds if kind in OWN_CLUSTER]
+    clusters = []
+    try:
+        for number, _ in enumerate(groups):
+            clusters.append(Cluster(base / f"cluster-{number}", number=number, nodes=nodes))
+            clusters[-1].up()
+        pairs = [(kind, cluster) for cluster, group in zip(clusters, groups, strict=True) for kind in group]
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            playing = [pool.submit(lambda kind, cluster: Job(kind, cluster, base / kind, made, seed).play(times), kind, cluster)
+                       for kind, cluster in pairs]  # fmt: skip
+            return [one.result() for one in playing]
+    finally:
+        for cluster in clusters:
+            cluster.down()
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """The table."""
+    print(f"{'interruption':<20}{'times':>6}{'went on':>9}{'cut saves':>11}{'wrong resumes':>15}{'false causes':>14}{'finished':>10}  s each")
+    for row in rows:
+        print(f"{row['kind']:<20}{row['times']:>6}{row['went_on']:>9}{row['cut_saves']:>11}{len(row['wrong_resumes']):>15}"
+              f"{len(row['false_causes']):>14}{'yes' if row['completed'] else 'no':>10}  {row['seconds']}")  # fmt: skip
+    print(f"{'all':<20}{sum(row['times'] for row in rows):>6}{sum(row['went_on'] for row in rows):>9}"
+          f"{sum(row['cut_saves'] for row in rows):>11}{sum(len(row['wrong_resumes']) for row in rows):>15}"
+          f"{sum(len(row['false_causes']) for row in rows):>14}{sum(row['completed'] for row in rows):>10}")  # fmt: skip
+
+
+def main() -> int:
+    """Play what is asked for, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", action="append", default=[], choices=list(TRUE))
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("slurm.json"))
+    parser.add_argument("--keep", type=Path, help="directory that keeps all files")
+    arguments = parser.parse_args()
+    if reason := why_not():
+        print(f"no SLURM cluster can be started here: {reason}")
+        return 2
+    base = arguments.keep or Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        rows = play_all(arguments.only or list(TRUE), arguments.times, base, arguments.nodes, arguments.seed)
+    finally:
+        if arguments.keep is None:
+            shutil.rmtree(base, ignore_errors=True)
+    arguments.out.write_text(json.dumps(rows, indent=1))
+    show(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
