@@ -223,6 +223,8 @@ def _make(directory: Path) -> Path:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     for step in range(1, MADE + 1):
+        for moments in optimizer.state.values():
+            moments["step"].fill_(step)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, directory / f"step-{step}.pt")
     return directory
