@@ -141,7 +141,8 @@ class Job:
         self._warm(seen)
         node = self.chance.choice(self.cluster.nodes)
         self.cluster.kill_node(node)
-        time.sleep(25)
+        self.until(lambda: "down" in self.cluster.ask("sinfo", "-h", "-n", node, "-o", "%T"))
+        time.sleep(self.chance.uniform(0, 20))
         self.cluster.start_node(node)
 
     def _rank_killed(self, seen: int) -> None:
@@ -230,14 +231,14 @@ def _make(directory: Path) -> Path:
     return directory
 
 
-def play_all(kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1) -> list[dict[str, Any]]:
+def play_all(kinds: Sequence[str], times: int, base: Path, nodes: int, seed: int = 1, first: int = 0) -> list[dict[str, Any]]:
     """All kinds side by side, on as many clusters as they need."""
     made = _make(base / "made")
     shared = [kind for kind in kinds if kind not in OWN_CLUSTER]
     groups = ([shared] if shared else []) + [[kind] for kind in kinds if kind in OWN_CLUSTER]
     clusters = []
     try:
-        for number, _ in enumerate(groups):
+        for number, _ in enumerate(groups, first):
             clusters.append(Cluster(base / f"cluster-{number}", number=number, nodes=nodes))
             clusters[-1].up()
         pairs = [(kind, cluster) for cluster, group in zip(clusters, groups, strict=True) for kind in group]
@@ -269,6 +270,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("slurm.json"))
+    parser.add_argument("--cluster", type=int, default=0, help="number of the first cluster, where several run on one machine")
     parser.add_argument("--keep", type=Path, help="directory that keeps all files")
     arguments = parser.parse_args()
     if reason := why_not():
@@ -276,7 +278,7 @@ def main() -> int:
         return 2
     base = arguments.keep or Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
-        rows = play_all(arguments.only or list(TRUE), arguments.times, base, arguments.nodes, arguments.seed)
+        rows = play_all(arguments.only or list(TRUE), arguments.times, base, arguments.nodes, arguments.seed, arguments.cluster)
     finally:
         if arguments.keep is None:
             shutil.rmtree(base, ignore_errors=True)

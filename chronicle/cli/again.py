@@ -1,8 +1,10 @@
 """`chronicle again`: whether a SLURM job goes on after its last launch. The decision is that of `chronicle.launch.restarts`."""
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,17 +18,22 @@ from chronicle.cli.options import (
     settings_with_checkpoints,
 )
 from chronicle.errors import UsageProblem
+from chronicle.journal import read_journal
+from chronicle.journal.entries import Entry
+from chronicle.launch.admission import find_ever_excluded, find_excluded
 from chronicle.launch.restarts import (
     DEFAULT_CRASHES,
     DEFAULT_PAUSE_SECONDS,
     DEFAULT_RESTARTS,
+    Policy,
     Verdict,
     chain_of,
     policy_of,
     requeued_before_a_launch,
     settle_launch,
 )
-from chronicle.launch.slurm import job_of
+from chronicle.launch.slurm import expand_nodes, job_of, requeue_job
+from chronicle.settings import Settings
 
 __all__ = ["go_on_or_stop"]
 
@@ -43,6 +50,9 @@ def go_on_or_stop(
     restart_pause: Annotated[
         float, typer.Option(help="Seconds before the first restart, doubled for each without progress.", metavar="SECONDS")
     ] = DEFAULT_PAUSE_SECONDS,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Put the job back into the queue too, without the nodes that are excluded.")
+    ] = False,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -51,7 +61,7 @@ def go_on_or_stop(
     """Ask whether a SLURM job goes on after its last launch.
 
     For batch scripts, as `chronicle run --sbatch` writes them. Exit code 0: start again in this job (the pause is over then).
-    75: requeue the job. 78: neither; the run has finished, or a person has to look.
+    75: the job belongs back into the queue (`--requeue` puts it there). 78: neither; the run has finished, or a person has to look.
 
     Example: chronicle again --run demo --restarts 100
     """
@@ -59,20 +69,37 @@ def go_on_or_stop(
     policy = policy_of(restarts, crashes, restart_pause)
     if job_of(os.environ) is None:
         raise UsageProblem("this is no SLURM job", "outside SLURM `chronicle run --restarts N` goes on by itself")
+    if requeue:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SLURM ends the job that it requeues, and so this process
+    entries = read_journal(settings.paths).entries if settings.paths.journal_dir.is_dir() else ()
+    result = _decide(settings, policy, entries)
+    if requeue and result.exit_code == AGAIN_IN_A_NEW_JOB:
+        problem = requeue_job(os.environ["SLURM_JOB_ID"], tuple(find_excluded(entries)), find_ever_excluded(entries))
+        if problem:
+            _say(f"requeue: {problem}")
+    return result
+
+
+def _decide(settings: Settings, policy: Policy, entries: Sequence[Entry]) -> CommandResult:
     settled = settle_launch(settings, chain_of(os.environ), policy, _say) if settings.paths.journal_dir.is_dir() else None
     if settled is None:
-        return _without_a_launch("no launch of this job is in the journal")
+        return _without_a_launch("no launch of this job is in the journal", entries)
     decision = settled.decision
     if decision.verdict is Verdict.HERE and not settled.fresh:
-        return _without_a_launch(f"no launch has begun since launch {settled.launch}")
+        return _without_a_launch(f"no launch has begun since launch {settled.launch}", entries)
     if decision.verdict is Verdict.HERE:
         time.sleep(decision.pause_seconds)
     return _answer(decision.verdict, f"launch {settled.launch}: {decision.reason}")
 
 
-def _without_a_launch(what: str) -> CommandResult:
-    """The signal may have come before a launch began: then the scheduler says so. Else something refused the start."""
-    reason = requeued_before_a_launch(os.environ)
+def _without_a_launch(what: str, entries: Sequence[Entry]) -> CommandResult:
+    """The signal may have come before a launch began: then the scheduler says so. An excluded node is asked to be replaced.
+
+    Else something refused the start.
+    """
+    nodes = expand_nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
+    bad = sorted(set(nodes) & set(find_excluded(entries)))
+    reason = f"{', '.join(bad)} of this job is excluded" if bad else requeued_before_a_launch(os.environ)
     return _answer(Verdict.NEW_JOB, reason) if reason else _answer(Verdict.STOP, what)
 
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,11 @@ from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse
 from chronicle.cli.options import CommandResult, JsonOption, LogsOption, RunOption, settings_from
 from chronicle.errors import UsageProblem
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import Hardware, events_of
-from chronicle.launch.admission import EXCLUDE, READMIT, find_excluded
+from chronicle.journal.entries import Entry
+from chronicle.journal.events import Hardware, LaunchStart, events_of
+from chronicle.launch.admission import EXCLUDE, READMIT, find_ever_excluded, find_excluded
 from chronicle.launch.provenance import host_name
+from chronicle.launch.slurm import exclude_from_job, start_of
 from chronicle.paths import RunPaths
 
 __all__ = [
@@ -140,4 +143,15 @@ def exclude_node(
     words = f"{'readmitted' if readmit else 'excluded'} {host}" + (f": {reason}" if reason else "")
     with JournalWriter(paths) as writer:
         entry = writer.write(Hardware.from_json(data), title=words)
-    return CommandResult(text=f"{entry.id}  {words}", data={"id": entry.id, **data})
+    told = _tell_the_scheduler(read_journal(paths).entries)
+    return CommandResult(text="\n".join([f"{entry.id}  {words}", *told]), data={"id": entry.id, **data, "scheduler": told})
+
+
+def _tell_the_scheduler(entries: Sequence[Entry]) -> list[str]:
+    """Give a job of this run that waits in SLURM's queue its `ExcNodeList`; what was done. A running job gets it at its requeue."""
+    jobs = [start_of(start.environment) for _, start in events_of(entries, LaunchStart)]
+    if not jobs or jobs[-1] is None:
+        return []
+    job = jobs[-1].job
+    problem = exclude_from_job(job, tuple(find_excluded(entries)), find_ever_excluded(entries))
+    return [f"job {job} waits, and has the list now" if not problem else f"the list is not in SLURM's queue yet: {problem}"]

@@ -251,6 +251,12 @@ def find_excluded(entries: Iterable[Entry]) -> dict[str, str]:
     return excluded
 
 
+def find_ever_excluded(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The nodes that were excluded at some time, readmitted ones included."""
+    told = (hardware for _, hardware in events_of(entries, Hardware))
+    return tuple(dict.fromkeys(one.host for one in told if one.host is not None and one.action == EXCLUDE))
+
+
 # --- Admission
 
 

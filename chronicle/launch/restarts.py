@@ -41,7 +41,7 @@ from chronicle.latest import Latest, PassedOver, Why, find_latest, find_remnants
 from chronicle.launch.admission import close_lost_launches, hold_admission
 from chronicle.launch.keeper import Killed
 from chronicle.launch.provenance import host_name
-from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_number
+from chronicle.launch.slurm import NodeIdentity, Peers, ask_job, job_of, shared_number, start_of
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.disk.durable import write_atomic
@@ -104,6 +104,7 @@ RULES: Mapping[EndCause, Rule] = {
     EndCause.STOPPED: Rule(Verdict.STOP, None, "somebody wanted it to end"),
     EndCause.PROPOSAL: Rule(Verdict.STOP, None, "a rollback is proposed: `chronicle status`"),
 }
+REQUEUED = Rule(Verdict.NEW_JOB, PATIENCE, "its job was requeued since")  # `scontrol requeue`: a TERM, and then another start
 DEFAULT_RESTARTS = 100  # of a batch script: a run of weeks in jobs of a day
 DEFAULT_CRASHES = 3
 DEFAULT_PAUSE_SECONDS = 10.0
@@ -133,6 +134,7 @@ class Attempt(NamedTuple):
     because: str
     progress: bool
     room: bool = False  # for the next save, where the disk was full
+    requeued: bool = False  # its job has been started again since, so whoever stopped it wants it to go on
 
 
 class Onward(NamedTuple):
@@ -150,6 +152,8 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
     said = f"{last.cause.value}: {rule.why}"
     if last.cause is EndCause.DISK_FULL and not last.room:
         return Onward(Verdict.STOP, f"{last.cause.value}: the next save would fail as well: free space first")
+    if last.cause is EndCause.STOPPED and last.requeued:
+        rule, said = REQUEUED, f"{last.cause.value}: {REQUEUED.why}"
     if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
         return Onward(rule.verdict, said)
     streak = 0
@@ -243,12 +247,13 @@ def settle_launch(
     newest, progress, room = None, None, False
     if causes[-1][0] is EndCause.DISK_FULL:
         room = _wait_for_room(settings, entries, say)
-    if RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
+    requeued = causes[-1][0] is EndCause.STOPPED and _requeued_since(entries, launch)
+    if requeued or RULES[causes[-1][0]].verdict in (Verdict.HERE, Verdict.NEW_JOB):
         newest = _newest_step(settings, entries, say)
         progress = newest > found.handed[-1]
     reached = (*found.handed[1:], newest if newest is not None else found.handed[-1])
     attempts = [
-        Attempt(number, cause, because, reached[place] > found.handed[place], room)
+        Attempt(number, cause, because, reached[place] > found.handed[place], room, requeued)
         for place, (number, (cause, because)) in enumerate(zip(found.launches, causes, strict=True))
     ]
     decision = decide_onward(attempts, policy)
@@ -287,6 +292,13 @@ def _newest_step(settings: Settings, entries: Sequence[Entry], say: Callable[[st
             continue
         found = max(found, -1 if newest is None or newest.step is None else newest.step)
     return found
+
+
+def _requeued_since(entries: Sequence[Entry], launch: int) -> bool:
+    """Whether this process belongs to a later start of the job in which the launch ran."""
+    own = start_of(os.environ)
+    starts = [start_of(start.environment) for entry, start in events_of(entries, LaunchStart) if entry.launch == launch]
+    return own is not None and any(one is not None and one.job == own.job and one.restart < own.restart for one in starts)
 
 
 ROOM_SECONDS = 600.0  # for somebody, or a clean-up, to free space

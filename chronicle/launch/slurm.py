@@ -32,10 +32,13 @@ __all__ = [
     "ask_node",
     "ask_past_state",
     "ask_step_alive",
+    "exclude_from_job",
+    "expand_nodes",
     "format_sbatch",
     "is_over",
     "job_of",
     "node_identity",
+    "requeue_job",
     "share_number",
     "shared_number",
     "start_of",
@@ -170,6 +173,42 @@ def ask_node(node: str, *, ask: Ask = _ask) -> NodeWord:
     return NodeWord(fields.get("State", ""), _seconds_until(fields.get("SlurmdStartTime", ""), 0.0))
 
 
+# --- Nodes that a job must not get
+
+
+def expand_nodes(listed: str, *, ask: Ask = _ask) -> tuple[str, ...]:
+    """The names in a list such as `n[1-3]`; () for an empty one, and where SLURM cannot be asked."""
+    if listed in ("", "(null)"):
+        return ()
+    answer = ask(("scontrol", "show", "hostnames", listed))
+    return tuple(answer[1].split()) if answer is not None and answer[0] == 0 else ()
+
+
+def exclude_from_job(job: str, excluded: Sequence[str], known: Sequence[str], *, ask: Ask = _ask) -> str:
+    """Tell SLURM which nodes a waiting job must not get; "" when it has them, else what it says.
+
+    `known` are all nodes that were ever excluded by us: of those only `excluded` stay, and what somebody else wrote stays too.
+    """
+    answer = ask(("scontrol", "show", "job", "--oneliner", job))
+    if answer is None or answer[0] != 0:
+        return "SLURM does not answer" if answer is None else answer[1].strip()
+    fields = dict(FIELD.findall(answer[1]))
+    if fields.get("JobState") != "PENDING":
+        return f"job {job} is {fields.get('JobState', 'not known')}: its nodes are chosen already"
+    theirs = [node for node in expand_nodes(fields.get("ExcNodeList", ""), ask=ask) if node not in known]
+    wanted = list(dict.fromkeys([*theirs, *excluded]))
+    answer = ask(("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(wanted)}"))
+    return "" if answer is not None and answer[0] == 0 else "SLURM does not answer" if answer is None else answer[1].strip()
+
+
+def requeue_job(job: str, excluded: Sequence[str], known: Sequence[str], *, ask: Ask = _ask) -> str:
+    """Put the job back into the queue, away from the excluded nodes; "" when that is done, else what SLURM says."""
+    answer = ask(("scontrol", "requeue", job))
+    if answer is None or answer[0] != 0:
+        return "SLURM does not answer" if answer is None else answer[1].strip()
+    return exclude_from_job(job, excluded, known, ask=ask) if known else ""
+
+
 # --- Several nodes of one launch
 
 
@@ -285,13 +324,11 @@ while true; do
   srun --kill-on-bad-exit=0 --wait=0 --unbuffered \\
     chronicle run --run {run}{node_flag} --grace {grace:.0f} {on_stall}{again} -- {command}
   code=$?
-  # By the cause of the end and by progress: 0 start again here, 75 requeue this job, else stop.
-  chronicle again --run {run} {again}
-  case $? in
-    0) ;;
-    75) scontrol requeue "$SLURM_JOB_ID"; exit "$code" ;;
-    *) exit "$code" ;;
-  esac
+  # By the cause of the end and by progress: 0 start again here; else stop. 75: the job is back in the queue, away from the
+  # nodes that are excluded by then; SLURM ends this script meanwhile.
+  trap '' TERM
+  chronicle again --requeue --run {run} {again} || exit "$code"
+  trap - TERM
 done
 """
 

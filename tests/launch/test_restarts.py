@@ -74,6 +74,21 @@ def test_a_full_disk_goes_on_when_there_is_room_for_the_next_save(tmp_path, monk
     assert not restarts._wait_for_room(settings, (), said.append)
 
 
+def test_a_job_that_was_requeued_by_hand_goes_on(driver, monkeypatch):
+    """`scontrol requeue` sends TERM, as a person who stops the job does; but then the job starts again."""
+    for restart in ("0", "1"):
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
+        with JournalWriter(driver.paths) as writer:
+            environment = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}
+            writer.write(LaunchStart(host=f"n{restart}", chain="slurm-7", environment=environment), launch=1 + int(restart))
+            writer.write(LaunchEnd(host=f"n{restart}", cause="stopped by a person", because="SIGTERM"), launch=1 + int(restart))
+        settings = load_settings(driver.directory, {}, run="demo")
+        settled = restarts.settle_launch(settings, "slurm-7", POLICY, lambda line: None)
+        assert settled.decision.verdict is (Verdict.NEW_JOB if restart == "1" else Verdict.STOP)
+    assert "requeued" in settled.decision.reason
+
+
 def test_every_cause_has_a_rule():
     assert set(RULES) == set(EndCause)
 
@@ -91,7 +106,7 @@ def test_the_batch_script_asks_chronicle_and_expands_variables():
     command = ["torchrun", "--rdzv-endpoint", "$HEAD:29400", "it's.py"]
     script = format_sbatch("a run", command, grace_seconds=60, nodes=2, again=("--restarts", "5"))
     assert '"$HEAD:29400"' in script and "'it'\"'\"'s.py'" in script
-    assert "chronicle again --run 'a run'" in script and "--kill-on-bad-exit=0 --wait=0" in script
+    assert "chronicle again --requeue --run 'a run'" in script and "--kill-on-bad-exit=0 --wait=0" in script
 
 
 def test_a_node_ends_a_minute_after_a_peer_failed_and_after_its_grace_where_the_peer_was_told_to_stop(tmp_path):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from chronicle.launch.processes import list_processes, read_environment, send_signal
-from chronicle.launch.slurm import format_sbatch, node_identity, share_number
+from chronicle.launch.slurm import exclude_from_job, format_sbatch, node_identity, requeue_job, share_number
 from chronicle.paths import RunPaths
 from tests.launch.driver import MARK, ROOT, free_port
 
@@ -170,6 +170,42 @@ def test_warned_job_saves_requeues_and_goes_on_as_the_second_launch(slurm, drive
     assert "resumed from the save" in driver.paths.supervisor_log(2).read_text()
 
 
+def scheduler(job="", nodes=""):
+    """A SLURM that answers from these words, and what it was asked to do."""
+    asked = []
+
+    def ask(words):
+        asked.append(" ".join(words))
+        if words[:3] == ("scontrol", "show", "hostnames"):
+            return 0, "n1\nn2\n" if words[3] == "n[1-2]" else words[3].replace(",", "\n")
+        if words[:3] == ("scontrol", "show", "job"):
+            return 0, job
+        return 0, ""
+
+    return ask, asked
+
+
+def test_excluded_nodes_go_to_a_waiting_job_and_come_back(tmp_path):
+    """What a person excluded there stays; a node that was readmitted goes."""
+    ask, asked = scheduler("JobId=7 JobState=PENDING ExcNodeList=n[1-2]")
+    assert exclude_from_job("7", ("n3",), ("n2", "n3"), ask=ask) == ""
+    assert asked[-1] == "scontrol update JobId=7 ExcNodeList=n1,n3"
+    ask, asked = scheduler("JobId=7 JobState=PENDING ExcNodeList=n3")
+    assert exclude_from_job("7", (), ("n3",), ask=ask) == ""
+    assert asked[-1] == "scontrol update JobId=7 ExcNodeList="
+    ask, asked = scheduler("JobId=7 JobState=RUNNING ExcNodeList=(null)")
+    assert "is RUNNING" in exclude_from_job("7", ("n3",), ("n3",), ask=ask) and "update" not in asked[-1]
+
+
+def test_a_requeue_leaves_excluded_nodes_out_and_asks_nothing_where_none_ever_was():
+    ask, asked = scheduler("JobId=7 JobState=PENDING ExcNodeList=(null)")
+    assert requeue_job("7", ("n2",), ("n2",), ask=ask) == ""
+    assert asked[0] == "scontrol requeue 7" and asked[-1] == "scontrol update JobId=7 ExcNodeList=n2"
+    ask, asked = scheduler()
+    assert requeue_job("7", (), (), ask=ask) == "" and asked == ["scontrol requeue 7"]
+    assert requeue_job("7", (), (), ask=lambda words: (1, "slurm_requeue error: Job is held\n")) == "slurm_requeue error: Job is held"
+
+
 def test_many_nodes_agree_on_one_launch_number(tmp_path):
     """The number is linked into place once; a number taken in vain is given back."""
     paths = RunPaths(tmp_path / "demo")
@@ -206,7 +242,7 @@ def test_batch_script_warns_early_enough_and_leaves_bad_nodes_out():
     assert "chronicle run --run 'tr 190' --node --grace 120 --restarts 5 -- torchrun 'a b.py'" in script
     stops = format_sbatch("tr", ["train"], grace_seconds=120, again=("--restarts", "5"), on_stall="stop")
     assert "chronicle run --run tr --grace 120 --on-stall stop --restarts 5 -- train" in stops
-    assert "chronicle again --run tr --restarts 5\n" in stops
+    assert "chronicle again --requeue --run tr --restarts 5 ||" in stops
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
